@@ -1,0 +1,193 @@
+"""The torch modules of the components: tensors in by position, a tuple of tensors out, upstream's submodules inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+GRID = (72, 72)
+"""Tokens of the coarsest kept feature map: 1008 / 14 on each side."""
+
+FPN_SIZES = ((288, 288), (144, 144), (72, 72), (36, 36))
+"""Feature map sizes of the neck: scale factors 4, 2, 1 and 0.5 of the grid."""
+
+
+class Trunk(nn.Module):
+    """The vision transformer alone; upstream returns a list with one feature map."""
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """[B, 3, 1008, 1008] to [B, 1024, 72, 72]."""
+        return (self.trunk(image)[-1],)
+
+
+class Neck(nn.Module):
+    """Trunk and neck; with SAM 2's second neck where the model has one."""
+
+    def __init__(self, neck: Any) -> None:
+        super().__init__()
+        self.neck = neck
+        # Upstream caches each table in eager mode; a table first made during export would leave a fake tensor behind.
+        for height, width in FPN_SIZES:
+            neck.position_encoding(torch.zeros(1, 1, height, width))
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """[B, 3, 1008, 1008] to four feature maps and four position encodings, twice if there is a SAM 2 neck."""
+        return tuple(tensor for group in self.neck(image) if group is not None for tensor in group)
+
+
+class TextEncoder(nn.Module):
+    """Token ids to prompt features and padding mask, through upstream's forward with its tokenizer bypassed."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """[B, 32] int64 to features [32, B, 256] and mask [B, 32] bool, True where padded."""
+        tokenizer = self.encoder.tokenizer
+        self.encoder.tokenizer = lambda texts, context_length: tokens
+        try:
+            mask, features, _ = self.encoder([""] * tokens.shape[0], device=tokens.device)
+        finally:
+            self.encoder.tokenizer = tokenizer
+        return features, mask
+
+
+class GeometryEncoder(nn.Module):
+    """Points and boxes to prompt tokens, the CLS token last."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(
+        self,
+        points: Tensor,
+        points_mask: Tensor,
+        point_labels: Tensor,
+        boxes: Tensor,
+        boxes_mask: Tensor,
+        box_labels: Tensor,
+        img_feats: Tensor,
+        img_pos: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """N points and M boxes to features [N + M + 1, B, 256] and mask [B, N + M + 1]; shapes as in `Activations`."""
+        from sam3.model.geometry_encoders import Prompt
+
+        prompt = Prompt(
+            box_embeddings=boxes,
+            box_mask=boxes_mask,
+            box_labels=box_labels,
+            point_embeddings=points,
+            point_mask=points_mask,
+            point_labels=point_labels,
+        )
+        return tuple(self.encoder(geo_prompt=prompt, img_feats=[img_feats], img_sizes=[GRID], img_pos_embeds=[img_pos]))
+
+
+class TransformerEncoder(nn.Module):
+    """The fusion encoder: image features attend to the prompt."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, img_feats: Tensor, img_pos: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
+        """[5184, B, 256] twice, [P, B, 256], [B, P] bool to memory [5184, B, 256]."""
+        memory = self.encoder(
+            src=[img_feats],
+            src_key_padding_mask=None,
+            src_pos=[img_pos],
+            prompt=prompt,
+            prompt_pos=torch.zeros_like(prompt),
+            prompt_key_padding_mask=prompt_mask,
+            feat_sizes=[GRID],
+        )
+        return (memory["memory"],)
+
+
+class TransformerDecoder(nn.Module):
+    """Object queries attend to each other, the prompt and the image; boxes are refined layer by layer."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, memory: Tensor, img_pos: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
+        """To hidden states [L, B, 200, 256], boxes [L, B, 200, 4], presence logits [L, B, 1] and features [1, B, 256]."""
+        batch = memory.shape[1]
+        hs, reference_boxes, presence_logits, presence_feats = self.decoder(
+            tgt=self.decoder.query_embed.weight.unsqueeze(1).repeat(1, batch, 1),
+            memory=memory,
+            memory_key_padding_mask=None,
+            pos=img_pos,
+            reference_boxes=None,
+            level_start_index=torch.zeros(1, dtype=torch.long),
+            spatial_shapes=torch.tensor([GRID]),
+            valid_ratios=torch.ones(batch, 1, 2),
+            tgt_mask=None,
+            memory_text=prompt,
+            text_attention_mask=prompt_mask,
+            apply_dac=False,
+        )
+        return hs.transpose(1, 2), reference_boxes.transpose(1, 2), presence_logits.transpose(1, 2), presence_feats
+
+
+class ScoringHead(nn.Module):
+    """Dot product of each query with the pooled prompt."""
+
+    def __init__(self, scoring: nn.Module) -> None:
+        super().__init__()
+        self.scoring = scoring
+
+    def forward(self, hs: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
+        """[L, B, 200, 256], [P, B, 256], [B, P] to logits [L, B, 200, 1]."""
+        return (self.scoring(hs, prompt, prompt_mask),)
+
+
+class BoxHead(nn.Module):
+    """Hidden states and reference boxes to boxes, as in upstream's `_update_scores_and_boxes`."""
+
+    def __init__(self, bbox_embed: nn.Module) -> None:
+        super().__init__()
+        self.bbox_embed = bbox_embed
+
+    def forward(self, hs: Tensor, reference_boxes: Tensor) -> tuple[Tensor, ...]:
+        """[L, B, 200, 256] and [L, B, 200, 4] to boxes [L, B, 200, 4] as (cx, cy, w, h) and as (x0, y0, x1, y1)."""
+        from sam3.model.box_ops import box_cxcywh_to_xyxy
+        from sam3.model.model_misc import inverse_sigmoid
+
+        boxes = (inverse_sigmoid(reference_boxes) + self.bbox_embed(hs)).sigmoid()
+        return boxes, box_cxcywh_to_xyxy(boxes)
+
+
+class SegmentationHead(nn.Module):
+    """Pixel decoder, instance masks and semantic map."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(
+        self, fpn_0: Tensor, fpn_1: Tensor, memory: Tensor, hs: Tensor, prompt: Tensor, prompt_mask: Tensor
+    ) -> tuple[Tensor, ...]:
+        """To masks [B, 200, 288, 288] and a semantic map [B, 1, 288, 288], both logits.
+
+        Upstream replaces the coarsest feature map by the encoder's memory and reads nothing but its shape.
+        """
+        coarsest = memory.permute(1, 2, 0).unflatten(2, GRID)
+        out = self.head(
+            backbone_feats=[fpn_0, fpn_1, coarsest],
+            obj_queries=hs,
+            image_ids=torch.zeros(1, dtype=torch.long),
+            encoder_hidden_states=memory,
+            prompt=prompt,
+            prompt_mask=prompt_mask,
+        )
+        return out["pred_masks"], out["semantic_seg"]

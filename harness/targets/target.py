@@ -1,0 +1,33 @@
+"""What a target is: one place to run, what this machine can do with it, and the pipeline that compiles for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class Target:
+    """One place to run.
+
+    Attributes:
+        name: Registry key, also the pytest marker.
+        summary: One line for `sam3-tvm list`.
+        tvm_target: Makes TVM's target, with this machine's features where they matter.
+        pipeline: The pass that turns an imported module into one that is ready for code generation.
+        compile_problem: None if this machine can compile for the target, otherwise the reason in one sentence.
+        run_problem: None if this machine can run it, otherwise the reason in one sentence.
+        device: TVM's device to run on.
+    """
+
+    name: str
+    summary: str
+    tvm_target: Callable[[], tvm.target.Target]
+    pipeline: Callable[[tvm.target.Target], tvm.transform.Pass]
+    compile_problem: Callable[[], str | None]
+    run_problem: Callable[[], str | None]
+    device: Callable[[], tvm.runtime.Device]
