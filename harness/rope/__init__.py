@@ -1,0 +1,18 @@
+"""Strategies: ways to get rotary position encoding (complex64 upstream) through the compiler, one file each."""
+
+from __future__ import annotations
+
+from harness.rope.none import NONE
+from harness.rope.real import REAL
+from harness.rope.strategy import Strategy
+
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        NONE,
+        REAL,
+    )
+}
+"""Every strategy by name, in the order in which they are listed; a new one is one file and one line here."""
+
+__all__ = ["STRATEGIES", "Strategy"]
