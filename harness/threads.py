@@ -1,0 +1,116 @@
+"""How many CPUs this process may use, and making TVM and torch use that many.
+
+TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many virtual
+machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is what it obeys, as
+long as it is set before that first loop; `runtime.config_threadpool` can only lower the number, and not once the pool runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+VARIABLE = "TVM_NUM_THREADS"
+
+
+def usable_cpus() -> int:
+    """Number of CPUs that this process may keep busy: its affinity mask, limited by the quota of its control group."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota()
+    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+
+def cgroup_quota(root: Path = Path("/")) -> float | None:
+    """CPUs' worth of time that the control groups of this process grant (the smallest of all levels), None if unlimited.
+
+    Args:
+        root: Where `proc` and `sys` are; the file system's root except in tests.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if hierarchy == "0":
+            quotas += _quotas(root / "sys/fs/cgroup", group, _quota_v2)
+        elif "cpu" in controllers.split(","):
+            quotas += _quotas(root / "sys/fs/cgroup/cpu", group, _quota_v1)
+    return min(quotas, default=None)
+
+
+def configure_threads(count: int | None = None) -> int:
+    """Makes TVM, torch and OpenMP libraries use `count` threads (by default every usable CPU); returns that number.
+
+    Call it before the first parallel loop runs; child processes inherit the setting.
+
+    Raises:
+        HarnessError: `count` is not positive.
+    """
+    if count is None:
+        count = usable_cpus()
+    if count < 1:
+        raise HarnessError(f"cannot run on {count} threads: give 1 or more")
+    os.environ[VARIABLE] = str(count)
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    if (torch := sys.modules.get("torch")) is not None:  # otherwise it reads OMP_NUM_THREADS when it is imported
+        torch.set_num_threads(count)
+    return count
+
+
+def tvm_threads() -> int:
+    """Number of threads that a parallel loop of TVM really runs on, counted by running one.
+
+    It starts the pool of the calling thread: whoever only wants to know how a fresh process would fare asks in one.
+    """
+    import ctypes
+
+    import tvm  # noqa: F401  (loads the runtime library with its symbols visible)
+
+    seen: list[int] = []
+    task = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+    @task
+    def note_thread(_index: int, _group: int | None, _data: int | None) -> int:
+        seen.append(threading.get_native_id())
+        return 0
+
+    # The function that compiled parallel loops call, from TVM's c_backend_api.h; 0 tasks stands for all threads.
+    launch = ctypes.CDLL(None).TVMBackendParallelLaunch
+    launch.argtypes = [task, ctypes.c_void_p, ctypes.c_int]
+    launch.restype = ctypes.c_int
+    if launch(note_thread, None, 0) != 0:
+        raise RuntimeError("TVM could not launch a parallel loop")
+    return len(set(seen))
+
+
+def _quotas(mount: Path, group: str, read: Callable[[Path], float | None]) -> list[float]:
+    """Quotas of a group and of its ancestors; in a container the group's path may not exist below the mount."""
+    directory = mount / group.lstrip("/")
+    levels = [directory, *directory.parents]
+    return [quota for level in levels if level.is_relative_to(mount) and (quota := read(level)) is not None]
+
+
+def _quota_v2(level: Path) -> float | None:
+    try:
+        quota, period = (level / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(level: Path) -> float | None:
+    try:
+        quota = int((level / "cpu.cfs_quota_us").read_text())
+        period = int((level / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 and period > 0 else None
