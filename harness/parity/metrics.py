@@ -1,0 +1,230 @@
+"""How far one array is from another: pure NumPy, float64 arithmetic, in chunks so that memory stays small.
+
+Notation: `a` is what the compiled model returned, `r` PyTorch eager fp32, `o` the float64 oracle; they have one shape.
+Elements that are NaN or infinite on any of the compared sides are left out of every sum and maximum; the masks
+themselves are compared by `mask_mismatches`, before any value is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+ATOL = 1e-5
+"""Absolute part of the strict gate."""
+RTOL = 1e-5
+"""Relative part of the strict gate."""
+FLOOR_EPS = 4
+"""How many units of fp32 rounding PyTorch is always granted: the floor under its error in `r_rms` and `r_inf`."""
+
+_CHUNK = 1 << 18  # 2 MiB of float64: a handful of temporaries of this size stay in the last-level cache
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Error of `a` against `r`; floats are NaN where there is no element to measure.
+
+    Attributes:
+        elements: Number of elements.
+        outside: Elements that violate |a - r| ≤ ATOL + RTOL·|r|, and those that are NaN or infinite on one side only.
+        max_abs, mean_abs: Largest and mean |a - r|.
+        max_rel: Largest |a - r| / |r| over the elements where r ≠ 0 (those where r = 0 are seen by `max_abs`).
+        required_tolerance: Smallest t for which |a - r| ≤ t + t·|r| everywhere; inf where the NaN/Inf masks differ.
+        sqnr_db: 10·log10(Σ|r|² / Σ|a - r|²), inf where equal.
+    """
+
+    elements: int
+    outside: int
+    max_abs: float
+    mean_abs: float
+    max_rel: float
+    required_tolerance: float
+    sqnr_db: float
+
+
+@dataclass(frozen=True)
+class OracleRatio:
+    """Error of `a` against the float64 oracle in units of PyTorch's own; see `oracle_ratio`."""
+
+    r_rms: float
+    r_inf: float
+
+
+def is_exact(dtype: np.dtype[Any]) -> bool:
+    """Whether values of this dtype must be equal (integers and booleans) instead of close."""
+    return dtype.kind in "biu"
+
+
+def _flat(array: Array) -> Array:
+    """One dimension, C order; a view wherever the memory allows it."""
+    return array.reshape(-1)
+
+
+def _wide(chunk: Array) -> Array:
+    """The chunk in float64, or complex128 if it is complex; booleans, bfloat16 and friends included."""
+    wide: Array = chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
+    return wide
+
+
+def _chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    flat = [_flat(array) for array in arrays]
+    for start in range(0, flat[0].size, _CHUNK):
+        yield tuple(_wide(array[start : start + _CHUNK]) for array in flat)
+
+
+def _same_specials(a: Array, r: Array) -> Array:
+    """Where both are finite, both NaN, or both the same infinity (per real and imaginary part)."""
+    if a.dtype.kind == "c" or r.dtype.kind == "c":
+        return _same_specials(np.real(a), np.real(r)) & _same_specials(np.imag(a), np.imag(r))
+    same: Array = np.isfinite(a) & np.isfinite(r)
+    same |= np.isnan(a) & np.isnan(r)
+    same |= np.isinf(a) & (a == r)
+    return same
+
+
+def mask_mismatches(a: Array, r: Array) -> int:
+    """Number of elements that are NaN, +inf or -inf on one side and something else on the other."""
+    if is_exact(a.dtype) and is_exact(r.dtype):
+        return 0
+    return sum(int(np.count_nonzero(~_same_specials(x, y))) for x, y in _chunks(a, r))
+
+
+def finite_elements(a: Array) -> int:
+    """Number of elements that are neither NaN nor infinite."""
+    return sum(int(np.count_nonzero(np.isfinite(x))) for (x,) in _chunks(a))
+
+
+def difference(a: Array, r: Array) -> Difference:
+    """Measures `a` against `r`, arrays of one shape and any real, complex, integer or boolean dtype.
+
+    The required tolerance is max |a - r| / (1 + |r|), rounded up a little so that it really passes when it is used.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    _require_same_shape(a, r)
+    outside = compared = mismatches = 0
+    max_abs = sum_abs = max_rel = tolerance = signal = noise = 0.0
+    with np.errstate(all="ignore"):
+        for x, y in _chunks(a, r):
+            same = _same_specials(x, y)
+            finite = np.isfinite(x) & np.isfinite(y)
+            if not finite.all():
+                x, y = x[finite], y[finite]
+            mismatches += int(np.count_nonzero(~same))
+            size = np.abs(y)
+            error = np.abs(x - y)
+            outside += int(np.count_nonzero(error > ATOL + RTOL * size))
+            if not error.size:
+                continue
+            compared += error.size
+            sum_abs += float(error.sum())
+            max_abs = max(max_abs, float(error.max()))
+            tolerance = max(tolerance, float((error / (1.0 + size)).max()))
+            nonzero = size > 0
+            if nonzero.any():
+                max_rel = max(max_rel, float((error[nonzero] / size[nonzero]).max()))
+            signal += float(np.square(size).sum())
+            noise += float(np.square(error).sum())
+    if tolerance > 0:
+        tolerance = max(tolerance * (1 + 4 * sys.float_info.epsilon), math.nextafter(tolerance, math.inf))
+    nothing = compared == 0
+    return Difference(
+        elements=a.size,
+        outside=outside + mismatches,
+        max_abs=math.nan if nothing else max_abs,
+        mean_abs=math.nan if nothing else sum_abs / compared,
+        max_rel=math.nan if nothing else max_rel,
+        required_tolerance=math.inf if mismatches else (math.nan if nothing else tolerance),
+        sqnr_db=math.nan if nothing else _decibel(signal, noise),
+    )
+
+
+def unequal(a: Array, r: Array) -> int:
+    """Number of elements that differ, compared in their own dtype: what integers and booleans are judged by."""
+    _require_same_shape(a, r)
+    x, y = _flat(a), _flat(r)
+    parts = [slice(start, start + _CHUNK) for start in range(0, x.size, _CHUNK)]
+    return sum(int(np.count_nonzero(x[part] != y[part])) for part in parts)
+
+
+def bitwise_different(a: Array, b: Array) -> int:
+    """Number of elements whose bits differ; two NaNs are the same whatever their payload, -0 and +0 are not."""
+    _require_same_shape(a, b)
+    if a.dtype != b.dtype:
+        return a.size
+    count = 0
+    x, y = _flat(a), _flat(b)
+    for start in range(0, x.size, _CHUNK):
+        p, q = x[start : start + _CHUNK], y[start : start + _CHUNK]
+        if p.tobytes() == q.tobytes():
+            continue
+        width = p.dtype.itemsize
+        bits_p = np.ascontiguousarray(p).view(np.uint8).reshape(-1, width)
+        bits_q = np.ascontiguousarray(q).view(np.uint8).reshape(-1, width)
+        differ = (bits_p != bits_q).any(axis=1)
+        if not is_exact(p.dtype):
+            differ &= ~(np.isnan(p) & np.isnan(q))
+        count += int(np.count_nonzero(differ))
+    return count
+
+
+def oracle_ratio(a: Array, r: Array, o: Array) -> OracleRatio:
+    """Error against the oracle relative to PyTorch's own (design.md, "Parity").
+
+    With e(x) = x - o: r_rms = rms(e(a)) / max(rms(e(r)), 4·eps·rms(o)), r_inf likewise with the largest magnitude; eps
+    is fp32's. Below 1 means that the compiled code is more accurate than PyTorch. Where both denominators vanish
+    (o = r = 0) the ratio is 0 if a is exact too, otherwise inf. NaN where no element is finite on all three sides.
+    """
+    _require_same_shape(a, r)
+    _require_same_shape(a, o)
+    eps = float(np.finfo(np.float32).eps)
+    count = 0
+    square_a = square_r = square_o = max_a = max_r = max_o = 0.0
+    with np.errstate(all="ignore"):
+        for x, y, z in _chunks(a, r, o):
+            finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
+            if not finite.all():
+                x, y, z = x[finite], y[finite], z[finite]
+            if not z.size:
+                continue
+            count += z.size
+            error_a, error_r, size = np.abs(x - z), np.abs(y - z), np.abs(z)
+            square_a += float(np.square(error_a).sum())
+            square_r += float(np.square(error_r).sum())
+            square_o += float(np.square(size).sum())
+            max_a = max(max_a, float(error_a.max()))
+            max_r = max(max_r, float(error_r.max()))
+            max_o = max(max_o, float(size.max()))
+    if count == 0:
+        return OracleRatio(math.nan, math.nan)
+    rms_a, rms_r, rms_o = (math.sqrt(square / count) for square in (square_a, square_r, square_o))
+    return OracleRatio(
+        r_rms=_ratio(rms_a, max(rms_r, FLOOR_EPS * eps * rms_o)),
+        r_inf=_ratio(max_a, max(max_r, FLOOR_EPS * eps * max_o)),
+    )
+
+
+def _ratio(error: float, scale: float) -> float:
+    if scale > 0:
+        return error / scale
+    return 0.0 if error == 0 else math.inf
+
+
+def _decibel(signal: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
+
+
+def _require_same_shape(a: Array, b: Array) -> None:
+    if a.shape != b.shape:
+        raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
