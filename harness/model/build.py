@@ -1,0 +1,97 @@
+"""The SAM 3 image model, built by upstream's own builder, with seeded or loaded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.model.checkpoints import load_checkpoint
+from harness.model.patches.patch import replaced
+from harness.model.scales import scaled
+from harness.model.upstream import upstream
+from harness.model.weights import seed_weights
+
+if TYPE_CHECKING:
+    import torch
+
+FEATURE_SIZES = (288, 144, 72, 36)
+"""Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
+
+
+def build_model(
+    scale: str,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    *,
+    interactive: bool = False,
+    allow_partial: bool = False,
+) -> Any:
+    """Builds SAM 3's image model: fp32, on the CPU, in evaluation mode, without gradients.
+
+    Args:
+        scale: A key of `harness.model.scales.SCALES`.
+        seed: Seed of the weights; the same values at every scale.
+        checkpoint: File to load the weights from instead; what a partial load leaves out stays seeded.
+        interactive: Whether to add upstream's SAM 2 neck and interactive predictor.
+        allow_partial: Whether a checkpoint may lack, or have besides, some of the model's tensors.
+
+    Returns:
+        `sam3.model.sam3_image.Sam3Image`. Run and export it inside `upstream()`.
+
+    Raises:
+        HarnessError: for an unknown scale, a checkpoint that cannot be loaded, or a missing package.
+    """
+    with upstream():
+        model = _build(scale, interactive)
+        if checkpoint is None:
+            seed_weights(model, seed)
+        else:
+            missing = load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial)
+            seed_weights(model, seed, missing)
+        _fill_position_cache(model)
+    return model.requires_grad_(False)
+
+
+def _build(scale: str, interactive: bool) -> torch.nn.Module:
+    import torch
+    from sam3.model_builder import build_sam3_image_model
+
+    with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]):
+        model: torch.nn.Module = build_sam3_image_model(
+            device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
+        )
+    return model
+
+
+@contextmanager
+def _without_initialisation() -> Iterator[None]:
+    """Skips upstream's random initialisation, a minute of work whose result is overwritten."""
+    import sam3.model.vitdet
+    import torch
+
+    def keep(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    with ExitStack() as stack:
+        for name in vars(torch.nn.init):
+            if name.endswith("_") and not name.startswith("_"):
+                stack.enter_context(replaced(torch.nn.init, name, keep))
+        stack.enter_context(replaced(sam3.model.vitdet, "trunc_normal_", keep))
+        yield
+
+
+def _fill_position_cache(model: Any) -> None:
+    """Computes the position encodings that the model will use, once.
+
+    Upstream precomputes them for a patch size of 16 (sizes that SAM 3 never has) and fills its cache at the first run;
+    a first run under torch.export would leave a tensor without values in it.
+    """
+    import torch
+
+    encoding = model.backbone.vision_backbone.position_encoding
+    encoding.cache.clear()
+    for size in FEATURE_SIZES:
+        encoding(torch.zeros(1, 1, size, size))
+        encoding.cache[size, size] = encoding.cache[size, size].clone().detach()
