@@ -68,6 +68,9 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     # Residual branches stay small against the stream that 32 (24) of them add up to.
     (r".*\.trunk\.blocks\.\d+\.(attn\.proj|mlp\.fc2)\.weight", _gain(0.35)),
     (r".*\.resblocks\.\d+\.(attn\.out_proj|mlp\.c_proj)\.weight", _gain(0.35)),
+    (r"(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.4)),
+    # What all 200 queries get alike from attention must not drown what tells them apart.
+    (r"transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.3)),
     (r".*\.token_embedding\.weight", Distribution(std=0.5)),
     (r".*\.(pos_embed|positional_embedding)", Distribution(std=0.3)),
     # Layers before a ReLU keep the variance (He et al. 2015).
