@@ -1,0 +1,43 @@
+"""From an exported program to a Relax module, with every known defect of TVM's importer worked around."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    import tvm
+
+
+def import_program(program: torch.export.ExportedProgram) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    """Imports an exported program.
+
+    Args:
+        program: From `export_program`; it is not changed.
+
+    Returns:
+        The module and its parameters. The module's `main` takes the user inputs in order (their number is its attribute
+        `num_input`), then every weight, buffer and constant tensor that the graph reads; the values of the latter are
+        returned by name in the order of the parameters, sharing memory with the program where they are contiguous.
+        Constants of one element are bound into the module. `main` returns a tuple of the outputs in order.
+
+    Raises:
+        NotImplementedError: A dtype that TVM's importer does not know, such as complex64 (its own message).
+        AssertionError: An operator that it does not know, named in the message.
+    """
+    from tvm.relax.frontend.torch import from_exported_program
+
+    from harness.frontend.defects import DEFECTS
+    from harness.frontend.lifting import lift_constants, parameter_values
+
+    program = lift_constants(program.run_decompositions())
+    for defect in DEFECTS:
+        for graph_pass in defect.passes:
+            graph_pass(program.graph_module)
+    converters = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
+    module = from_exported_program(
+        program, keep_params_as_input=True, run_ep_decomposition=False, custom_convert_map=converters
+    )
+    module["main"] = module["main"].without_attr("params")
+    return module, parameter_values(program)

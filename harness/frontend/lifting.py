@@ -1,0 +1,72 @@
+"""Makes every tensor that the graph reads an input of it, so that weights and tables stay out of the compiled code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LARGEST_BOUND = 1
+"""Constants up to this many elements stay constants, so that the compiler can fold and inline them."""
+
+
+def lift_constants(program: ExportedProgram) -> ExportedProgram:
+    """Returns a program whose weights, buffers and constants are all parameters, without those that nothing reads.
+
+    Without this, TVM's importer embeds buffers and constants (position encodings, RoPE tables) in the module.
+    The result has its own graph, which may be rewritten; the tensors are shared with `program`.
+    """
+    module = torch.fx.GraphModule(program.graph_module, _copy(program.graph_module.graph))
+    placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
+    returned = {spec.arg.name for spec in program.graph_signature.output_specs if hasattr(spec.arg, "name")}
+    specs, values, bound = [], {}, {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            specs.append(spec)
+            continue
+        node = placeholders[spec.arg.name]
+        if not node.users and node.name not in returned:
+            module.graph.erase_node(node)
+            continue
+        value = program.state_dict[spec.target] if spec.target in program.state_dict else program.constants[spec.target]
+        if spec.kind is InputKind.CONSTANT_TENSOR and value.numel() <= _LARGEST_BOUND:
+            specs.append(spec)
+            bound[spec.target] = value
+        else:
+            specs.append(replace(spec, kind=InputKind.PARAMETER, persistent=None))
+            values[spec.target] = _parameter(value)
+    module.recompile()
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=replace(program.graph_signature, input_specs=specs),
+        state_dict=values,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        constants=bound,
+        verifiers=program.verifiers,
+    )
+
+
+def parameter_values(program: ExportedProgram) -> dict[str, np.ndarray]:
+    """The values of a lifted program's parameters, by name, in the order of the imported function's inputs."""
+    return {name: value.detach().contiguous().numpy() for name, value in program.named_parameters()}
+
+
+def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
+    copied = torch.fx.Graph()
+    output = copied.graph_copy(graph, {}, return_output_node=True)
+    assert isinstance(output, tuple)
+    value, node = output
+    copied.output(value).meta.update(node.meta)
+    return copied
+
+
+def _parameter(value: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(value.detach(), requires_grad=False)

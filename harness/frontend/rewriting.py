@@ -1,0 +1,38 @@
+"""Small tools for passes over a decomposed fx graph: insert calls with their metadata, replace operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+
+def calls(module: GraphModule, *targets: Callable[..., Any]) -> Iterator[Node]:
+    """The nodes that call one of `targets`, in order; the graph may be changed meanwhile."""
+    wanted = set(targets)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in wanted:
+            yield node
+
+
+def value_of(node: Node) -> torch.Tensor:
+    """The fake tensor that stands for a node's result: its shape and dtype are what PyTorch would return."""
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def insert(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    """Inserts a call before a node, with the fake result in its metadata."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
+    fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
+    node.meta["val"] = target(*fake_args, **fake_kwargs)
+    return node
+
+
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
