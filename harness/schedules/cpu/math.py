@@ -15,7 +15,6 @@ expression once per coefficient.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -42,36 +41,19 @@ _EXP = (0.49999994, 0.166665152, 0.041668456, 0.00836941879, 0.00138131483)
 _ERF_SMALL_LIMIT = 0.875
 _ERF_ONE = 4.0
 """From 3.92 on erf rounds to 1."""
-_ERF_SMALL = (1.12837911, -0.376125515, 0.112824552, -0.0267914627, 0.00503218174, -0.00062032562)
-"""erf(x)/x in x² on |x| ≤ 0.875; relative error 2⁻²⁶·⁸."""
+_ERF_SMALL = (0.128379166, -0.376126349, 0.11283733, -0.0268615838, 0.00520674745, -0.000821110443, 8.67539493e-05)
+"""erf(x)/x - 1 in x² on |x| ≤ 0.875; relative error 2⁻³² of erf."""
 _ERF_LARGE = (0.000133577414, 1.12793612, 0.636737227, 0.104327485, -0.0224202089, 0.00309228967, -0.000200995943)
 """-ln(1 - erf(x)) in x on 0.875 ≤ x ≤ 4; relative error of erf 2⁻²⁹."""
 
+_GELU_SMALL_LIMIT = 1.0
+_GELU_SMALL = (0.398942262, -0.0664902776, 0.00997286104, -0.00118529494, 0.00011246535, -7.28642681e-06)
+"""(Φ(x) - ½)/x in x² on |x| ≤ 1; relative error 2⁻²⁹ of Φ."""
+_TAIL_END = 14.4
+"""From here on the tail of GELU rounds to zero."""
 _TAIL_SCALE = 0.25
-_TAIL = (
-    0.0998324081,
-    0.0979306847,
-    0.107865773,
-    0.0170643087,
-    0.238476723,
-    -0.258237809,
-    0.341415852,
-    -0.174483106,
-    0.0301351696,
-)
-"""½·erfc(a/√2)·exp(a²/2)/t in t = 1/(1 + a/4) on 0 ≤ a ≤ 14.5; relative error 2⁻²⁵·⁹·(1 + a²/8)."""
-
-_SQRT_HALF_BITS = 0x3F3504F3
-_LOG = (0.333333313, -0.250008196, 0.200012282, -0.166233584, 0.142017335, -0.131601423, 0.127617151, -0.0763476267)
-"""(ln(1+f) - f + f²/2)/f³ on √½ ≤ 1+f ≤ √2; relative error 2⁻²⁷ of ln(1+f)."""
-
-_SIN = (-0.166666552, 0.00833217334, -0.000195166562)
-"""(sin r - r)/r³ in r² on |r| ≤ π/4; relative error 2⁻²⁸."""
-_COS = (0.0416666456, -0.00138873619, 2.44377297e-05)
-"""(cos r - 1 + r²/2)/r⁴ in r² on |r| ≤ π/4; error 2⁻³³."""
-_HALF_PI_PARTS = (1.5703125, 4.837512969970703125e-4, 7.54953362047672271728515625e-8, 2.56334407e-12)
-"""π/2 in parts of 11 bits (the last of 24): their products with up to 2¹³ are exact even without fma."""
-_TRIGONOMETRIC_LIMIT = 6.0e6
+_TAIL = (0.188821286, 0.303948194, 0.387137413, 0.373063385, 0.241559058, 0.059634313, -0.0546808951, -0.0440475382)
+"""½·erfc(a/√2)·exp(a²/2)/t in t - ½ with t = 1/(1 + a/4) on 1 ≤ a ≤ 14.5; relative error 2⁻²⁶·⁹·(1 + a²/8)."""
 
 
 def _f32(value: float) -> PrimExpr:
@@ -171,12 +153,12 @@ def erf(x: PrimExpr) -> PrimExpr:
 
     def with_x(x: PrimExpr) -> PrimExpr:
         def with_square(s: PrimExpr) -> PrimExpr:
-            small = x * _polynomial(s, _ERF_SMALL)
+            small = _fma(x, _polynomial(s, _ERF_SMALL), x)
 
             def with_magnitude(a: PrimExpr) -> PrimExpr:
                 exponent = _f32(0.0) - _polynomial(a, _ERF_LARGE)
                 large = _f32(1.0) - _let(exponent, _exp_reduced, "exponent")
-                signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
+                signed = _let(large, lambda v: tirx.Select(x < _f32(0.0), _f32(0.0) - v, v), "large")
                 return tirx.Select(tirx.abs(x) < _f32(_ERF_SMALL_LIMIT), small, signed)
 
             return _let(_clamp(tirx.abs(x), 0.0, _ERF_ONE), with_magnitude, "a")
@@ -189,120 +171,25 @@ def erf(x: PrimExpr) -> PrimExpr:
 def gelu(x: PrimExpr) -> PrimExpr:
     """x·Φ(x), the erf form of GELU, without cancellation in the negative tail.
 
-    gelu(x) = max(x, 0) - |x|·Q(|x|) with Q(a) = ½·erfc(a/√2) = exp(-a²/2)·P(1/(1 + a/4)), so that the relative error stays within
-    2 ULP for x > -1 and grows only with the conditioning of the tail (at most 1 + x²/2 ULP), where ½·x·(1 + erf(x/√2)) loses
-    every digit below x = -5.
+    For |x| < 1 it is x·(½ + x·P(x²)), beyond max(x, 0) - |x|·Q(|x|) with Q(a) = ½·erfc(a/√2) = exp(-a²/2)·t·P(t - ½) and
+    t = 1/(1 + a/4). Within 3 ULP for x > -1 and 8 ULP below, where ½·x·(1 + erf(x/√2)) loses every digit from x = -5 on.
+    gelu(inf) = inf; gelu(-inf) = 0, the limit, where PyTorch computes -inf·0 = NaN.
     """
 
     def with_x(x: PrimExpr) -> PrimExpr:
         def with_magnitude(a: PrimExpr) -> PrimExpr:
             def with_square(s: PrimExpr) -> PrimExpr:
-                # What a·a lost in rounding, put back into the exponent.
+                small = x * _fma(x, _polynomial(s, _GELU_SMALL), _f32(0.5))
+                # What a·a lost in rounding goes back into the exponent.
                 lost = _fma(a, a, _f32(0.0) - s)
                 bell = _let(s * _f32(-0.5), lambda e: _exp_reduced(e, lost * _f32(-0.5)), "e")
                 t = _f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0))
-                tail = _let(t, lambda t: a * bell * t * _polynomial(t, _TAIL), "q")
-                # Where x is +inf the clamp keeps the tail finite; at -inf PyTorch's own -inf·0 is NaN, the limit is -0.
-                return tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail
+                tail = _let(t, lambda t: a * t * _polynomial(t - _f32(0.5), _TAIL) * bell, "t")
+                large = tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail
+                return tirx.Select(a < _f32(_GELU_SMALL_LIMIT), small, large)
 
             return _let(a * a, with_square, "s")
 
-        return _let(_clamp(tirx.abs(x), 0.0, 14.4), with_magnitude, "a")
+        return _let(_clamp(tirx.abs(x), 0.0, _TAIL_END), with_magnitude, "a")
 
     return _let(x, with_x, "x")
-
-
-def _log_parts(x: PrimExpr, body: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]) -> PrimExpr:
-    """Splits x = 2ᵉ·(1 + f) with √½ ≤ 1 + f < √2 and passes e, f and ln(1 + f) - f to `body`; then the special values."""
-
-    def with_x(x: PrimExpr) -> PrimExpr:
-        subnormal = x < _f32(1.17549435e-38)
-
-        def with_bits(b: PrimExpr) -> PrimExpr:
-            # Shifted so that the exponent field changes at √½ instead of at 1.
-            shifted = b - _i32(_SQRT_HALF_BITS)
-
-            def with_shifted(k: PrimExpr) -> PrimExpr:
-                e = tirx.Cast("float32", tirx.shift_right(k, _i32(23)))
-                e = e - tirx.Select(subnormal, _f32(23.0), _f32(0.0))
-                mantissa = tirx.bitwise_and(k, _i32(0x007FFFFF)) + _i32(_SQRT_HALF_BITS)
-
-                def with_e(e: PrimExpr) -> PrimExpr:
-                    def with_f(f: PrimExpr) -> PrimExpr:
-                        def with_square(s: PrimExpr) -> PrimExpr:
-                            y = _fma(s, _f32(-0.5), s * f * _polynomial(f, _LOG))
-                            return _let(y, lambda y: body(e, f, y), "y")
-
-                        return _let(f * f, with_square, "s")
-
-                    return _let(_from_bits(mantissa) - _f32(1.0), with_f, "f")
-
-                return _let(e, with_e, "e")
-
-            return _let(shifted, with_shifted, "k")
-
-        result = _let(_bits(tirx.Select(subnormal, x * _f32(8388608.0), x)), with_bits, "b")
-        infinite = tirx.Select(x < _f32(math.inf), result, x)  # inf and NaN map to themselves
-        negative = tirx.Select(x < _f32(0.0), _f32(math.nan), infinite)
-        return tirx.Select(tirx.EQ(x, _f32(0.0)), _f32(-math.inf), negative)
-
-    return _let(x, with_x, "x")
-
-
-def log(x: PrimExpr) -> PrimExpr:
-    """The natural logarithm within 1 ULP; log(0) = -inf, NaN for negative x, subnormal x included."""
-    return _log_parts(
-        x, lambda e, f, y: _fma(e, _f32(_LN2_HIGH), f + _fma(e, _f32(_LN2_LOW), y))
-    )
-
-
-def log2(x: PrimExpr) -> PrimExpr:
-    """The logarithm to base 2 within 2 ULP, exact at powers of two; special values as in `log`."""
-    # log2(e) = 1 + 0.4427 keeps the leading term f free of a rounding.
-    extra = _f32(_LOG2_E - 1.0)
-    return _log_parts(x, lambda e, f, y: e + (f + (y + _fma(f, extra, y * extra))))
-
-
-def _sine(x: PrimExpr, quarter: int) -> PrimExpr:
-    """sin(x + quarter·π/2)."""
-
-    def with_x(x: PrimExpr) -> PrimExpr:
-        def with_shifted(shifted: PrimExpr) -> PrimExpr:
-            def with_integer(n: PrimExpr) -> PrimExpr:
-                r = x
-                for part in _HALF_PI_PARTS:
-                    r = _fma(n, _f32(-part), r)
-
-                def with_remainder(r: PrimExpr) -> PrimExpr:
-                    def with_square(s: PrimExpr) -> PrimExpr:
-                        sine = _fma(r * s, _polynomial(s, _SIN), r)
-                        cosine = _fma(s * s, _polynomial(s, _COS), _fma(s, _f32(-0.5), _f32(1.0)))
-
-                        def with_quadrant(q: PrimExpr) -> PrimExpr:
-                            odd = tirx.NE(tirx.bitwise_and(q, _i32(1)), _i32(0))
-                            chosen = tirx.Select(odd, cosine, sine)
-                            sign = tirx.shift_left(tirx.bitwise_and(q, _i32(2)), _i32(30))
-                            return _from_bits(tirx.bitwise_xor(_bits(chosen), sign))
-
-                        return _let(_bits(shifted) + _i32(quarter), with_quadrant, "q")
-
-                    return _let(r * r, with_square, "s")
-
-                return _let(r, with_remainder, "r")
-
-            return _let(shifted - _f32(_SHIFTER), with_integer, "n")
-
-        value = _let(_fma(x, _f32(2.0 / math.pi), _f32(_SHIFTER)), with_shifted, "shifted")
-        return tirx.Select(tirx.abs(x) <= _f32(_TRIGONOMETRIC_LIMIT), value, _f32(math.nan))
-
-    return _let(x, with_x, "x")
-
-
-def sin(x: PrimExpr) -> PrimExpr:
-    """The sine: error at most 1e-7 for |x| ≤ 1e4 (2 ULP for |x| ≤ 100); NaN beyond 6e6, where the reduction has no digits left."""
-    return _sine(x, 0)
-
-
-def cos(x: PrimExpr) -> PrimExpr:
-    """The cosine; the same bounds as `sin`."""
-    return _sine(x, 1)
