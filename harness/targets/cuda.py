@@ -1,0 +1,150 @@
+"""Target `cuda`: NVIDIA GPUs.
+
+The architecture is that of the device present, or `SAM3_TVM_CUDA_ARCH`, or sm_90.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import HarnessError
+from harness.targets.gpu import gpu_pipeline
+from harness.targets.target import Target
+
+if TYPE_CHECKING:
+    import tvm
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
+"""What the tests compile for: A100, RTX 30, RTX 40 and L40, H100."""
+
+ARCHITECTURE_VARIABLE = "SAM3_TVM_CUDA_ARCH"
+
+
+def architecture() -> str:
+    """The architecture to compile for.
+
+    Raises:
+        HarnessError: `SAM3_TVM_CUDA_ARCH` does not name one.
+    """
+    import tvm
+
+    chosen = os.environ.get(ARCHITECTURE_VARIABLE)
+    if chosen:
+        if not chosen.startswith("sm_") or not chosen[3:].rstrip("af").isdigit():
+            raise HarnessError(f"{ARCHITECTURE_VARIABLE}={chosen}: not an architecture, give for instance sm_90")
+        return chosen
+    if tvm.cuda().exist:
+        return "sm_" + str(tvm.cuda().compute_version).replace(".", "")
+    return "sm_90"
+
+
+def cuda_target() -> tvm.target.Target:
+    """TVM's target for `architecture()`, with the CPU of this machine as host."""
+    import tvm
+
+    from harness.targets.llvm import host_cpu
+
+    install_compiler()
+    return tvm.target.Target(
+        {
+            "kind": "cuda",
+            "arch": architecture(),
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 49152,
+            "thread_warp_size": 32,
+            "host": {"kind": "llvm", "mcpu": host_cpu()},
+        }
+    )
+
+
+def cuda_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+    """DLight's GPU schedules."""
+    return gpu_pipeline(target)
+
+
+def find_nvcc() -> Path | None:
+    """The CUDA compiler: on the PATH, below CUDA_PATH or CUDA_HOME, or in /usr/local/cuda."""
+    on_path = shutil.which("nvcc")
+    if on_path:
+        return Path(on_path)
+    homes = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+
+
+def install_compiler() -> None:
+    """Lets TVM compile CUDA source by `compile_source`, in place of its own way through NVRTC with --use_fast_math."""
+    import tvm_ffi
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
+
+
+def compile_source(source: str) -> bytes:
+    """Compiles CUDA source for the current target's architecture with nvcc, without fast math; returns a cubin.
+
+    Fast math would turn divisions, square roots and exponentials into approximations, and subnormal numbers into zero.
+
+    Raises:
+        RuntimeError: nvcc is missing, or rejects the source.
+    """
+    import subprocess
+    import tempfile
+
+    import tvm
+
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError("nvcc was not found")
+    target = tvm.target.Target.current(allow_none=True)
+    arch = str(target.attrs["arch"]) if target is not None and "arch" in target.attrs else architecture()
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-cuda-") as name:
+        code, binary = Path(name) / "kernels.cu", Path(name) / "kernels.cubin"
+        code.write_text(source)
+        command = [str(nvcc), "--cubin", f"-arch={arch}", "-O3", "--expt-relaxed-constexpr", "-o", str(binary), str(code)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"nvcc rejected the generated kernels: {done.stdout}{done.stderr}")
+        return binary.read_bytes()
+
+
+def compile_problem() -> str | None:
+    """Why this machine cannot compile CUDA kernels, or None."""
+    import tvm
+
+    if tvm.get_global_func("target.build.cuda", allow_missing=True) is None:
+        return "this build of TVM cannot generate CUDA code: install the apache-tvm wheel for Linux from PyPI"
+    if find_nvcc() is None:
+        return "nvcc was not found on the PATH, in CUDA_PATH or in /usr/local/cuda: install the CUDA toolkit"
+    return None
+
+
+def run_problem() -> str | None:
+    """Why this machine cannot run CUDA kernels, or None."""
+    import tvm
+
+    if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
+        return "this TVM runtime has no CUDA: it comes with the Linux wheels only"
+    if not tvm.cuda().exist:
+        return "no CUDA device on this machine"
+    return None
+
+
+def cuda_device() -> tvm.runtime.Device:
+    """TVM's device for the first NVIDIA GPU."""
+    import tvm
+
+    return tvm.cuda()
+
+
+CUDA = Target(
+    name="cuda",
+    summary="NVIDIA GPUs (compiled with nvcc, run where there is a device)",
+    tvm_target=cuda_target,
+    pipeline=cuda_pipeline,
+    compile_problem=compile_problem,
+    run_problem=run_problem,
+    device=cuda_device,
+)

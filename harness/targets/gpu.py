@@ -1,0 +1,125 @@
+"""What the GPU targets share: the Relax passes, and DLight's schedule rules with a way past those that crash."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+LOG = logging.getLogger(__name__)
+
+
+def gpu_pipeline(
+    target: tvm.target.Target, prepare: Sequence[tvm.transform.Pass] = (), skip: Sequence[str] = ()
+) -> tvm.transform.Pass:
+    """From an imported module to one that is ready for code generation on a GPU.
+
+    Args:
+        target: TVM's target, with its host.
+        prepare: Passes over the loops of each kernel, run before they are scheduled.
+        skip: Names of DLight's rules that are not to be used for this target.
+    """
+    import tvm
+    from tvm import relax
+
+    passes = tvm.transform.Sequential(
+        [
+            relax.backend.DispatchSampling(),
+            relax.backend.DispatchSortScan(),
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            *prepare,
+            schedule_kernels(skip),
+            relax.transform.RewriteDataflowReshape(),
+            relax.transform.ToNonDataflow(),
+            relax.transform.RemovePurityChecking(),
+            relax.transform.CallTIRRewrite(),
+            relax.transform.StaticPlanBlockMemory(),
+            relax.transform.LowerAllocTensor(),
+            relax.transform.KillAfterLastUse(),
+            relax.transform.LowerRuntimeBuiltin(),
+            relax.transform.ComputePrimValue(),
+            relax.transform.VMShapeLower(),
+            relax.transform.AttachGlobalSymbol(),
+        ]
+    )
+
+    @tvm.transform.module_pass(opt_level=0, name="GpuPipeline")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        with target:
+            return passes(module)
+
+    return run
+
+
+def rule_names(skip: Sequence[str] = ()) -> list[str]:
+    """Names of DLight's rules in the order in which they are tried; the last fits everything."""
+    return [name for name in ("Matmul", "GEMV", "Reduction", "GeneralReduction", "Fallback") if name not in skip]
+
+
+def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = None) -> tvm.transform.Pass:
+    """Schedules every kernel by the first rule that fits; a rule that crashes is passed over for that kernel, and told.
+
+    Args:
+        skip: Names of DLight's rules not to be used.
+        rules: The rules, in order; DLight's by default.
+    """
+    import tvm
+    from tvm.s_tir import dlight
+
+    chosen = list(rules) if rules is not None else [getattr(dlight.gpu, name)() for name in rule_names(skip)]
+
+    @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=False)
+        scheduled = module.shallow_copy() if hasattr(module, "shallow_copy") else module
+        for variable, function in module.functions_items():
+            if isinstance(function, tvm.tirx.PrimFunc) and not _is_scheduled(function):
+                scheduled[variable] = schedule_kernel(variable.name_hint, function, target, chosen)
+        return scheduled
+
+    return run
+
+
+def schedule_kernel(
+    name: str, function: tvm.tirx.PrimFunc, target: tvm.target.Target, rules: Sequence[Any]
+) -> tvm.tirx.PrimFunc:
+    """The kernel scheduled by the first rule that fits and neither crashes nor leaves loops outside of any thread.
+
+    Raises:
+        RuntimeError: No rule fits.
+    """
+    for rule in rules:
+        attempt = _attempt(name, rule, function, target)
+        if attempt is not None:
+            return attempt.with_attr("tirx.is_scheduled", True)
+    raise RuntimeError(f"no schedule rule fits the kernel {name}")
+
+
+def _attempt(name: str, rule: Any, function: tvm.tirx.PrimFunc, target: tvm.target.Target) -> Any:
+    # Rules raise whatever their arithmetic on the shapes runs into (AttributeError, ValueError, ScheduleError, …).
+    try:
+        schedule = rule.apply(function, target, False)
+    except Exception as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        LOG.warning("%s: rule %s crashed (%s), trying the next", name, type(rule).__name__, first_line)
+        return None
+    if isinstance(schedule, list):
+        schedule = schedule[0] if schedule else None
+    if schedule is None:
+        return None
+    LOG.info("%s: scheduled by rule %s", name, type(rule).__name__)
+    return schedule.mod["main"]
+
+
+def _is_scheduled(function: tvm.tirx.PrimFunc) -> bool:
+    attributes = function.attrs
+    return attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
+
+

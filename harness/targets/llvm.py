@@ -1,0 +1,82 @@
+"""Target `llvm`: the CPU of this machine.
+
+`SAM3_TVM_MCPU` names another CPU to compile for, for instance `x86-64-v3` for machines with AVX2 but no AVX-512.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from harness.errors import HarnessError
+from harness.targets.host import cpu_features, safe_cpu
+from harness.targets.target import Target
+from harness.threads import usable_cpus
+
+if TYPE_CHECKING:
+    import tvm
+
+MCPU_VARIABLE = "SAM3_TVM_MCPU"
+
+
+def host_cpu() -> str:
+    """LLVM's name of the CPU to compile for: `SAM3_TVM_MCPU` if set, otherwise this machine's.
+
+    Raises:
+        HarnessError: LLVM does not know the CPU named in `SAM3_TVM_MCPU` (it would silently compile for a generic one).
+    """
+    import tvm
+    from tvm.target import codegen
+
+    chosen = os.environ.get(MCPU_VARIABLE)
+    if chosen:
+        if not codegen.llvm_is_valid_cpu(chosen, codegen.llvm_get_system_triple()):
+            raise HarnessError(
+                f"{MCPU_VARIABLE}={chosen}: LLVM knows no such CPU for {codegen.llvm_get_system_triple()}; "
+                f"unset it to compile for this machine's {codegen.llvm_get_system_cpu()}"
+            )
+        return chosen
+    name: str = codegen.llvm_get_system_cpu()
+    promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))
+    return safe_cpu(name, frozenset(promised), cpu_features())
+
+
+def llvm_target() -> tvm.target.Target:
+    """TVM's target for `host_cpu()`, with the number of CPUs that this process may use."""
+    import tvm
+
+    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu(), "num-cores": usable_cpus()})
+
+
+def llvm_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+    """The CPU schedules of `harness.schedules.cpu`, as a pass that `tvm.relax.build` takes for its Relax pipeline."""
+    from harness.schedules.cpu import cpu_pipeline
+
+    return cpu_pipeline(target)
+
+
+def compile_problem() -> str | None:
+    """Why this machine cannot compile for its CPU, or None."""
+    from tvm.target import codegen
+
+    if not codegen.llvm_version_major(allow_none=True):
+        return "this build of TVM has no LLVM: install the apache-tvm wheel from PyPI"
+    return None
+
+
+def cpu_device() -> tvm.runtime.Device:
+    """TVM's device for the CPU."""
+    import tvm
+
+    return tvm.cpu()
+
+
+LLVM = Target(
+    name="llvm",
+    summary="this machine's CPU, with every instruction set it has",
+    tvm_target=llvm_target,
+    pipeline=llvm_pipeline,
+    compile_problem=compile_problem,
+    run_problem=compile_problem,
+    device=cpu_device,
+)

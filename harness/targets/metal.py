@@ -1,0 +1,76 @@
+"""Target `metal`: Apple GPUs.
+
+On Linux the Metal source and the arm64 macOS host code are generated, but nothing can turn the source into a library or run
+it: that needs macOS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.targets.gpu import gpu_pipeline
+from harness.targets.target import Target
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def metal_target() -> tvm.target.Target:
+    """TVM's target for Apple GPUs with an arm64 macOS host."""
+    import tvm
+
+    return tvm.target.Target(
+        {
+            "kind": "metal",
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 32768,
+            "thread_warp_size": 32,
+            "host": {"kind": "llvm", "mtriple": "arm64-apple-macos", "mcpu": "apple-m1"},
+        }
+    )
+
+
+def metal_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+    """DLight's GPU schedules."""
+    return gpu_pipeline(target)
+
+
+def compile_problem() -> str | None:
+    """Why this machine cannot generate Metal code, or None."""
+    import tvm
+    from tvm.target import codegen
+
+    if tvm.get_global_func("target.build.metal", allow_missing=True) is None:
+        return "this build of TVM cannot generate Metal code: install the apache-tvm wheel from PyPI"
+    if not codegen.llvm_is_valid_cpu("apple-m1", "arm64-apple-macos"):
+        return "the LLVM in this build of TVM has no arm64 code generator, which the macOS host code needs"
+    return None
+
+
+def run_problem() -> str | None:
+    """Why this machine cannot run Metal code, or None."""
+    import tvm
+
+    if tvm.get_global_func("device_api.metal", allow_missing=True) is None:
+        return "this TVM runtime has no Metal: it comes with the macOS arm64 wheel only"
+    if not tvm.metal().exist:
+        return "no Metal device on this machine"
+    return None
+
+
+def metal_device() -> tvm.runtime.Device:
+    """TVM's device for the first Apple GPU."""
+    import tvm
+
+    return tvm.metal()
+
+
+METAL = Target(
+    name="metal",
+    summary="Apple GPUs (source is generated anywhere, run on macOS)",
+    tvm_target=metal_target,
+    pipeline=metal_pipeline,
+    compile_problem=compile_problem,
+    run_problem=run_problem,
+    device=metal_device,
+)
