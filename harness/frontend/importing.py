@@ -29,9 +29,9 @@ def import_program(program: torch.export.ExportedProgram) -> tuple[tvm.IRModule,
     from tvm.relax.frontend.torch import from_exported_program
 
     from harness.frontend.defects import DEFECTS
-    from harness.frontend.lifting import lift_constants, parameter_values
+    from harness.frontend.lifting import decompose_and_lift, parameter_values
 
-    program = lift_constants(program.run_decompositions())
+    program = decompose_and_lift(program)
     for defect in DEFECTS:
         for graph_pass in defect.passes:
             graph_pass(program.graph_module)

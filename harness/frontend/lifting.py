@@ -16,13 +16,14 @@ _LARGEST_BOUND = 1
 """Constants up to this many elements stay constants, so that the compiler can fold and inline them."""
 
 
-def lift_constants(program: ExportedProgram) -> ExportedProgram:
-    """Returns a program whose weights, buffers and constants are all parameters, without those that nothing reads.
+def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
+    """Returns a program in core ATen operators, whose weights, buffers and constants are all parameters.
 
-    Without this, TVM's importer embeds buffers and constants (position encodings, RoPE tables) in the module.
-    The result has its own graph, which may be rewritten; the tensors are shared with `program`.
+    Those that nothing reads are left out. Without this, TVM's importer embeds buffers and constants (position encodings,
+    RoPE tables) in the module. The result has a graph of its own, which may be rewritten; tensors are shared with `program`.
     """
-    module = torch.fx.GraphModule(program.graph_module, _copy(program.graph_module.graph))
+    program = program.run_decompositions()
+    module = program.graph_module
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     returned = {spec.arg.name for spec in program.graph_signature.output_specs if hasattr(spec.arg, "name")}
     specs, values, bound = [], {}, {}
@@ -57,15 +58,6 @@ def lift_constants(program: ExportedProgram) -> ExportedProgram:
 def parameter_values(program: ExportedProgram) -> dict[str, np.ndarray]:
     """The values of a lifted program's parameters, by name, in the order of the imported function's inputs."""
     return {name: value.detach().contiguous().numpy() for name, value in program.named_parameters()}
-
-
-def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
-    copied = torch.fx.Graph()
-    output = copied.graph_copy(graph, {}, return_output_node=True)
-    assert isinstance(output, tuple)
-    value, node = output
-    copied.output(value).meta.update(node.meta)
-    return copied
 
 
 def _parameter(value: torch.Tensor) -> torch.nn.Parameter:

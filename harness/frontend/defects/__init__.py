@@ -1,16 +1,36 @@
-"""The registry of defects: one file each, one line each."""
+"""The registry of defects: one file for each fix, one line each; passes run in this order."""
 
 from __future__ import annotations
 
 from harness.frontend.defect import Defect
 from harness.frontend.defects import (
+    assertions,
+    clamp_integer,
     division_rounding,
+    empty_tensors,
     grid_sample,
+    group_norm,
+    indexing,
+    infinite_fill,
+    promotion,
+    reductions,
+    resize,
     select_negative,
+    stable_sort,
 )
 
 DEFECTS: tuple[Defect, ...] = (
+    *assertions.DEFECTS,
+    *empty_tensors.DEFECTS,
     *grid_sample.DEFECTS,
     *select_negative.DEFECTS,
+    *indexing.DEFECTS,
+    *promotion.DEFECTS,
     *division_rounding.DEFECTS,
+    *clamp_integer.DEFECTS,
+    *reductions.DEFECTS,
+    *resize.DEFECTS,
+    *stable_sort.DEFECTS,
+    *infinite_fill.DEFECTS,
+    *group_norm.DEFECTS,
 )
