@@ -1,0 +1,130 @@
+"""What happens to an element of a product before it is stored: bias, activation, residual.
+
+An epilogue is a chain of elementwise steps. It is found on Relax (`rewrite.py`), carried as plain data, and emitted in the
+write-back of the register tile, so that the product's result does not travel through memory once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from harness.schedules.cpu import math as elementary
+from harness.schedules.cpu.emit import Argument, fp32, view
+
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "relax.nn.relu": lambda x: tirx.Select(x < fp32(0.0), fp32(0.0), x),
+    "relax.nn.gelu": elementary.gelu,
+    "relax.nn.silu": elementary.silu,
+    "relax.sigmoid": elementary.sigmoid,
+    "relax.negative": lambda x: fp32(0.0) - x,
+}
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "relax.add": lambda a, b: a + b,
+    "relax.subtract": lambda a, b: a - b,
+    "relax.multiply": lambda a, b: a * b,
+    "relax.divide": lambda a, b: a / b,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the elements of a product lie in its result.
+
+    Attributes:
+        shape: The result's shape.
+        flat: (batch, row, column) → index into the result as one contiguous line.
+        coordinates: (batch, row, column) → index along each dimension.
+        cheap: The dimensions whose coordinate needs no division by a column; others are only read through `flat`.
+    """
+
+    shape: tuple[int, ...]
+    flat: Callable[[Any, Any, Any], Any]
+    coordinates: Callable[[Any, Any, Any], Sequence[Any]]
+    cheap: frozenset[int]
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
+        if shape == self.shape:
+            return True
+        if len(shape) > len(self.shape):
+            return False
+        offset = len(self.shape) - len(shape)
+        return all(
+            extent == 1 or (extent == self.shape[d + offset] and d + offset in self.cheap)
+            for d, extent in enumerate(shape)
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One elementwise operation: `op` applied to the running value and, if binary, to a constant or the next operand.
+
+    Attributes:
+        op: Relax name.
+        constant: Second argument of a binary operation, if it is a number.
+        operand: Whether the second argument is a tensor instead.
+        swapped: Whether the running value is the right-hand side.
+    """
+
+    op: str
+    constant: float | None = None
+    operand: bool = False
+    swapped: bool = False
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A chain of steps and the shapes of their tensor operands, in order."""
+
+    steps: tuple[Step, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The kernel's parameters for the tensor operands."""
+        return [Argument(f"extra{n}", shape) for n, shape in enumerate(self.shapes)]
+
+    @property
+    def label(self) -> str:
+        """Suffix for the kernel's name."""
+        return "".join("_" + step.op.rpartition(".")[2] for step in self.steps)
+
+    def emitter(self, place: Place, buffers: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
+        """(batch, row, column, value) → finished value; call it where views of the buffers may be declared."""
+        readers = [_reader(place, shape, buffer) for shape, buffer in zip(self.shapes, buffers, strict=True)]
+
+        def finish(b: Any, i: Any, j: Any, value: Any) -> Any:
+            waiting = iter(readers)
+            for step in self.steps:
+                if step.op in UNARY:
+                    value = UNARY[step.op](value)
+                    continue
+                other = next(waiting)(b, i, j) if step.operand else fp32(step.constant or 0.0)
+                value = BINARY[step.op](other, value) if step.swapped else BINARY[step.op](value, other)
+            return value
+
+        return finish
+
+
+def _reader(place: Place, shape: tuple[int, ...], buffer: tirx.Buffer) -> Callable[[Any, Any, Any], Any]:
+    if shape == place.shape:
+        line = view(buffer, _size(shape))
+        return lambda b, i, j: line[place.flat(b, i, j)]
+    offset = len(place.shape) - len(shape)
+
+    def read(b: Any, i: Any, j: Any) -> Any:
+        at = place.coordinates(b, i, j)
+        return buffer[tuple(0 if extent == 1 else at[d + offset] for d, extent in enumerate(shape))]
+
+    return read
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size

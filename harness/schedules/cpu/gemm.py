@@ -1,0 +1,205 @@
+"""Matrix products: linear layers and batched products with broadcasting, as blocked kernels.
+
+The operand that depends only on parameters is resident, so that its packing is lifted out and runs once at load time; with
+two activations the smaller one is. Leading dimensions that only the left operand has are folded into its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import Argument, view
+from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
+from harness.schedules.cpu.product import (
+    PanelRead,
+    Problem,
+    Read,
+    Side,
+    Store,
+    pack_function,
+    panel_width,
+    product_function,
+    stream,
+)
+from harness.schedules.cpu.tile import choose_tile
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a matrix product.
+
+    Attributes:
+        value: The Relax expression.
+        shape: Its shape.
+        batch: Its batch dimensions, aligned with those of the result; 1 where it is broadcast.
+        transposed: Whether its last two dimensions are stored the other way round.
+    """
+
+    value: relax.Expr
+    shape: tuple[int, ...]
+    batch: tuple[int, ...]
+    transposed: bool
+
+    @property
+    def matrices(self) -> int:
+        """Number of matrices stored."""
+        return math.prod(self.batch)
+
+    def index(self, batch: tuple[int, ...], b: Any) -> Any:
+        """The stored matrix that belongs to matrix b of the result."""
+        if self.batch == batch:
+            return b
+        if self.matrices == 1:
+            return 0
+        result: Any = 0
+        inner = math.prod(batch)
+        for extent, own in zip(batch, self.batch, strict=True):
+            inner //= extent
+            if own != 1:
+                result = result * own + b // inner % extent
+            b = b % inner if inner > 1 else 0
+        return result
+
+    def reader(self, buffer: tirx.Buffer, rows: int, columns: int) -> Read:
+        """(matrix, row, column) → element."""
+        if self.transposed:
+            data = view(buffer, self.matrices, columns, rows)
+            return lambda m, i, j: data[m, j, i]
+        data = view(buffer, self.matrices, rows, columns)
+        return lambda m, i, j: data[m, i, j]
+
+
+def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
+    """`relax.matmul` of fp32 tensors of static shape, or None if the kernel does not apply."""
+    shape = static_shape(matmul)
+    left_shape, right_shape = (static_shape(argument) for argument in matmul.args)
+    if shape is None or left_shape is None or right_shape is None or 0 in shape + left_shape:
+        return None
+    vector_left, vector_right = len(left_shape) == 1, len(right_shape) == 1
+    rows = 1 if vector_left else left_shape[-2]
+    columns = 1 if vector_right else right_shape[-1]
+    depth = left_shape[-1]
+    batch = shape[: len(shape) - (not vector_left) - (not vector_right)]
+    left = _operand(context, matmul.args[0], left_shape, batch, may_transpose=not vector_left)
+    right = _operand(context, matmul.args[1], right_shape, batch, may_transpose=not vector_right)
+    if right.matrices == 1 and not left.transposed and left.batch == batch:
+        rows *= math.prod(batch)
+        batch = ()
+        left = Operand(left.value, left.shape, (), left.transposed)
+        right = Operand(right.value, right.shape, (), right.transposed)
+    return matrix_product(context, left, right, batch, Problem(math.prod(batch), rows, columns, depth), shape)
+
+
+def matrix_product(
+    context: Context, left: Operand, right: Operand, batch: tuple[int, ...], problem: Problem, shape: tuple[int, ...]
+) -> Lowering:
+    """The lowering of result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
+    tile = choose_tile(context.unit, problem.rows, problem.columns)
+    streaming = _streaming_side(context, left, right)
+    moving, staying = (left, right) if streaming == "left" else (right, left)
+    resident: Side = "right" if streaming == "left" else "left"
+    width = problem.width(resident)
+    place = _place(problem, shape)
+
+    def pack_reader(buffer: tirx.Buffer) -> Read:
+        if resident == "right":
+            element = staying.reader(buffer, problem.depth, problem.columns)
+            return lambda m, j, k: element(m, k, j)
+        return staying.reader(buffer, problem.rows, problem.depth)
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        packing = pack_function(
+            resident, Argument("source", staying.shape), staying.matrices, width, problem.depth, tile, pack_reader
+        )
+        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
+        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
+
+        def body(*buffers: tirx.Buffer) -> tuple[Any, PanelRead, Store]:
+            streamed, panels, *extras, result = buffers
+            if streaming == "left":
+                element = moving.reader(streamed, problem.rows, problem.depth)
+            else:
+                by_row = moving.reader(streamed, problem.depth, problem.columns)
+
+                def element(m: Any, j: Any, k: Any) -> Any:
+                    return by_row(m, k, j)
+
+            line = view(result, math.prod(shape))
+            finish = epilogue.emitter(place, extras)
+
+            def store(b: Any, i: Any, j: Any, value: Any) -> None:
+                T.buffer_store(line, finish(b, i, j, value), [place.flat(b, i, j)])
+
+            pack = stream(
+                lambda b, i, k: element(moving.index(batch, b), i, k),
+                problem.width(streaming),
+                panel_width(streaming, tile),
+                problem.depth,
+                tile.lanes if streaming == "right" and not moving.transposed else 1,
+            )
+            return pack, lambda b, p, k, i: panels[staying.index(batch, b), p, k, i], store
+
+        name = "matmul" + epilogue.label
+        function = product_function(
+            name,
+            problem,
+            streaming,
+            tile,
+            [
+                Argument("streamed", moving.shape),
+                Argument("packed", packed_shape),
+                *epilogue.arguments,
+                Argument("result", shape),
+            ],
+            body,
+        )
+        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
+
+    return Lowering((moving.value, staying.value), place, build)
+
+
+def _operand(
+    context: Context, value: relax.Expr, shape: tuple[int, ...], batch: tuple[int, ...], *, may_transpose: bool
+) -> Operand:
+    own = shape[:-2]
+    aligned = (1,) * (len(batch) - len(own)) + own
+    source = context.transposed(value) if may_transpose else None
+    if source is None:
+        return Operand(value, shape, aligned, transposed=False)
+    return Operand(source, (*shape[:-2], shape[-1], shape[-2]), aligned, transposed=True)
+
+
+def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
+    if context.is_parameter(right.value):
+        return "left"
+    if context.is_parameter(left.value):
+        return "right"
+    return "left" if math.prod(left.shape) >= math.prod(right.shape) else "right"
+
+
+def _place(problem: Problem, shape: tuple[int, ...]) -> Place:
+    """Results stored row by row: the columns are the last dimension, unless it was dropped."""
+    rows, columns = problem.rows, problem.columns
+
+    def flat(b: Any, i: Any, j: Any) -> Any:
+        return (b * rows + i) * columns + j
+
+    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
+        result: list[Any] = []
+        at = b * rows + i
+        inner = math.prod(shape) // columns
+        for extent in shape[:-1]:
+            inner //= extent
+            result.append(at // inner % extent)
+        return [*result, j]
+
+    ends_in_columns = bool(shape) and shape[-1] == columns
+    return Place(shape, flat, coordinates, frozenset(range(len(shape))) if ends_in_columns else frozenset())
+

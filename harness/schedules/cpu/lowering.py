@@ -1,0 +1,90 @@
+"""The plain data between recognising an operator on Relax and emitting its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, tirx
+
+from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.tile import VectorUnit
+
+Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
+"""(builder, the lowering's inputs and then the epilogue's operands, epilogue) → the call of the kernel."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How one operator becomes a kernel.
+
+    Attributes:
+        inputs: The expressions that the kernel reads; not necessarily the operator's own arguments.
+        place: How the result is laid out; None if no epilogue may be attached.
+        build: Emits packing and kernel.
+    """
+
+    inputs: tuple[relax.Expr, ...]
+    place: Place | None
+    build: Build
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a lowering may ask about the function around it.
+
+    Attributes:
+        unit: The target's vector registers.
+        bindings: The value of every bound variable.
+        parameters: Variables that depend on nothing but parameters and constants.
+    """
+
+    unit: VectorUnit
+    bindings: dict[relax.Var, relax.Expr]
+    parameters: frozenset[relax.Var]
+
+    def is_parameter(self, value: relax.Expr) -> bool:
+        """Whether the value is known when the model is loaded."""
+        return isinstance(value, ir.Constant) or value in self.parameters
+
+    def definition(self, value: relax.Expr) -> relax.Expr:
+        """The expression that a variable is bound to; anything else is returned as it is."""
+        return self.bindings.get(value, value) if isinstance(value, relax.Var) else value
+
+    def transposed(self, value: relax.Expr) -> relax.Expr | None:
+        """The source of a swap of the last two dimensions, or None."""
+        definition = self.definition(value)
+        if not is_call(definition, "relax.permute_dims"):
+            return None
+        rank = len(static_shape(value) or ())
+        axes = definition.attrs.axes
+        order = list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
+        swapped = [*range(rank - 2), rank - 1, rank - 2]
+        return definition.args[0] if rank >= 2 and order == swapped else None
+
+
+def is_call(value: Any, *names: str) -> bool:
+    """Whether this is a call of one of these Relax operators."""
+    return isinstance(value, ir.Call) and getattr(value.op, "name", None) in names
+
+
+def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int, ...] | None:
+    """The shape of a tensor of that dtype (any if None); None where either is unknown or differs."""
+    ty = value.ty
+    if not isinstance(ty, relax.TensorType) or ty.shape is None or (dtype is not None and str(ty.dtype) != dtype):
+        return None
+    extents = list(ty.shape)
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    return tuple(int(extent) for extent in extents)
+
+
+def call(
+    builder: relax.BlockBuilder, name: str, function: tirx.PrimFunc, arguments: Sequence[relax.Expr]
+) -> relax.Expr:
+    """A call of a kernel whose last parameter is its result; identical kernels share one function."""
+    result = function.params[-1]
+    variable = builder.add_func(function, name)
+    ty = relax.TensorType([int(extent) for extent in result.shape], str(result.dtype))
+    return relax.call_tir(variable, list(arguments), out_ty=ty)

@@ -1,0 +1,85 @@
+"""From the imported Relax module to one that is ready for code generation on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from harness.schedules.cpu.rewrite import call_kernels
+
+
+def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+    """The pass for `tvm.relax.build(module, target, relax_pipeline=cpu_pipeline(target))`.
+
+    It takes the module as imported: Relax operators, a function `main` with the attribute `num_input`, whose parameters after
+    the first `num_input` are weights. The result has two entry points:
+
+    - `main_transform_params(weights: tuple) -> tuple`: everything that depends on weights alone, weight packing above all;
+      call it once when the model is loaded.
+    - `main(*inputs, *transformed)`: the model; it takes what `main_transform_params` returned, one by one.
+
+    Without `num_input`, or without weights, `main` keeps its signature and there is no second function.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        with target:
+            return tvm.transform.Sequential(
+                [
+                    relax.transform.CanonicalizeBindings(),
+                    call_kernels(target),
+                    relax.transform.LegalizeOps(_legalize_map()),
+                    *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
+                    relax.transform.DeadCodeElimination(),
+                    relax.transform.AnnotateTIROpPattern(),
+                    relax.transform.FuseOps(),
+                    relax.transform.FuseTIR(),
+                    _schedule_remaining(),
+                    relax.transform.RewriteDataflowReshape(),
+                    relax.transform.ToNonDataflow(),
+                    relax.transform.RemovePurityChecking(),
+                    relax.transform.CallTIRRewrite(),
+                    relax.transform.StaticPlanBlockMemory(),
+                    relax.transform.LowerAllocTensor(),
+                    relax.transform.KillAfterLastUse(),
+                    relax.transform.LowerRuntimeBuiltin(),
+                    relax.transform.ComputePrimValue(),
+                    relax.transform.VMShapeLower(),
+                    relax.transform.AttachGlobalSymbol(),
+                ]
+            )(module)
+
+    return run
+
+
+def _has_weights(module: tvm.IRModule) -> bool:
+    main = module["main"]
+    return bool(main.attrs) and "num_input" in main.attrs and int(main.attrs["num_input"]) < len(main.params)
+
+
+def _legalize_map() -> dict[str, Any]:
+    """Our own legalizations, which replace TVM's where it loses accuracy or speed."""
+    result: dict[str, Any] = {}
+    for name in ("elementwise", "normalization", "softmax"):
+        try:
+            module = importlib.import_module(f"harness.schedules.cpu.{name}")
+        except ModuleNotFoundError:
+            continue
+        result |= getattr(module, "LEGALIZE", {})
+    return result
+
+
+def _schedule_remaining() -> tvm.transform.Pass:
+    try:
+        from harness.schedules.cpu.elementwise import schedule_remaining
+        return schedule_remaining
+    except (ModuleNotFoundError, ImportError):
+        pass
+
+    @tvm.transform.module_pass(opt_level=0)
+    def run(module, _context):
+        return module
+    return run

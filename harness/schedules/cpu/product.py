@@ -1,0 +1,225 @@
+"""The blocked matrix product that linear layers, batched products and convolutions are built from.
+
+    result[b, i, j] = finish(Σ_k left[b, i, k] · right[b, k, j])
+
+One operand is *resident*: packed once into panels [batch, panel, depth, width] by `pack_function` (for weights that happens
+when the model is loaded). The other one *streams*: each task packs a block of it into its own workspace, through an
+arbitrary index function, so that transposed operands and convolutions need no copy in memory. A panel is as wide as the
+register tile on that side; `emit.accumulate` multiplies one panel of each side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import Argument, accumulate, ceil_div, for_each_vector, fp32, prim_func
+from harness.schedules.cpu.tile import Tile
+
+Side = Literal["left", "right"]
+
+_BLOCK_BYTES = 384 * 1024
+"""Workspace of one task: leaves room in a 1 MB second-level cache for a panel of the resident operand."""
+_TASKS = 16
+"""Tasks wanted at least, so that static scheduling keeps a few threads busy."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Extents of a product: `batch` independent ones of rows × depth by depth × columns."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+
+    def width(self, side: Side) -> int:
+        """Rows of the left operand or columns of the right one."""
+        return self.rows if side == "left" else self.columns
+
+
+Read = Callable[[Any, Any, Any], Any]
+"""(batch, row or column, k) → element."""
+Pack = Callable[[tirx.Buffer, Any, Any, Any], None]
+"""(workspace [slots, depth, width], slot, batch, first row or column): emits the packing of one panel."""
+
+
+def panel_width(side: Side, tile: Tile) -> int:
+    """Width of a packed panel on this side."""
+    return tile.rows if side == "left" else tile.columns
+
+
+def packed_shape(side: Side, batch: int, width: int, depth: int, tile: Tile) -> tuple[int, int, int, int]:
+    """Shape of a packed operand: [batch, panel, depth, width of a panel]."""
+    panel = panel_width(side, tile)
+    return batch, ceil_div(width, panel), depth, panel
+
+
+def pack_function(
+    side: Side, source: Argument, batch: int, width: int, depth: int, tile: Tile, read: Callable[[tirx.Buffer], Read]
+) -> tirx.PrimFunc:
+    """Packs a resident operand; what lies beyond its edge is zero."""
+    shape = packed_shape(side, batch, width, depth, tile)
+    panels, panel = shape[1], shape[3]
+    split = next(n for n in (8, 4, 2, 1) if depth % n == 0)
+
+    def body(data: tirx.Buffer, packed: tirx.Buffer) -> None:
+        element = read(data)
+        with T.parallel(0, batch * panels * split) as task, T.serial(0, depth // split) as step:
+            b = task // (panels * split)
+            p = task // split % panels
+            k = task % split * (depth // split) + step
+            with T.serial(0, panel) as i:
+                at = p * panel + i
+                value = element(b, at, k)
+                if width % panel:
+                    value = T.if_then_else(at < width, value, fp32(0.0))
+                T.buffer_store(packed, value, [b, p, k, i])
+
+    return prim_func("pack", [source, Argument("packed", shape)], body)
+
+
+def stream(read: Read, width: int, panel: int, depth: int, lanes: int) -> Pack:
+    """Packs a panel element by element; the last panel repeats the last row or column instead of leaving the operand."""
+
+    def pack(workspace: tirx.Buffer, slot: Any, b: Any, first: Any) -> None:
+        def copy(clamp: bool) -> None:
+            with T.serial(0, depth) as k:
+                if clamp:
+                    with T.serial(0, panel) as i:
+                        T.buffer_store(workspace, read(b, T.min(first + i, width - 1), k), [slot, k, i])
+                else:
+                    for_each_vector(
+                        panel, lanes, lambda i: T.buffer_store(workspace, read(b, first + i, k), [slot, k, i])
+                    )
+
+        if width % panel == 0:
+            copy(clamp=False)
+        else:
+            with T.If(first + panel <= width):
+                with T.Then():
+                    copy(clamp=False)
+                with T.Else():
+                    copy(clamp=True)
+
+    return pack
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How a product is cut into tasks: `slots` panels of the streaming side each, times `splits` parts of the resident."""
+
+    slots: int
+    splits: int
+
+
+def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
+    """Blocks that fit the workspace, and enough tasks."""
+    panel = panel_width(streaming, tile)
+    panels = ceil_div(problem.width(streaming), panel)
+    fitting = max(1, _BLOCK_BYTES // (4 * panel * problem.depth))
+    slots = max(1, min(fitting, panels, ceil_div(panels * problem.batch, _TASKS)))
+    blocks = ceil_div(panels, slots)
+    slots = ceil_div(panels, blocks)
+    tasks = problem.batch * blocks
+    resident: Side = "right" if streaming == "left" else "left"
+    others = ceil_div(problem.width(resident), panel_width(resident, tile))
+    splits = max(1, min(others, ceil_div(_TASKS, tasks)))
+    return Blocking(slots, ceil_div(others, ceil_div(others, splits)))
+
+
+PanelRead = Callable[[Any, Any, Any, Any], Any]
+"""(batch, panel, k, row or column within the panel) → element of the packed operand."""
+Store = Callable[[Any, Any, Any, Any], None]
+"""(batch, row, column, value): emits the store of one element; may be vectorized over columns."""
+
+
+def product_function(
+    name: str,
+    problem: Problem,
+    streaming: Side,
+    tile: Tile,
+    arguments: Sequence[Argument],
+    body: Callable[..., tuple[Pack, PanelRead, Store]],
+) -> tirx.PrimFunc:
+    """The kernel.
+
+    Args:
+        name: Name of the function.
+        problem: The extents.
+        streaming: Which operand streams.
+        tile: The register tile.
+        arguments: All tensors, the result last.
+        body: Gets one buffer per argument; returns how the streaming operand is packed, how the resident one is read and
+            how an element of the result is stored.
+    """
+    resident: Side = "right" if streaming == "left" else "left"
+    panel = panel_width(streaming, tile)
+    panels = ceil_div(problem.width(streaming), panel)
+    others = ceil_div(problem.width(resident), panel_width(resident, tile))
+    blocking = choose_blocking(problem, streaming, tile)
+    blocks = ceil_div(panels, blocking.slots)
+    per_split = ceil_div(others, blocking.splits)
+
+    def emit(*buffers: tirx.Buffer) -> None:
+        pack, packed, store = body(*buffers)
+        with T.parallel(0, problem.batch * blocks * blocking.splits) as task:
+            b = T.Bind(task // (blocks * blocking.splits))
+            first_panel = T.Bind(task // blocking.splits % blocks * blocking.slots)
+            first_other = T.Bind(task % blocking.splits * per_split)
+            slots = _at_most(blocking.slots, panels, first_panel)
+            parts = _at_most(per_split, others, first_other)
+            workspace = T.alloc_buffer((blocking.slots, problem.depth, panel), "float32")
+            with T.serial(0, slots) as slot:
+                pack(workspace, slot, b, (first_panel + slot) * panel)
+            with T.serial(0, parts) as part, T.serial(0, slots) as slot:
+                other = T.Bind(first_other + part)
+                current = T.Bind(first_panel + slot)
+
+                def from_workspace(k: Any, i: Any, slot: Any = slot) -> Any:
+                    return workspace[slot, k, i]
+
+                def from_packed(k: Any, i: Any, other: Any = other) -> Any:
+                    return packed(b, other, k, i)
+
+                if streaming == "left":
+                    total = accumulate(tile, problem.depth, from_workspace, from_packed)
+                    _write(problem, tile, store, total, b, current * tile.rows, other * tile.columns)
+                else:
+                    total = accumulate(tile, problem.depth, from_packed, from_workspace)
+                    _write(problem, tile, store, total, b, other * tile.rows, current * tile.columns)
+
+    return prim_func(name, arguments, emit)
+
+
+def _at_most(count: int, total: int, first: Any) -> Any:
+    """min(count, total - first), constant where blocks come out even."""
+    return count if total % count == 0 else T.min(count, total - first)
+
+
+def _write(problem: Problem, tile: Tile, store: Store, total: tirx.Buffer, b: Any, row: Any, column: Any) -> None:
+    """Emits the store of one register tile, without what lies beyond the edges."""
+    rows = _at_most(tile.rows, problem.rows, row)
+
+    def line(i: Any, width: int) -> None:
+        for_each_vector(
+            width, tile.lanes, lambda j: store(b, row + i, column + j, total[i * tile.columns + j])
+        )
+
+    tail = problem.columns % tile.columns
+    with T.serial(0, rows) as i:
+        if tail == 0:
+            line(i, tile.columns)
+        elif problem.columns < tile.columns:
+            line(i, tail)
+        else:
+            with T.If(column + tile.columns <= problem.columns):
+                with T.Then():
+                    line(i, tile.columns)
+                with T.Else():
+                    line(i, tail)
+

@@ -1,0 +1,166 @@
+"""Finds the operators that have a kernel here, with the elementwise operations that follow them, and calls the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
+
+from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Step
+from harness.schedules.cpu.gemm import lower_matmul
+from harness.schedules.cpu.lowering import Context, Lowering, is_call, static_shape
+from harness.schedules.cpu.tile import vector_unit
+
+Lower = Callable[[Context, ir.Call], Lowering | None]
+
+KERNELS: dict[str, Lower] = {"relax.matmul": lower_matmul}
+"""By Relax operator: how it becomes a kernel."""
+
+
+def call_kernels(target: tvm.target.Target) -> tvm.transform.Pass:
+    """Replaces products, convolutions and attention by calls of this package's kernels; leaves the rest alone."""
+
+    @tvm.transform.module_pass(opt_level=0, name="CallKernels")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        unit = vector_unit(target)
+        rewriter = _Rewriter(module)
+        for variable, function in module.functions_items():
+            if isinstance(function, relax.Function):
+                facts = _Facts()
+                facts.visit_expr(function)
+                context = Context(unit, facts.bindings, _parameters(function, facts.bindings))
+                rewriter.plan = _plan(context, facts)
+                rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+        return rewriter.builder_.get()
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A kernel to call in place of the last operator of a chain."""
+
+    lowering: Lowering
+    operands: tuple[relax.Expr, ...]
+    epilogue: Epilogue
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to do at each binding: emit a kernel, or nothing because a later kernel covers it."""
+
+    kernels: Mapping[relax.Var, _Fused]
+    covered: frozenset[relax.Var]
+
+
+@visitor
+class _Facts(PyExprVisitor):  # type: ignore[misc]
+    """Collects bindings, in order, and how often each variable is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bindings: dict[relax.Var, relax.Expr] = {}
+        self.users: dict[relax.Var, list[relax.Var | None]] = {}
+        self.current: relax.Var | None = None
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.bindings[binding.var] = binding.value
+        self.current = binding.var
+        self.visit_expr(binding.value)
+        self.current = None
+
+    def visit_var_(self, op: relax.Var) -> None:
+        self.users.setdefault(op, []).append(self.current)
+
+    def visit_dataflow_var_(self, op: relax.Var) -> None:
+        self.users.setdefault(op, []).append(self.current)
+
+
+@mutator
+class _Rewriter(PyExprMutator):  # type: ignore[misc]
+    """Carries out a plan."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self.plan = _Plan({}, frozenset())
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        fused = self.plan.kernels.get(binding.var)
+        if fused is not None:
+            inputs = [self.visit_expr(value) for value in (*fused.lowering.inputs, *fused.operands)]
+            value = fused.lowering.build(self.builder_, inputs, fused.epilogue)
+            local = isinstance(binding.var, relax.DataflowVar) or not self.builder_.current_block_is_dataflow()
+            self.set_var_remap(binding.var, self.builder_.emit(value) if local else self.builder_.emit_output(value))
+        elif binding.var not in self.plan.covered:
+            super().visit_var_binding_(binding)
+
+
+def _parameters(function: relax.Function, bindings: Mapping[relax.Var, relax.Expr]) -> frozenset[relax.Var]:
+    """Variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
+    attributes = function.attrs or {}
+    if "num_input" not in attributes:
+        return frozenset()
+    known: set[relax.Var] = set(function.params[int(attributes["num_input"]) :])
+    for variable, value in bindings.items():
+        used = relax.analysis.free_vars(value)
+        if isinstance(value, ir.Call | relax.Var | relax.TupleGetItem | relax.Tuple) and all(v in known for v in used):
+            known.add(variable)
+    return frozenset(known)
+
+
+def _plan(context: Context, facts: Any) -> _Plan:
+    kernels: dict[relax.Var, _Fused] = {}
+    covered: set[relax.Var] = set()
+    for variable, value in context.bindings.items():
+        if not isinstance(value, ir.Call) or getattr(value.op, "name", None) not in KERNELS:
+            continue
+        lowering = KERNELS[value.op.name](context, value)
+        if lowering is None or context.is_parameter(variable):
+            continue
+        last, steps, operands = variable, [], []
+        while (following := _next_step(context, facts, lowering, last)) is not None:
+            covered.add(last)
+            last, step, operand = following
+            steps.append(step)
+            operands += [] if operand is None else [operand]
+        shapes = tuple(static_shape(operand) or () for operand in operands)
+        kernels[last] = _Fused(lowering, tuple(operands), Epilogue(tuple(steps), shapes))
+    return _Plan(kernels, frozenset(covered))
+
+
+def _next_step(
+    context: Context, facts: Any, lowering: Lowering, last: relax.Var
+) -> tuple[relax.Var, Step, relax.Expr | None] | None:
+    """The elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
+    users = facts.users.get(last, [])
+    if lowering.place is None or len(users) != 1 or users[0] is None or not isinstance(last, relax.DataflowVar):
+        return None
+    user = users[0]
+    value = context.bindings[user]
+    if not is_call(value, *UNARY, *BINARY) or static_shape(value) != lowering.place.shape:
+        return None
+    name = value.op.name
+    if name in UNARY:
+        return user, Step(name), None
+    swapped = value.args[1].same_as(last)
+    other = value.args[0] if swapped else value.args[1]
+    constant = _number(other)
+    if constant is not None:
+        return user, Step(name, constant=constant, swapped=swapped), None
+    shape = static_shape(other)
+    if shape is None or not lowering.place.accepts(shape):
+        return None
+    return user, Step(name, operand=True, swapped=swapped), other
+
+
+def _number(value: relax.Expr) -> float | None:
+    """The value of an fp32 constant of one element."""
+    if isinstance(value, tirx.FloatImm):
+        return float(value.value)
+    if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:
+        return float(value.value.numpy().item())
+    return None

@@ -1,0 +1,67 @@
+"""The register tile of a matrix product, chosen from the instruction set of the target and the shape of the product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm.target import codegen
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block of rows × columns of the result that stays in vector registers while the depth of a product is walked.
+
+    Attributes:
+        rows: Rows; each costs one broadcast load per step of depth.
+        columns: Columns, a multiple of `lanes`.
+        lanes: fp32 numbers in one vector register.
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+
+    @property
+    def size(self) -> int:
+        """Elements in the tile."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    """What matters of an instruction set: fp32 lanes of one register, and how many registers there are."""
+
+    lanes: int
+    registers: int
+
+
+def vector_unit(target: tvm.target.Target) -> VectorUnit:
+    """The vector registers of an LLVM target, from its processor name and features."""
+    if codegen.llvm_cpu_has_features("avx512f", target):
+        return VectorUnit(lanes=16, registers=32)
+    if codegen.llvm_cpu_has_features("avx", target):
+        return VectorUnit(lanes=8, registers=16)
+    if codegen.llvm_cpu_has_features("neon", target):
+        return VectorUnit(lanes=4, registers=32)
+    return VectorUnit(lanes=4, registers=16)
+
+
+_SHAPES = {32: ((12, 2), (8, 3), (6, 4), (4, 6), (2, 8), (1, 8)), 16: ((6, 2), (4, 3), (2, 4), (1, 8))}
+"""Rows and vectors per row by number of registers: accumulators, one row of the right operand and one broadcast must fit."""
+
+
+def choose_tile(unit: VectorUnit, rows: int, columns: int) -> Tile:
+    """The tile with the least work for a product of this many rows and columns.
+
+    The work is that of the padded result, times the loads per multiply-add, of which two fit beside two multiply-adds.
+    """
+
+    def work(shape: tuple[int, int]) -> float:
+        height, vectors = shape
+        width = vectors * unit.lanes
+        padded = -(-rows // height) * height * -(-columns // width) * width
+        return padded * (1.0 + 0.25 * (height + vectors) / (height * vectors))
+
+    height, vectors = min(_SHAPES[unit.registers], key=work)
+    return Tile(height, vectors * unit.lanes, unit.lanes)
