@@ -98,7 +98,7 @@ def _digest(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
     digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
     for array in arrays.values():
         if array.size:
-            digest.update(memoryview(array.reshape(-1).view(np.uint8)))
+            digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

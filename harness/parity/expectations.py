@@ -281,7 +281,7 @@ def _parse_failure(
 
 
 def _cases(names: Mapping[str, tuple[str, ...]]) -> Expectation:
-    return Expectation(*(names[field] for field in _FIELDS), why="")
+    return Expectation(names["component"], names["strategy"], names["target"], names["scale"], why="")
 
 
 def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from harness.parity.expectations import Expectation
 Array = npt.NDArray[Any]
 
 MAX_R_RMS = 1.5
-"""Part of the strict gate: r_rms of an output, its rms error against float64 in units of PyTorch's own, is at most this.
+"""Part of the strict gate: the limit on r_rms, the rms error against float64 in units of PyTorch's own.
 
 Where PyTorch happens to be exact (constants, copies), the floor of 4 fp32 roundings stands in for its error, so there
 the gate means "within six roundings of the oracle, in rms" and not "exact".

@@ -1,0 +1,133 @@
+"""What this machine is and which versions are installed: what every number in a report must be read with.
+
+Needs neither torch nor tvm; whatever cannot be found out is None.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "sam3-tvm",
+    "sam3",
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "torch",
+    "torchvision",
+    "numpy",
+    "safetensors",
+    "pillow",
+    "open_clip_torch",
+)
+
+# The features that decide which kernels PyTorch and LLVM choose, as Linux and macOS spell them.
+_FEATURES = re.compile(r"avx|fma$|f16c$|sse4_2$|amx|asimd|neon|sve|sme\d|sme$|(feat_)?(dotprod|bf16|i8mm)", re.I)
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU, vector features, usable cores, memory, system and Python of this process, JSON-able.
+
+    `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    quota = _cgroup_cpus()
+    cores = os.cpu_count()
+    limits = [limit for limit in (cores, affinity, quota) if limit]
+    memory, memory_limit = _memory_bytes(), _cgroup_memory_bytes()
+    return {
+        "cpu": _cpu_model(),
+        "features": _features(),
+        "cpus": cores,
+        "affinity": affinity,
+        "cgroup_cpus": quota,
+        "usable_cpus": min(limits, default=None),
+        "memory_bytes": memory,
+        "cgroup_memory_bytes": memory_limit,
+        "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Installed version of every package that can change a result; None where it is not installed."""
+    found: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _cpu_model() -> str | None:
+    match = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    return match.group(1).strip() if match else _sysctl("machdep.cpu.brand_string") or platform.processor() or None
+
+
+def _features() -> list[str]:
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    if match:
+        names = match.group(1).split()
+    elif platform.system() == "Darwin":
+        listing = _run(["sysctl", "hw.optional"]) or ""
+        names = [name.split(".")[-1] for name in re.findall(r"^hw\.optional\.(\S+): 1$", listing, re.M)]
+    else:
+        names = []
+    return sorted({name for name in names if _FEATURES.match(name)})
+
+
+def _memory_bytes() -> int | None:
+    match = re.search(r"^MemTotal:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
+    if match:
+        return int(match.group(1)) * 1024
+    size = _sysctl("hw.memsize")
+    return int(size) if size and size.isdigit() else None
+
+
+def _cgroup_cpus() -> float | None:
+    """CPU quota of the control group, version 2 or 1, in CPUs."""
+    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
+    if not quota.strip():
+        quota = _text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+        period = _text("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    try:
+        cpus = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return cpus if cpus > 0 else None
+
+
+def _cgroup_memory_bytes() -> int | None:
+    text = _text("/sys/fs/cgroup/memory.max") or _text("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    try:
+        limit = int(text)
+    except ValueError:
+        return None
+    return limit if limit < 1 << 60 else None  # version 1 writes a huge number for "no limit"
+
+
+def _sysctl(name: str) -> str | None:
+    return _run(["sysctl", "-n", name]) if platform.system() == "Darwin" else None
+
+
+def _run(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

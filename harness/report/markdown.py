@@ -1,0 +1,180 @@
+"""Renders the JSON report as Markdown; everything that it shows is in the JSON."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.outcome import Stage
+from harness.report.document import number, read_report
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_NOT_RUN = "·"
+_DASH = "\u2013"
+
+
+def render(json_path: Path) -> str:
+    """The page for a JSON report on disk.
+
+    Raises:
+        HarnessError: If the file is not a report.
+    """
+    return render_report(read_report(json_path))
+
+
+def render_report(report: Mapping[str, Any]) -> str:
+    """The page for a report that is already read; see `harness.report.document` for the schema."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is Markdown; every value that lands in a table goes through `cell`
+    )
+    cases = report["cases"]
+    with_seed = len({case["seed"] for case in cases}) > 1
+
+    def title(case: Mapping[str, Any]) -> str:
+        return variant(case, with_seed)
+
+    for function in (cell, digits, count, seconds, size, mark, title, first_line):
+        environment.filters[function.__name__] = function
+    page = environment.get_template("verification_report.md.j2").render(
+        report=report,
+        headline=headline(report["summary"]),
+        columns=_distinct(map(title, cases)),
+        rows=_matrix(cases, title),
+        components={
+            name: [case for case in cases if case["component"] == name]
+            for name in _distinct(case["component"] for case in cases)
+        },
+        unexpected=[case for case in cases if case["expected"] is False],
+        known=_known(cases),
+        skipped=[case for case in cases if case["expected"] is None],
+        seeds=sorted({case["seed"] for case in cases}),
+        stages=[stage.value for stage in Stage],
+        tables=[case for case in cases if case["outputs"]],
+    )
+    return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """The verdict in one line, with the counts."""
+    if not summary["cases"]:
+        return "**Nothing was verified:** no case was run."
+    if summary["unexpected"]:
+        start = f"❌ **{summary['unexpected']} of {_plural(summary['cases'], 'case')} not as expected:**"
+    elif not summary["passed"] and not summary["expected_failures"]:
+        start = f"⏭ **Nothing was verified: {_plural(summary['cases'], 'case')} skipped:**"
+    else:
+        start = f"✅ **{_plural(summary['cases'], 'case')}, all as expected:**"
+    parts = [f"{summary['passed']} passed"]
+    for key, words in (("expected_failures", "failed as predicted"), ("unavailable", "not available here")):
+        if summary[key]:
+            parts.append(f"{summary[key]} {words}")
+    if summary["outputs"]:
+        strict, total = summary.get("strict_outputs", 0), summary["outputs"]
+        parts.append(f"{strict} of {_plural(total, 'output')} strict")
+    return f"{start} {', '.join(parts)}."
+
+
+def mark(case: Mapping[str, Any]) -> str:
+    """A case in one cell of the matrix: a symbol and a word, never the symbol alone."""
+    stopped = f"{case['status'].replace('_', ' ')} ({case['stage']})"
+    if case["expected"] is None:
+        return "⏭ unavailable"
+    if not case["expected"]:
+        return f"❌ {'unexpected pass' if case['status'] == 'passed' else stopped}"
+    if case["status"] != "passed":
+        return f"⛔ {stopped}"
+    oracle = any(output["verdict"] == "oracle" for output in case["outputs"])
+    return "🔷 oracle" if oracle else "✅ strict"
+
+
+def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:
+    """Everything of a case but its component, for headings and column titles; the seed where it tells cases apart."""
+    names = [case["strategy"], case["target"], case["scale"]]
+    return " · ".join([*names, f"seed {case['seed']}"] if with_seed else names)
+
+
+def digits(value: float | str | None) -> str:
+    """Two to three significant digits: 0.00012345 becomes 1.23e-4; NaN (does not apply) becomes a dash."""
+    x = number(value)
+    if math.isnan(x):
+        return _DASH
+    if math.isinf(x):
+        return "∞" if x > 0 else "-∞"
+    if x == 0:
+        return "0"
+    if 0.01 <= abs(x) < 1000:
+        return f"{x:.3g}"
+    mantissa, exponent = f"{x:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def count(value: int) -> str:
+    """An integer with thin groups: 1327104 becomes 1 327 104."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def seconds(value: float | str | None) -> str:
+    """A duration: milliseconds, seconds or minutes, whatever reads best."""
+    x = number(value)
+    if not math.isfinite(x):
+        return _DASH
+    if x < 1:
+        return f"{x * 1000:.0f} ms"
+    return f"{x:.1f} s" if x < 60 else f"{int(x // 60)} min {x % 60:.0f} s"
+
+
+def size(value: int | None) -> str:
+    """Bytes in binary units; nothing measured becomes a dash."""
+    if not value:
+        return _DASH
+    x, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while x >= 1000 and len(units) > 1:
+        x, units = x / 1024, units[1:]
+    return f"{x:.3g} {units[0]}"
+
+
+def cell(value: object) -> str:
+    """Text that cannot break a table or a heading: one line, pipes and angle brackets escaped."""
+    text = " ".join(str(value).split())
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def first_line(text: str, limit: int = 240) -> str:
+    """The first line of a message that is not empty, shortened."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def _matrix(cases: Sequence[Mapping[str, Any]], title: Callable[[Mapping[str, Any]], str]) -> dict[str, list[str]]:
+    """Marks by component, one per column."""
+    marks = {(case["component"], title(case)): mark(case) for case in cases}
+    columns = _distinct(map(title, cases))
+    components = _distinct(case["component"] for case in cases)
+    return {name: [marks.get((name, column), _NOT_RUN) for column in columns] for name in components}
+
+
+def _known(cases: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Known discrepancies: cases by cause."""
+    known: dict[str, list[Mapping[str, Any]]] = {}
+    for case in cases:
+        if case["why"]:
+            known.setdefault(case["why"], []).append(case)
+    return known
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _plural(number_of: int, noun: str) -> str:
+    return f"{number_of} {noun}{'' if number_of == 1 else 's'}"
