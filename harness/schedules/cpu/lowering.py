@@ -23,11 +23,13 @@ class Lowering:
         inputs: The expressions that the kernel reads; not necessarily the operator's own arguments.
         place: How the result is laid out; None if no epilogue may be attached.
         build: Emits packing and kernel.
+        permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well, if there is one.
     """
 
     inputs: tuple[relax.Expr, ...]
     place: Place | None
     build: Build
+    permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
 
 
 @dataclass(frozen=True)

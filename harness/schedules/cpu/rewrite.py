@@ -10,6 +10,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
+from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Step
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering, is_call, static_shape
@@ -17,7 +18,11 @@ from harness.schedules.cpu.tile import vector_unit
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
 
-KERNELS: dict[str, Lower] = {"relax.matmul": lower_matmul}
+KERNELS: dict[str, Lower] = {
+    "relax.matmul": lower_matmul,
+    "relax.nn.attention": lower_attention,
+    "relax.nn.attention_bias": lower_attention,
+}
 """By Relax operator: how it becomes a kernel."""
 
 
@@ -122,6 +127,15 @@ def _plan(context: Context, facts: Any) -> _Plan:
         if lowering is None or context.is_parameter(variable):
             continue
         last, steps, operands = variable, [], []
+        user = _only_user(facts, last)
+        if lowering.permuted is not None and user is not None and is_call(context.bindings[user], "relax.permute_dims"):
+            axes = context.bindings[user].attrs.axes
+            rank = len(context.bindings[user].ty.shape)
+            order = range(rank)[::-1] if axes is None else (int(axis) % rank for axis in axes)
+            other = lowering.permuted(tuple(order))
+            if other is not None:
+                covered.add(last)
+                lowering, last = other, user
         while (following := _next_step(context, facts, lowering, last)) is not None:
             covered.add(last)
             last, step, operand = following
@@ -132,14 +146,19 @@ def _plan(context: Context, facts: Any) -> _Plan:
     return _Plan(kernels, frozenset(covered))
 
 
+def _only_user(facts: Any, variable: relax.Var) -> relax.Var | None:
+    """The binding that is the only one to use a variable of the same dataflow block, which it uses once."""
+    users = facts.users.get(variable, [])
+    return users[0] if isinstance(variable, relax.DataflowVar) and len(users) == 1 else None
+
+
 def _next_step(
     context: Context, facts: Any, lowering: Lowering, last: relax.Var
 ) -> tuple[relax.Var, Step, relax.Expr | None] | None:
     """The elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
-    users = facts.users.get(last, [])
-    if lowering.place is None or len(users) != 1 or users[0] is None or not isinstance(last, relax.DataflowVar):
+    user = _only_user(facts, last)
+    if lowering.place is None or user is None:
         return None
-    user = users[0]
     value = context.bindings[user]
     if not is_call(value, *UNARY, *BINARY) or static_shape(value) != lowering.place.shape:
         return None
