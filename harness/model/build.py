@@ -43,26 +43,31 @@ def build_model(
     Raises:
         HarnessError: for an unknown scale, a checkpoint that cannot be loaded, or a missing package.
     """
+    model = build_architecture(scale, interactive=interactive)
+    if checkpoint is None:
+        seed_weights(model, seed)
+    else:
+        seed_weights(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
+    return model
+
+
+def build_architecture(scale: str, *, interactive: bool = False) -> Any:
+    """Builds the model without weights: parameters hold whatever the memory held, buffers are upstream's.
+
+    Takes seconds and little memory at any scale, because the parameters are not touched. Arguments, result and errors
+    are those of `build_model`.
+    """
     with upstream():
-        model = _build(scale, interactive)
-        if checkpoint is None:
-            seed_weights(model, seed)
-        else:
-            missing = load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial)
-            seed_weights(model, seed, missing)
+        import torch
+        from sam3.model_builder import build_sam3_image_model
+
+        # Upstream draws some buffers from the global generator, which belongs to the caller.
+        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]):
+            model = build_sam3_image_model(
+                device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
+            )
         _fill_position_cache(model)
     return model.requires_grad_(False)
-
-
-def _build(scale: str, interactive: bool) -> torch.nn.Module:
-    import torch
-    from sam3.model_builder import build_sam3_image_model
-
-    with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]):
-        model: torch.nn.Module = build_sam3_image_model(
-            device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
-        )
-    return model
 
 
 @contextmanager

@@ -66,11 +66,11 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     # Attention logits get a standard deviation of about 2: a few dozen of 5184 keys carry the weight.
     (r".*\.(qkv\.weight|in_proj_weight)", _gain(1.4)),
     # Residual branches stay small against the stream that 32 (24) of them add up to.
-    (r".*\.trunk\.blocks\.\d+\.(attn\.proj|mlp\.fc2)\.weight", _gain(0.35)),
-    (r".*\.resblocks\.\d+\.(attn\.out_proj|mlp\.c_proj)\.weight", _gain(0.35)),
+    (r".*\.trunk\.blocks\.\d+\.(attn\.proj|mlp\.fc2)\.weight", _gain(0.2)),
+    (r".*\.resblocks\.\d+\.(attn\.out_proj|mlp\.c_proj)\.weight", _gain(0.25)),
     (r"(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.4)),
     # What all 200 queries get alike from attention must not drown what tells them apart.
-    (r"transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.3)),
+    (r"transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.2)),
     (r".*\.token_embedding\.weight", Distribution(std=0.5)),
     (r".*\.(pos_embed|positional_embedding)", Distribution(std=0.3)),
     # Layers before a ReLU keep the variance (He et al. 2015).
@@ -78,7 +78,7 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     (r".*\.(mask_embed|bbox_embed|presence_token_head)\.layers\.1\.weight", _gain(1.4)),
     (r".*\.pixel_decoder\.conv_layers\.\d+\.weight", _gain(1.4)),
     # Boxes move visibly, and no further than sigmoid still resolves.
-    (r".*\.bbox_embed\.layers\.2\.weight", _gain(0.5)),
+    (r".*\.bbox_embed\.layers\.2\.weight", _gain(0.3)),
     (r".*\.reference_points\.weight", Distribution(std=1.0)),
     (r".*\.query_embed\.weight", Distribution(std=1.0)),
     # Mask logits are dot products of 256 numbers: ±4, of both signs.
