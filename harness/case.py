@@ -1,9 +1,19 @@
-"""Case: one component × strategy × target × scale × seed, the unit of verification, parametrization and reporting."""
+"""Case: one component × strategy × target × scale × seed, the unit of verification; the matrix of them and its selection."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
+
+from harness.components import COMPONENTS
+from harness.errors import HarnessError
+from harness.rope import STRATEGIES
+from harness.targets import TARGETS
+
+DEFAULT_STRATEGY = "real"
+"""The strategy that applies to every component, with rotary position encoding inside or not."""
 
 
 class Scale(StrEnum):
@@ -27,3 +37,54 @@ class Case:
     def id(self) -> str:
         """The pytest id, for instance `vision_backbone-real-llvm-shallow`."""
         return f"{self.component}-{self.strategy}-{self.target}-{self.scale}"
+
+
+def strategies_of(component: str) -> tuple[str, ...]:
+    """The strategies that apply to a component: all if it has rotary position encoding, otherwise only the default."""
+    return tuple(STRATEGIES) if COMPONENTS[component].uses_rope else (DEFAULT_STRATEGY,)
+
+
+def checked(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names without repetition, or all that are known if none is given.
+
+    Raises:
+        HarnessError: If a name is unknown; the nearest known one is suggested.
+    """
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+            raise HarnessError(f"Unknown {kind} {name!r}: {hint}")
+    return tuple(dict.fromkeys(names)) or tuple(known)
+
+
+def select(
+    components: Sequence[str] = (),
+    strategies: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    scales: Sequence[str] = (Scale.SHALLOW.value,),
+    seed: int = 0,
+) -> tuple[Case, ...]:
+    """All cases of the given names; an empty sequence stands for every known one.
+
+    Raises:
+        HarnessError: If a name is unknown, or no strategy that was asked for applies to any component that was asked for.
+    """
+    components = checked("component", components, tuple(COMPONENTS))
+    strategies = checked("strategy", strategies, tuple(STRATEGIES))
+    targets = checked("target", targets, tuple(TARGETS))
+    scales = checked("scale", scales, tuple(Scale))
+    cases = tuple(
+        Case(component, strategy, target, scale, seed)
+        for target in targets
+        for scale in scales
+        for component in components
+        for strategy in strategies_of(component)
+        if strategy in strategies
+    )
+    if not cases:
+        raise HarnessError(
+            f"No case to run: {', '.join(components)} has no rotary position encoding, "
+            f"so only --strategy {DEFAULT_STRATEGY} applies."
+        )
+    return cases

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 GRID = (72, 72)
 """Tokens of the coarsest kept feature map: 1008 / 14 on each side."""
 
-FPN_SIZES = ((288, 288), (144, 144), (72, 72), (36, 36))
-"""Feature map sizes of the neck: scale factors 4, 2, 1 and 0.5 of the grid."""
-
 
 class Trunk(nn.Module):
     """The vision transformer alone; upstream returns a list with one feature map."""
@@ -32,9 +29,6 @@ class Neck(nn.Module):
     def __init__(self, neck: Any) -> None:
         super().__init__()
         self.neck = neck
-        # Upstream caches each table in eager mode; a table first made during export would leave a fake tensor behind.
-        for height, width in FPN_SIZES:
-            neck.position_encoding(torch.zeros(1, 1, height, width))
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """[B, 3, 1008, 1008] to four feature maps and four position encodings, twice if there is a SAM 2 neck."""

@@ -1,0 +1,78 @@
+"""Options, markers and parametrization: the conformance suite runs the same cases as `sam3-tvm verify`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+from harness.case import Case, Scale, select
+from harness.components import COMPONENTS
+from harness.errors import HarnessError
+from harness.rope import STRATEGIES
+from harness.targets import TARGETS
+
+settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+settings.load_profile("deterministic")
+
+MARKERS = {
+    **{name: f"cases of target {name}" for name in TARGETS},
+    **{name: f"cases of component {name}" for name in COMPONENTS},
+    **{name: f"cases of strategy {name}" for name in STRATEGIES},
+    **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("sam3-tvm", "which cases of the conformance suite to run; repeat a flag for several values")
+    for flag, known in (("component", COMPONENTS), ("strategy", STRATEGIES), ("target", TARGETS)):
+        group.addoption(f"--{flag}", action="append", default=[], help=f"one of {', '.join(known)}; default: all")
+    group.addoption(
+        "--scale", action="append", default=[], help=f"one of {', '.join(Scale)}; default: {Scale.SHALLOW.value}"
+    )
+    group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
+    group.addoption(
+        "--require-target", action="append", default=[], help="fail instead of skip where this target cannot run"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, description in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {description}")
+    unknown = [name for name in config.getoption("require_target") if name not in TARGETS]
+    if unknown:
+        raise pytest.UsageError(f"Unknown target {unknown[0]!r} in --require-target: known are {', '.join(TARGETS)}.")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"sam3-tvm: seed {config.getoption('seed')}, hypothesis derandomized"
+
+
+def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
+    """The cases that the command line asks for.
+
+    Raises:
+        pytest.UsageError: If a name is unknown.
+    """
+    try:
+        return select(
+            config.getoption("component"),
+            config.getoption("strategy"),
+            config.getoption("target"),
+            config.getoption("scale") or [Scale.SHALLOW.value],
+            config.getoption("seed"),
+        )
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        parameters = [
+            pytest.param(
+                case,
+                id=case.id,
+                marks=[getattr(pytest.mark, name) for name in (case.component, case.strategy, case.target, case.scale)],
+            )
+            for case in selected_cases(metafunc.config)
+        ]
+        metafunc.parametrize("case", parameters)

@@ -1,0 +1,128 @@
+"""The `sam3-tvm` command: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness import __version__
+from harness.case import DEFAULT_STRATEGY, Scale, select, strategies_of
+from harness.components import COMPONENTS
+from harness.errors import HarnessError
+from harness.rope import STRATEGIES
+from harness.targets import TARGETS
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Prove that SAM 3 compiled by TVM is SAM 3.")
+console = Console()
+
+
+@app.callback(invoke_without_command=True)
+def version_option(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Prove that SAM 3 compiled by TVM is SAM 3."""
+    if version:
+        console.print(f"sam3-tvm {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def verify(
+    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Target; repeatable. Default: llvm.")] = None,
+    scale: Annotated[list[str] | None, typer.Option(help="shallow or full; repeatable. Default: shallow.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded."),
+    ] = None,
+    allow_partial: Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")] = False,
+    image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
+    report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
+    timeout: Annotated[float, typer.Option(min=1, help="Time limit of each case, seconds.")] = 3600,
+    memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
+    judge_saved: Annotated[
+        bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
+    ] = False,
+) -> None:
+    """Export, compile and run each case, and judge every output against PyTorch and float64.
+
+    Exit code 0: all as expected; 1: something was not; 2: wrong usage or environment.
+    """
+    from harness.machine import describe_machine, versions
+    from harness.model.images import load_image
+    from harness.pipeline import Settings
+    from harness.progress import show
+    from harness.report import check_writable, write_report
+    from harness.verification import Limits, is_good, repro_flags, verify_cases
+
+    cases = select(component or (), strategy or (), target or ("llvm",), scale or (Scale.SHALLOW,), seed)
+    check_writable(report)
+    if image is not None:
+        load_image(image)
+    settings = Settings(checkpoint, allow_partial, image=image, judge_saved=judge_saved)
+    limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
+    machine, installed = describe_machine(), versions()
+    results = show(
+        console,
+        cases,
+        lambda on_stage: verify_cases(cases, settings, limits, on_stage),
+        lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings)),
+    )
+    console.print(f"Report: {report / 'VERIFICATION_REPORT.md'}", soft_wrap=True)
+    if not is_good(results):
+        raise typer.Exit(1)
+
+
+@app.command(name="list")
+def list_command() -> None:
+    """List components, strategies, targets and scales."""
+    components = Table("component", "what", "inputs", "outputs", "strategies", title="Components")
+    for entry in COMPONENTS.values():
+        components.add_row(
+            entry.name,
+            entry.summary,
+            ", ".join(entry.inputs),
+            ", ".join(entry.outputs),
+            ", ".join(strategies_of(entry.name)),
+        )
+    console.print(components)
+    for title, registry in (("Strategies", STRATEGIES), ("Targets", TARGETS)):
+        table = Table("name", "what", title=title)
+        for item in registry.values():
+            table.add_row(item.name, item.summary)
+        console.print(table)
+    console.print(f"Scales: {', '.join(Scale)}. Strategy of components without rotary encoding: {DEFAULT_STRATEGY}.")
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what this machine can compile and run, and name known-bad versions with the fix."""
+    from harness.doctor import diagnose, render
+
+    findings = diagnose()
+    console.print(render(findings))
+    if any(finding.problem for finding in findings):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command; every expected error is one sentence on stderr."""
+    errors = Console(stderr=True)
+    try:
+        code = app(standalone_mode=False)
+    except HarnessError as error:
+        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        code = 2
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        errors.print("Interrupted: nothing half-written was left; what was cached will be used again.")
+        code = 130
+    sys.exit(code or 0)

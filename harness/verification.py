@@ -1,0 +1,107 @@
+"""Run cases one after another, each in its own worker, and hold every outcome to its expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from harness.case import Case
+from harness.components import COMPONENTS
+from harness.outcome import Outcome, Stage, Status
+from harness.parity.expectations import Expectation, expectation_for, load_expectations
+from harness.pipeline import REPOSITORY, Settings
+from harness.report import Result
+from harness.rope import STRATEGIES
+from harness.targets import TARGETS
+from harness.worker import WorkerEnd, WorkerResult, run_isolated
+
+EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one case may use: seconds of wall-clock time, bytes of resident memory; None for no limit."""
+
+    timeout: float | None = None
+    memory_bytes: int | None = None
+
+
+@cache
+def expectations() -> tuple[Expectation, ...]:
+    """The entries of `fixtures/expectations.toml`, checked against the registries."""
+    known = {"component": COMPONENTS, "strategy": STRATEGIES, "target": TARGETS}
+    return load_expectations(EXPECTATIONS, known)
+
+
+def verify_case(
+    case: Case,
+    settings: Settings = Settings(),
+    limits: Limits = Limits(),
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Result:
+    """Walk one case through its stages in a worker process and compare with what is expected.
+
+    Args:
+        case: What to run.
+        settings: Weights, inputs, where outputs are kept.
+        limits: When to give up.
+        on_stage: Called with the name of each stage, soon after it was entered.
+
+    Raises:
+        HarnessError: If the input or the environment is at fault.
+    """
+    expectation = expectation_for(case, expectations())
+    ended = run_isolated(
+        "harness.pipeline:run_request",
+        (case, replace(settings, expectation=expectation)),
+        timeout=limits.timeout,
+        memory_limit_bytes=limits.memory_bytes,
+        breadcrumb=on_stage,
+    )
+    return Result.of(case, outcome_of(ended), expectation)
+
+
+def verify_cases(
+    cases: Sequence[Case],
+    settings: Settings,
+    limits: Limits,
+    on_stage: Callable[[Case, str], None] = lambda case, stage: None,
+) -> Iterator[Result]:
+    """Verify one case after another; a result is given as soon as it is there."""
+    for case in cases:
+        yield verify_case(case, settings, limits, lambda stage, case=case: on_stage(case, stage))  # type: ignore[misc]
+
+
+def outcome_of(ended: WorkerResult) -> Outcome:
+    """What became of a case, also if its process did not live to say so."""
+    if ended.kind is WorkerEnd.OK:
+        outcome: Outcome = ended.value
+        return replace(outcome, peak_rss_bytes=ended.peak_rss_bytes)
+    stage = Stage(ended.stage) if ended.stage else Stage.BUILD
+    return Outcome(stage, Status(ended.kind.value), ended.error, _seconds(ended), peak_rss_bytes=ended.peak_rss_bytes)
+
+
+def _seconds(ended: WorkerResult) -> dict[str, float]:
+    """Time of each stage that was left again, by the breadcrumbs."""
+    seconds: dict[str, float] = {}
+    for crumb, following in zip(ended.breadcrumbs, ended.breadcrumbs[1:], strict=False):
+        seconds[crumb.stage] = seconds.get(crumb.stage, 0.0) + following.seconds - crumb.seconds
+    return seconds
+
+
+def repro_flags(settings: Settings) -> tuple[str, ...]:
+    """What a command that reproduces a case needs besides the case's own flags."""
+    flags: tuple[str, ...] = ()
+    if settings.checkpoint is not None:
+        flags += ("--checkpoint", str(settings.checkpoint))
+    if settings.allow_partial:
+        flags += ("--allow-partial",)
+    if settings.image is not None:
+        flags += ("--image", str(settings.image))
+    return flags
+
+
+def is_good(results: Sequence[Result]) -> bool:
+    """Whether nothing was unexpected and something was verified at all."""
+    return not any(result.expected is False for result in results) and any(result.expected for result in results)
