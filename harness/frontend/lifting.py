@@ -9,6 +9,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from harness.frontend.defects.attention import KEPT
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -22,7 +24,10 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
     Those that nothing reads are left out. Without this, TVM's importer embeds buffers and constants (position encodings,
     RoPE tables) in the module. The result has a graph of its own, which may be rewritten; tensors are shared with `program`.
     """
-    program = program.run_decompositions()
+    table = torch.export.default_decompositions()
+    for operator in KEPT:
+        table.pop(operator, None)
+    program = program.run_decompositions(table)
     module = program.graph_module
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     returned = {spec.arg.name for spec in program.graph_signature.output_specs if hasattr(spec.arg, "name")}

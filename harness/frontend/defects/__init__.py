@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.frontend.defect import Defect
 from harness.frontend.defects import (
     assertions,
+    attention,
     clamp_integer,
     division_rounding,
     empty_tensors,
@@ -21,6 +22,7 @@ from harness.frontend.defects import (
 
 DEFECTS: tuple[Defect, ...] = (
     *assertions.DEFECTS,
+    *attention.DEFECTS,
     *empty_tensors.DEFECTS,
     *grid_sample.DEFECTS,
     *select_negative.DEFECTS,
