@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], tag: str = "") -> None
     description = [{"name": name, "dtype": a.dtype.name, "shape": list(a.shape)} for name, a in plain.items()]
     metadata = {"format": _FORMAT, "tag": tag, "arrays": json.dumps(description)}
     metadata["sha256"] = _digest(metadata, plain)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({name: _stored(array) for name, array in plain.items()}, temporary, metadata=metadata)

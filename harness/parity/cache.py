@@ -77,6 +77,8 @@ class ArrayCache:
             found = _read(path, tag)
             if found is not None:
                 return found
+            for leftover in path.parent.glob(f"{path.name}.*.tmp"):  # of a process that was killed while it wrote
+                leftover.unlink(missing_ok=True)
             made = dict(make())
             write_arrays(path, made, tag)
         finally:
