@@ -38,7 +38,7 @@ def prim_func(name: str, arguments: Sequence[Argument], body: Callable[..., None
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name(name)
-            T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+            T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE})
             buffers = [T.arg(a.name, T.buffer(a.shape, a.dtype)) for a in arguments]
             # Relax asks some questions about the root block of every function.
             with T.sblock("root"):

@@ -11,6 +11,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from harness.schedules.cpu.attention import lower_attention
+from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Step
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering, is_call, static_shape
@@ -20,6 +21,8 @@ Lower = Callable[[Context, ir.Call], Lowering | None]
 
 KERNELS: dict[str, Lower] = {
     "relax.matmul": lower_matmul,
+    "relax.nn.conv2d": lower_conv2d,
+    "relax.nn.conv2d_transpose": lower_conv2d_transpose,
     "relax.nn.attention": lower_attention,
     "relax.nn.attention_bias": lower_attention,
 }

@@ -1,0 +1,329 @@
+"""Two-dimensional convolutions as products: weights × columns of the image, the columns gathered block by block.
+
+    result[n, g, o, pixel] = Σ_k weight[g, o, k] · column[n, g, k, pixel],   k = (input channel, kernel row, kernel column)
+
+The weights are the resident operand, rows of the product; the image streams, so that no more of the column matrix exists than
+one panel per thread. Special cases: a kernel as large as the image is a plain matrix product over images; a transposed
+convolution whose stride is its kernel scatters a product over input pixels; a depthwise convolution has its own kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func, vectors, view
+from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.gemm import Operand, matrix_product
+from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
+from harness.schedules.cpu.product import Pack, PanelRead, Problem, Read, Store, pack_function, product_function, stream
+from harness.schedules.cpu.tile import Tile, choose_tile
+
+
+@dataclass(frozen=True)
+class Window:
+    """Geometry of a convolution over [batch, channels, height, width].
+
+    Attributes:
+        image: Input shape.
+        result: Output shape.
+        kernel: Kernel height and width.
+        strides, dilation: Per axis.
+        padding: Rows above and columns left of the image.
+        groups: Channel groups.
+    """
+
+    image: tuple[int, ...]
+    result: tuple[int, ...]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @property
+    def channels(self) -> int:
+        """Input channels per group."""
+        return self.image[1] // self.groups
+
+    @property
+    def filters(self) -> int:
+        """Output channels per group."""
+        return self.result[1] // self.groups
+
+    @property
+    def depth(self) -> int:
+        """Terms per output element."""
+        return self.channels * math.prod(self.kernel)
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels per image."""
+        return self.result[2] * self.result[3]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether every output pixel reads exactly the input pixel at its own place."""
+        return self.kernel == (1, 1) and self.strides == (1, 1) and self.result[2:] == self.image[2:]
+
+    @property
+    def covers_image(self) -> bool:
+        """Whether there is one output pixel, which reads every input pixel once."""
+        return self.result[2:] == (1, 1) and self.kernel == self.image[2:] and self.padding == (0, 0) and self._dense
+
+    @property
+    def _dense(self) -> bool:
+        return self.dilation == (1, 1) and self.groups == 1
+
+
+def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
+    """`relax.nn.conv2d`, fp32, NCHW, of static shape."""
+    attributes = conv.attrs
+    image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    if layouts != ("NCHW", "OIHW", "NCHW") or image is None or weight is None or result is None or 0 in image + result:
+        return None
+    window = Window(
+        image,
+        result,
+        (weight[2], weight[3]),
+        _pair(attributes.strides),
+        _pair(attributes.padding),
+        _pair(attributes.dilation),
+        int(attributes.groups),
+    )
+    data, weights = conv.args
+    if window.covers_image:
+        left = Operand(data, image, (), transposed=False)
+        right = Operand(weights, weight, (), transposed=True)
+        return matrix_product(context, left, right, (), Problem(1, image[0], weight[0], window.depth), result)
+    if window.channels == window.filters == 1:
+        return _depthwise(context, window, data, weights, weight)
+    return _columns(context, window, data, weights, weight)
+
+
+def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
+    """`relax.nn.conv2d_transpose` whose kernel tiles the result: stride = kernel, no padding; fp32, NCHW, static shape."""
+    attributes = conv.attrs
+    image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    if layouts != ("NCHW", "IOHW", "NCHW") or image is None or weight is None or result is None or 0 in image + result:
+        return None
+    tiles = (
+        _pair(attributes.strides) == weight[2:]
+        and {*map(int, attributes.padding), *map(int, attributes.output_padding)} == {0}
+        and _pair(attributes.dilation) == (1, 1)
+        and int(attributes.groups) == 1
+    )
+    return _scatter(context, conv.args[0], conv.args[1], image, weight, result) if tiles else None
+
+
+def _pair(values: Sequence[Any]) -> tuple[int, int]:
+    return int(values[0]), int(values[1])
+
+
+def _place(window: Window) -> Place:
+    def flat(b: Any, i: Any, j: Any) -> Any:
+        return (b * window.filters + i) * window.pixels + j
+
+    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
+        return [b // window.groups, b % window.groups * window.filters + i, j // window.result[3], j % window.result[3]]
+
+    return Place(window.result, flat, coordinates, frozenset({0, 1}))
+
+
+def _columns(
+    context: Context, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
+) -> Lowering:
+    """The general convolution."""
+    problem = Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
+    tile = choose_tile(context.unit, problem.rows, problem.columns)
+    place = _place(window)
+
+    def weight_reader(buffer: tirx.Buffer) -> Read:
+        rows = view(buffer, window.groups, window.filters, window.depth)
+        return lambda g, i, k: rows[g, i, k]
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        source = Argument("weight", weight)
+        packing = pack_function("left", source, window.groups, window.filters, window.depth, tile, weight_reader)
+        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
+
+        def body(*buffers: tirx.Buffer) -> tuple[Pack, PanelRead, Store]:
+            image, panels, *extras, result = buffers
+            line = view(result, math.prod(window.result))
+            finish = epilogue.emitter(place, extras)
+
+            def store(b: Any, i: Any, j: Any, value: Any) -> None:
+                T.buffer_store(line, finish(b, i, j, value), [place.flat(b, i, j)])
+
+            if window.pointwise:
+                rows = view(image, problem.batch, window.channels, window.pixels)
+                pack = stream(lambda b, j, k: rows[b, k, j], window.pixels, tile.columns, window.depth, tile.lanes)
+            else:
+                pack = _gather(window, tile, image)
+            return pack, lambda b, p, k, i: panels[b % window.groups, p, k, i], store
+
+        name = "conv2d" + epilogue.label
+        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
+        arguments = [Argument("image", window.image), Argument("packed", packed_shape), *epilogue.arguments]
+        function = product_function(
+            name, problem, "right", tile, [*arguments, Argument("result", window.result)], body
+        )
+        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
+
+    return Lowering((data, weights), place, build)
+
+
+def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
+    """Packs the columns of one panel of output pixels; padding and pixels beyond the last read as zero or repeat the last."""
+    height, width = window.image[2:]
+    (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
+    planes = view(image, window.image[0] * window.groups, window.channels, height, width)
+
+    def pack(workspace: tirx.Buffer, slot: Any, b: Any, first: Any) -> None:
+        tops = T.alloc_buffer((tile.columns,), "int32", scope="local")
+        lefts = T.alloc_buffer((tile.columns,), "int32", scope="local")
+        with T.serial(0, tile.columns) as j:
+            pixel = T.Bind(T.min(first + j, window.pixels - 1))
+            T.buffer_store(tops, pixel // out_width * window.strides[0] - window.padding[0], [j])
+            T.buffer_store(lefts, pixel % out_width * window.strides[1] - window.padding[1], [j])
+        one_line = T.Bind(lefts[tile.columns - 1] - lefts[0] == tile.columns - 1)
+        with T.serial(0, window.channels) as c, T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx:
+            k = T.Bind((c * kernel_height + ky) * kernel_width + kx)
+            down, right = T.Bind(ky * window.dilation[0]), T.Bind(kx * window.dilation[1])
+
+            def element() -> None:
+                with T.serial(0, tile.columns) as j:
+                    y, x = tops[j] + down, lefts[j] + right
+                    inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
+                    T.buffer_store(workspace, T.if_then_else(inside, planes[b, c, y, x], fp32(0.0)), [slot, k, j])
+
+            def line(y: Any, x: Any) -> None:
+                for_each_vector(
+                    tile.columns,
+                    tile.lanes,
+                    lambda j: T.buffer_store(workspace, planes[b, c, y, x + j], [slot, k, j]),
+                )
+
+            if window.strides[1] != 1:
+                element()
+            else:
+                y, x = T.Bind(tops[0] + down), T.Bind(lefts[0] + right)
+                with T.If(tirx.all(one_line, y >= 0, y < height, x >= 0, x + tile.columns <= width)):
+                    with T.Then():
+                        line(y, x)
+                    with T.Else():
+                        element()
+
+    return pack
+
+
+def _scatter(
+    context: Context,
+    data: relax.Expr,
+    weights: relax.Expr,
+    image: tuple[int, ...],
+    weight: tuple[int, ...],
+    result: tuple[int, ...],
+) -> Lowering:
+    """A transposed convolution without overlap: (output channel, kernel place) × input channels × input pixels."""
+    batch, depth, height, width = image
+    _, filters, kernel_height, kernel_width = weight
+    problem = Problem(batch, filters * kernel_height * kernel_width, height * width, depth)
+    tile = choose_tile(context.unit, problem.rows, problem.columns)
+
+    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
+        return [
+            b,
+            i // (kernel_height * kernel_width),
+            j // width * kernel_height + i // kernel_width % kernel_height,
+            j % width * kernel_width + i % kernel_width,
+        ]
+
+    def flat(b: Any, i: Any, j: Any) -> Any:
+        n, c, y, x = coordinates(b, i, j)
+        return ((n * filters + c) * result[2] + y) * result[3] + x
+
+    place = Place(result, flat, coordinates, frozenset({0, 1}))
+
+    def weight_reader(buffer: tirx.Buffer) -> Read:
+        columns = view(buffer, depth, problem.rows)
+        return lambda _, i, k: columns[k, i]
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        packing = pack_function("left", Argument("weight", weight), 1, problem.rows, depth, tile, weight_reader)
+        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
+
+        def body(*buffers: tirx.Buffer) -> tuple[Pack, PanelRead, Store]:
+            pixels, panels, *extras, output = buffers
+            rows = view(pixels, batch, depth, problem.columns)
+            finish = epilogue.emitter(place, extras)
+
+            def store(b: Any, i: Any, j: Any, value: Any) -> None:
+                T.buffer_store(output, finish(b, i, j, value), coordinates(b, i, j))
+
+            pack = stream(lambda b, j, k: rows[b, k, j], problem.columns, tile.columns, depth, tile.lanes)
+            return pack, lambda _, p, k, i: panels[0, p, k, i], store
+
+        name = "conv2d_transpose" + epilogue.label
+        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
+        arguments = [Argument("image", image), Argument("packed", packed_shape), *epilogue.arguments]
+        function = product_function(name, problem, "right", tile, [*arguments, Argument("result", result)], body)
+        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
+
+    return Lowering((data, weights), place, build)
+
+
+def _depthwise(
+    context: Context, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
+) -> Lowering:
+    """One filter per channel: each task pads one plane into its workspace and slides the kernel over it."""
+    batch, channels, height, width = window.image
+    out_height, out_width = window.result[2:]
+    (kernel_height, kernel_width), (stride_y, stride_x) = window.kernel, window.strides
+    padded_height = (out_height - 1) * stride_y + (kernel_height - 1) * window.dilation[0] + 1
+    padded_width = (out_width - 1) * stride_x + (kernel_width - 1) * window.dilation[1] + 1
+    top, left = window.padding
+    place = _place(window)
+    lanes = context.unit.lanes
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        def body(*buffers: tirx.Buffer) -> None:
+            image, filters, *extras, result = buffers
+            planes = view(image, batch * channels, height, width)
+            line = view(result, math.prod(window.result))
+            finish = epilogue.emitter(place, extras)
+            with T.parallel(0, batch * channels) as plane:
+                padded = T.alloc_buffer((padded_height, padded_width), "float32")
+                with T.serial(0, padded_height) as y, T.serial(0, padded_width) as x:
+                    inside = tirx.all(y >= top, y < top + height, x >= left, x < left + width)
+                    T.buffer_store(
+                        padded, T.if_then_else(inside, planes[plane, y - top, x - left], fp32(0.0)), [y, x]
+                    )
+                with T.serial(0, out_height) as y:
+                    for start, count in vectors(out_width, lanes):
+                        total = T.alloc_buffer((count,), "float32", scope="local")
+                        with T.vectorized(0, count) as j:
+                            T.buffer_store(total, fp32(0.0), [j])
+                        with T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx:
+                            factor = filters[plane % channels, 0, ky, kx]
+                            with T.vectorized(0, count) as j:
+                                row = y * stride_y + ky * window.dilation[0]
+                                column = (start + j) * stride_x + kx * window.dilation[1]
+                                T.buffer_store(total, total[j] + factor * padded[row, column], [j])
+                        with T.vectorized(0, count) as j:
+                            pixel = y * out_width + start + j
+                            T.buffer_store(line, finish(plane, 0, pixel, total[j]), [place.flat(plane, 0, pixel)])
+
+        name = "depthwise" + epilogue.label
+        arguments = [Argument("image", window.image), Argument("weight", weight), *epilogue.arguments]
+        function = prim_func(name, [*arguments, Argument("result", window.result)], body)
+        return call(builder, name, function, inputs)
+
+    return Lowering((data, weights), place, build)
