@@ -112,7 +112,7 @@ def digits(value: float | str | None) -> str:
         return "∞" if x > 0 else "-∞"
     if x == 0:
         return "0"
-    if 0.01 <= abs(x) < 1000:
+    if 0.01 <= abs(x) < 999.5:  # from there on three digits would be rounded to four
         return f"{x:.3g}"
     mantissa, exponent = f"{x:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
