@@ -28,8 +28,6 @@ class Symptom(StrEnum):
 
     REJECTED = "rejected"
     WRONG_RESULT = "wrong result"
-    CRASH = "crash"
-    INACCURATE = "inaccurate"
     SLOW = "not optimized"
 
 
@@ -41,13 +39,15 @@ class RawOutcome:
         symptom: How it shows.
         error: Name of the exception's type; empty where no error is raised.
         message: Regular expression found in the exception's message.
-        wrong: For a wrong result, what is wrong, in words.
+        wrong: Where no error is raised, what is wrong, in words.
+        absent: For a module that could be better, the text that is missing in its printed form.
     """
 
     symptom: Symptom
     error: str = ""
     message: str = ""
     wrong: str = ""
+    absent: str = ""
 
 
 @dataclass(frozen=True)

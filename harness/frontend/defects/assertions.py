@@ -34,7 +34,7 @@ DEFECTS = (
             "looks into dataflow blocks. SAM 3's geometry encoder checks its padding masks that way."
         ),
         reproduction=lambda: (_Checked(), (torch.ones(2),)),
-        raw=RawOutcome(Symptom.SLOW, wrong="no dataflow block, no fusion"),
+        raw=RawOutcome(Symptom.SLOW, absent="R.dataflow()", wrong="no dataflow block, no fusion"),
         workaround="A pass that removes the assertions; the inputs' validity is PyTorch's to check.",
         passes=(_remove,),
     ),

@@ -95,7 +95,7 @@ DEFECTS = (
             "blocks has 430 million elements. Without the decomposition, TVM's converter rejects boolean masks."
         ),
         reproduction=_reproduction,
-        raw=RawOutcome(Symptom.SLOW, wrong="no relax.nn.attention in the module"),
+        raw=RawOutcome(Symptom.SLOW, absent="R.nn.attention", wrong="no relax.nn.attention in the module"),
         workaround="The operator is kept whole, and a converter maps it to relax.nn.attention, with masks as a bias.",
         converters={"scaled_dot_product_attention.default": _convert},
     ),

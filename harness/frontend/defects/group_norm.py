@@ -37,11 +37,11 @@ def _convert(node: Node, importer: Any) -> Any:
 DEFECTS = (
     Defect(
         name="group_norm_without_weight",
-        title="group_norm without weight and bias follows a null pointer",
+        title="group_norm without weight and bias is rejected",
         where="ExportedProgramImporter._native_group_norm",
-        what="The missing weight is handed on as None, which the compiler dereferences.",
+        what="The missing weight is handed on as None, a null pointer in the module.",
         reproduction=lambda: (_Normalize(), (torch.arange(16.0).reshape(1, 4, 2, 2),)),
-        raw=RawOutcome(Symptom.CRASH),
+        raw=RawOutcome(Symptom.REJECTED, "InternalError", "null pointer"),
         workaround="A converter that fills in ones and zeros.",
         converters={"native_group_norm.default": _convert},
     ),
