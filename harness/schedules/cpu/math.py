@@ -1,7 +1,7 @@
 """Elementary functions in fp32 as plain TIR arithmetic, so that LLVM vectorizes them.
 
 TVM lowers `tirx.exp`, `tirx.erf` and others to calls of the C library, one scalar at a time. The functions here take and return
-a float32 `PrimExpr` and use only additions, products, `fma`, selects, shifts and bit casts: everything that both TVM's
+a float32 expression and use only additions, products, `fma`, selects, shifts and bit casts: everything that both TVM's
 `VectorizeLoop` and LLVM's loop vectorizer turn into vector code. The same source serves loops of any instruction set; `fma`
 falls back to a product and a sum where the machine has none, and the reductions are exact either way.
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 
 if TYPE_CHECKING:
-    from tvm.tirx import PrimExpr
+    from tvm.ir import Expr
 
 _LOG2_E = 1.4426950408889634
 _SHIFTER = 12582912.0
@@ -56,19 +56,19 @@ _TAIL = (0.188821286, 0.303948194, 0.387137413, 0.373063385, 0.241559058, 0.0596
 """½·erfc(a/√2)·exp(a²/2)/t in t - ½ with t = 1/(1 + a/4) on 1 ≤ a ≤ 14.5; relative error 2⁻²⁶·⁹·(1 + a²/8)."""
 
 
-def _f32(value: float) -> PrimExpr:
+def _f32(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
-def _i32(value: int) -> PrimExpr:
+def _i32(value: int) -> Expr:
     return tirx.const(value, "int32")
 
 
-def _fma(x: PrimExpr, y: PrimExpr, z: PrimExpr) -> PrimExpr:
+def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
     return tirx.op.fma(x, y, z)
 
 
-def _let(value: PrimExpr, body: Callable[[PrimExpr], PrimExpr], name: str = "t") -> PrimExpr:
+def _let(value: Expr, body: Callable[[Expr], Expr], name: str = "t") -> Expr:
     """Binds a value to a name for the expression that `body` makes of it."""
     if isinstance(value, tirx.Var):
         return body(value)
@@ -76,15 +76,15 @@ def _let(value: PrimExpr, body: Callable[[PrimExpr], PrimExpr], name: str = "t")
     return tirx.Let(variable, value, body(variable))
 
 
-def _bits(x: PrimExpr) -> PrimExpr:
+def _bits(x: Expr) -> Expr:
     return tirx.reinterpret("int32", x)
 
 
-def _from_bits(x: PrimExpr) -> PrimExpr:
+def _from_bits(x: Expr) -> Expr:
     return tirx.reinterpret("float32", x)
 
 
-def _polynomial(x: PrimExpr, coefficients: tuple[float, ...]) -> PrimExpr:
+def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
     """Horner's scheme; the first coefficient is the constant one."""
     result = _f32(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
@@ -92,31 +92,31 @@ def _polynomial(x: PrimExpr, coefficients: tuple[float, ...]) -> PrimExpr:
     return result
 
 
-def _clamp(x: PrimExpr, low: float, high: float) -> PrimExpr:
+def _clamp(x: Expr, low: float, high: float) -> Expr:
     """x limited to [low, high]; NaN stays NaN (every comparison with it is false)."""
     return tirx.Select(x > _f32(high), _f32(high), tirx.Select(x < _f32(low), _f32(low), x))
 
 
-def _power_of_two(n: PrimExpr) -> PrimExpr:
+def _power_of_two(n: Expr) -> Expr:
     """2ⁿ for an int32 n in [-126, 127]."""
     return _from_bits(tirx.shift_left(n + _i32(127), _i32(23)))
 
 
-def _exp_reduced(x: PrimExpr, low: PrimExpr | None = None) -> PrimExpr:
+def _exp_reduced(x: Expr, low: Expr | None = None) -> Expr:
     """exp(x + low) for x already within the limits; `low` is a correction far below x's last place."""
 
-    def scaled(shifted: PrimExpr) -> PrimExpr:
-        def with_integer(n: PrimExpr) -> PrimExpr:
+    def scaled(shifted: Expr) -> Expr:
+        def with_integer(n: Expr) -> Expr:
             # The remainder is exact in its first step: n·_LN2_HIGH has at most 18 bits.
             r = _fma(n, _f32(-_LN2_LOW), _fma(n, _f32(-_LN2_HIGH), x))
             if low is not None:
                 r = r + low
 
-            def with_remainder(r: PrimExpr) -> PrimExpr:
+            def with_remainder(r: Expr) -> Expr:
                 e = _fma(r * r, _polynomial(r, _EXP), r) + _f32(1.0)
                 exponent = _bits(shifted) - _i32(_SHIFTER_BITS)
 
-                def with_exponent(k: PrimExpr) -> PrimExpr:
+                def with_exponent(k: Expr) -> Expr:
                     # Two factors, so that both ends work: 2¹²⁸ is no float, and subnormal results round only once.
                     half = tirx.shift_right(k, _i32(1))
                     return _let(half, lambda h: e * _power_of_two(h) * _power_of_two(k - h), "half")
@@ -130,7 +130,7 @@ def _exp_reduced(x: PrimExpr, low: PrimExpr | None = None) -> PrimExpr:
     return _let(_fma(x, _f32(_LOG2_E), _f32(_SHIFTER)), scaled, "shifted")
 
 
-def exp(x: PrimExpr) -> PrimExpr:
+def exp(x: Expr) -> Expr:
     """eˣ within 1 ULP, subnormal results included.
 
     exp(-inf) = 0, exp(inf) = inf, exp(NaN) = NaN; overflow gives inf, underflow subnormals and then 0.
@@ -138,24 +138,24 @@ def exp(x: PrimExpr) -> PrimExpr:
     return _let(x, lambda x: _let(_clamp(x, _EXP_SMALLEST, _EXP_LARGEST), _exp_reduced, "clamped"), "x")
 
 
-def sigmoid(x: PrimExpr) -> PrimExpr:
+def sigmoid(x: Expr) -> Expr:
     """1/(1 + e⁻ˣ) within 3 ULP for x ≥ -88; 0 below (as in PyTorch, where the true value is subnormal)."""
     return _f32(1.0) / (_f32(1.0) + exp(_f32(0.0) - x))
 
 
-def silu(x: PrimExpr) -> PrimExpr:
+def silu(x: Expr) -> Expr:
     """x·sigmoid(x) within 3 ULP for x ≥ -88; -0 below, NaN at -inf (both as in PyTorch)."""
     return _let(x, lambda x: x / (_f32(1.0) + exp(_f32(0.0) - x)), "x")
 
 
-def erf(x: PrimExpr) -> PrimExpr:
+def erf(x: Expr) -> Expr:
     """The error function within 2 ULP; exactly ±1 from |x| = 4 on."""
 
-    def with_x(x: PrimExpr) -> PrimExpr:
-        def with_square(s: PrimExpr) -> PrimExpr:
+    def with_x(x: Expr) -> Expr:
+        def with_square(s: Expr) -> Expr:
             small = _fma(x, _polynomial(s, _ERF_SMALL), x)
 
-            def with_magnitude(a: PrimExpr) -> PrimExpr:
+            def with_magnitude(a: Expr) -> Expr:
                 exponent = _f32(0.0) - _polynomial(a, _ERF_LARGE)
                 large = _f32(1.0) - _let(exponent, _exp_reduced, "exponent")
                 signed = _let(large, lambda v: tirx.Select(x < _f32(0.0), _f32(0.0) - v, v), "large")
@@ -168,7 +168,7 @@ def erf(x: PrimExpr) -> PrimExpr:
     return _let(x, with_x, "x")
 
 
-def gelu(x: PrimExpr) -> PrimExpr:
+def gelu(x: Expr) -> Expr:
     """x·Φ(x), the erf form of GELU, without cancellation in the negative tail.
 
     For |x| < 1 it is x·(½ + x·P(x²)), beyond max(x, 0) - |x|·Q(|x|) with Q(a) = ½·erfc(a/√2) = exp(-a²/2)·t·P(t - ½) and
@@ -176,9 +176,9 @@ def gelu(x: PrimExpr) -> PrimExpr:
     gelu(inf) = inf; gelu(-inf) = 0, the limit, where PyTorch computes -inf·0 = NaN.
     """
 
-    def with_x(x: PrimExpr) -> PrimExpr:
-        def with_magnitude(a: PrimExpr) -> PrimExpr:
-            def with_square(s: PrimExpr) -> PrimExpr:
+    def with_x(x: Expr) -> Expr:
+        def with_magnitude(a: Expr) -> Expr:
+            def with_square(s: Expr) -> Expr:
                 small = x * _fma(x, _polynomial(s, _GELU_SMALL), _f32(0.5))
                 # What a·a lost in rounding goes back into the exponent.
                 lost = _fma(a, a, _f32(0.0) - s)

@@ -1,0 +1,398 @@
+"""The default schedule of everything that has no kernel of its own, and vectorizable elementary functions.
+
+`schedule_remaining` takes the functions that TVM's legalization and fusion leave behind as serial loops over whole tensors:
+elementwise and broadcast arithmetic, transpositions, padding, concatenation, gathers, pooling, resizing, small reductions. It
+changes the order of loops and nothing else, except for long fp32 sums, which it splits into partial sums.
+
+Innermost loops are left to LLVM's vectorizer: it interleaves, handles remainders and predicates, and sees through the index
+arithmetic of fused operators, where TVM's explicit vectorization falls back to one scalar at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, s_tir, te, tirx
+
+from harness.schedules.cpu import math as elementary
+from harness.schedules.cpu.lowering import static_shape
+from harness.schedules.cpu.reduction import Legalize, default
+
+_log = logging.getLogger(__name__)
+
+_PARALLEL_FROM = 32768
+"""Estimated operations below which starting threads costs more than the work."""
+_GRAIN = 4096
+"""Elements that one task of a flat loop handles."""
+_SHORT = 8
+"""Innermost loops below this extent are kept together with the loop around them."""
+_TILE = 32
+"""Largest side of a tile of a transposition: 32 lines of 128 bytes fit the first-level cache many times."""
+_LONG_SUM = 256
+"""fp32 sums of more terms than this are split."""
+_REUSE = 16
+"""How often a cheap intermediate value may be recomputed so that it need not be stored."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What the schedule asks about a block: a perfect nest of loops around one store."""
+
+    handle: Any
+    node: Any
+    loops: tuple[Any, ...]
+    extents: tuple[int, ...]
+    reduced: tuple[bool, ...]
+
+    @property
+    def domain(self) -> int:
+        """Iterations."""
+        return math.prod(self.extents)
+
+    @property
+    def spatial(self) -> bool:
+        """Whether every iteration writes an element of its own."""
+        return not any(self.reduced)
+
+
+def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
+    """The block if it has constant extents and one loop per axis, all still serial; otherwise None."""
+    node = sch.get(handle)
+    loops = tuple(sch.get_loops(handle))
+    nodes = [sch.get(loop) for loop in loops]
+    kinds = [axis.iter_type for axis in node.iter_vars]
+    if len(loops) != len(kinds) or not set(kinds) <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
+        return None
+    if not all(isinstance(n.extent, tirx.IntImm) and n.kind == tirx.ForKind.SERIAL for n in nodes):
+        return None
+    if any(isinstance(loop.body, tirx.SeqStmt) for loop in nodes):
+        return None
+    realize = nodes[-1].body if nodes else None
+    if not isinstance(realize, s_tir.SBlockRealize):
+        return None
+    if not all(value.same_as(n.loop_var) for value, n in zip(realize.iter_values, nodes, strict=True)):
+        return None
+    extents = tuple(int(n.extent) for n in nodes)
+    return _Block(handle, node, loops, extents, tuple(kind == tirx.IterVar.CommReduce for kind in kinds))
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What a block's body contains."""
+
+    loads: tuple[Any, ...]
+    size: int
+    costly: bool
+    binds: bool
+
+
+_FREE = {"tirx.if_then_else", "tirx.likely", "tirx.reinterpret", "tirx.bitwise_and", "tirx.fma", "tirx.shift_left"}
+
+
+def _examine(block: _Block) -> _Body:
+    loads: list[Any] = []
+    counts = {"size": 0, "costly": 0, "binds": 0}
+
+    def visit(node: Any) -> None:
+        counts["size"] += 1
+        if isinstance(node, ir.TensorLoad):
+            loads.append(node)
+        elif isinstance(node, tirx.Let):
+            counts["binds"] += 1
+        elif (isinstance(node, ir.Call) and getattr(node.op, "name", "") not in _FREE) or (
+            isinstance(node, tirx.Div) and str(node.ty) == "float32"
+        ):
+            counts["costly"] += 1
+
+    tvm_ffi.structural_walk(block.node.body, visit)
+    return _Body(tuple(loads), counts["size"], counts["costly"] > 0, counts["binds"] > 0)
+
+
+def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> None:
+    """Inlines intermediate elementwise blocks, unless that repeats costly work."""
+    outputs = {sch.get(handle).name_hint for handle in sch.get_output_blocks(sch.get_sblock("root"))}
+    for handle in handles:
+        block = _block(sch, handle)
+        if block is None or not block.spatial or block.node.name_hint in outputs or len(block.node.writes) != 1:
+            continue
+        body = _examine(block)
+        consumers = [_block(sch, consumer) for consumer in sch.get_consumers(handle)]
+        if not consumers or any(consumer is None for consumer in consumers):
+            continue
+        buffer = block.node.writes[0].source
+        uses = 0
+        for consumer in consumers:
+            reads = sum(load.source.same_as(buffer) for load in _examine(consumer).loads)
+            uses += reads * consumer.domain
+        reads_total = uses / max(block.domain, 1)
+        single = len(consumers) == 1 and reads_total <= 1
+        if not single and (body.costly or body.binds or reads_total > _REUSE):
+            continue
+        try:
+            sch.compute_inline(handle)
+        except Exception as error:
+            _log.debug("block %s is not inlined: %s", block.node.name_hint, error)
+
+
+def _divisor(number: int, limit: int, multiple: int = 1) -> int:
+    """The largest divisor of `number` up to `limit` that is a multiple of `multiple`; 1 if there is none."""
+    return next((d for d in range(min(limit, number), 1, -1) if number % d == 0 and d % multiple == 0), 1)
+
+
+def _is_flat(block: _Block, body: _Body) -> bool:
+    """Whether every tensor is read and written at the same position of the same shape."""
+    store = block.node.body
+    axes = [axis.var for axis in block.node.iter_vars]
+    if not isinstance(store, tirx.BufferStore):
+        return False
+
+    def straight(buffer: Any, indices: Sequence[Any]) -> bool:
+        return len(indices) == len(axes) and all(
+            index.same_as(axis) and isinstance(extent, tirx.IntImm) and int(extent) == loop
+            for index, axis, extent, loop in zip(indices, axes, buffer.shape, block.extents, strict=True)
+        )
+
+    return straight(store.buffer, store.indices) and all(
+        len(load.indices) == 0 or straight(load.source, load.indices) for load in body.loads
+    )
+
+
+def _transposed_axis(block: _Block, body: _Body) -> int | None:
+    """The axis along which some operand is contiguous, if that is not the last one."""
+    axes = [axis.var for axis in block.node.iter_vars]
+    for load in body.loads:
+        if len(load.indices) < 2:
+            continue
+        last = load.indices[-1]
+        around = load.indices[:-1]
+        for n, axis in enumerate(axes[:-1]):
+            if last.same_as(axis) and any(index.same_as(axes[-1]) for index in around):
+                return n
+    return None
+
+
+def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> None:
+    if not loops or not worthwhile:
+        return
+    sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
+
+
+def _schedule_spatial(sch: s_tir.Schedule, block: _Block) -> None:
+    body = _examine(block)
+    worthwhile = block.domain * max(1, body.size // 8) >= _PARALLEL_FROM
+    loops = list(block.loops)
+    if _is_flat(block, body) or len(loops) == 1:
+        grain = _divisor(block.domain, _GRAIN, 16)
+        if grain >= 64:
+            flat = sch.fuse(*loops) if len(loops) > 1 else loops[0]
+            outer, _ = sch.split(flat, [None, grain])
+            _parallel(sch, [outer], worthwhile)
+            return
+        if len(loops) == 1:
+            grain = _divisor(block.domain, _GRAIN)
+            if grain >= 64 and grain < block.domain:
+                loops = list(sch.split(loops[0], [None, grain]))
+            _parallel(sch, loops[:-1], worthwhile)
+            return
+    crossed = _transposed_axis(block, body)
+    if crossed is not None:
+        rows, columns = (_divisor(block.extents[n], _TILE) for n in (crossed, -1))
+        if rows >= 4 and columns >= 4:
+            row, row_inner = sch.split(loops[crossed], [None, rows])
+            column, column_inner = sch.split(loops[-1], [None, columns])
+            around = [loop for n, loop in enumerate(loops[:-1]) if n != crossed]
+            sch.reorder(*around, row, column, row_inner, column_inner)
+            _parallel(sch, [*around, row], worthwhile)
+            return
+    keep = 1
+    while keep < len(loops) and math.prod(block.extents[-keep:]) < _SHORT:
+        keep += 1
+    if keep == len(loops) and keep > 1:
+        keep -= 1
+    outer_loops = loops[:-keep]
+    if math.prod(block.extents[:-keep]) < 2 and worthwhile:
+        inner = _divisor(block.extents[-keep], max(_GRAIN, 64), 16)
+        if 1 < inner < block.extents[-keep]:
+            outer, _ = sch.split(loops[-keep], [None, inner])
+            outer_loops = [*outer_loops, outer]
+    _parallel(sch, outer_loops, worthwhile)
+
+
+def _is_long_sum(block: _Block) -> bool:
+    store = block.node.body
+    terms = math.prod(extent for extent, reduced in zip(block.extents, block.reduced, strict=True) if reduced)
+    return (
+        terms > _LONG_SUM
+        and isinstance(store, tirx.BufferStore)
+        and str(store.buffer.dtype) == "float32"
+        and isinstance(store.value, tirx.Add)
+    )
+
+
+def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
+    """Splits a long sum into partial sums that are added afterwards; False if the number of terms has no fitting divisor."""
+    inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
+    outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
+    terms = math.prod(extent for extent, reduced in zip(block.extents, block.reduced, strict=True) if reduced)
+    lanes = _divisor(terms, 4 * math.isqrt(terms), 16)
+    if lanes == 1:
+        lanes = _divisor(terms, 4 * math.isqrt(terms))
+    if lanes < 4:
+        return False
+    sch.reorder(*outer, *inner)
+    line = sch.fuse(*inner) if len(inner) > 1 else inner[0]
+    _, lane = sch.split(line, [None, lanes])
+    partial = sch.rfactor(lane, len(outer))
+    worthwhile = block.domain >= _PARALLEL_FROM
+    # The lanes go innermost: partial sums are a vector, and memory is read in order.
+    *around, step, lane = _ordered(sch, partial)
+    sch.reorder(*around, step, lane)
+    if around:
+        _parallel(sch, around, worthwhile)
+    elif worthwhile:
+        sch.reorder(lane, step)
+        sch.parallel(lane)
+    sums = sch.get_loops(block.handle)
+    _parallel(sch, sums[: len(outer)], worthwhile)
+    return True
+
+
+def _ordered(sch: s_tir.Schedule, handle: Any) -> list[Any]:
+    """The loops of an rfactor block: spatial ones, then the summed one, then the lanes."""
+    node = sch.get(handle)
+    loops = sch.get_loops(handle)
+    realize = sch.get(loops[-1]).body
+    summed = {
+        variable.name
+        for axis, value in zip(node.iter_vars, realize.iter_values, strict=True)
+        if axis.iter_type == tirx.IterVar.CommReduce
+        for variable in tirx.analysis.undefined_vars(tirx.Evaluate(value), [])
+    }
+    first = [loop for loop in loops if sch.get(loop).loop_var.name not in summed]
+    steps = [loop for loop in loops if sch.get(loop).loop_var.name in summed]
+    return [*first[:-1], *steps, first[-1]] if len(first) else steps
+
+
+def _schedule_reduction(sch: s_tir.Schedule, block: _Block) -> None:
+    if _is_long_sum(block):
+        saved = sch.copy()
+        try:
+            if _split_sum(sch, block):
+                return
+        except Exception as error:
+            _log.debug("sum %s is not split: %s", block.node.name_hint, error)
+            raise _Retry(saved) from error
+    outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
+    inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
+    worthwhile = block.domain >= _PARALLEL_FROM
+    sch.reorder(*outer, *inner)
+    _parallel(sch, outer, worthwhile)
+
+
+class _Retry(Exception):
+    """A block could not be scheduled; carries the schedule as it was before."""
+
+    def __init__(self, schedule: s_tir.Schedule) -> None:
+        super().__init__()
+        self.schedule = schedule
+
+
+def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with loops in a good order for a CPU; unchanged where nothing is known to help."""
+    sch = s_tir.Schedule(function)
+    root = sch.get_sblock("root")
+    handles = sch.get_child_blocks(root)
+    if not handles:
+        return function
+    _inline(sch, handles)
+    for name in [sch.get(handle).name_hint for handle in sch.get_child_blocks(sch.get_sblock("root"))]:
+        handle = sch.get_sblock(name)
+        block = _block(sch, handle)
+        if block is None:
+            _log.debug("block %s of %s is not scheduled: not a plain loop nest", name, function.attrs)
+            continue
+        saved = sch.copy()
+        try:
+            (_schedule_spatial if block.spatial else _schedule_reduction)(sch, block)
+        except Exception as error:
+            _log.debug("block %s is not scheduled: %s", name, error)
+            sch = saved
+    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+
+
+def schedule_remaining() -> tvm.transform.Pass:
+    """A module pass that gives every function without a schedule a good default one.
+
+    Functions with the attribute `tirx.is_scheduled` and kernels written as plain loops (no blocks) stay as they are. A block
+    that cannot be scheduled is left alone and reported to the logger at level DEBUG; the pass itself does not fail.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        for variable, function in list(module.functions_items()):
+            if not isinstance(function, tirx.PrimFunc) or _is_scheduled(function):
+                continue
+            try:
+                module[variable] = schedule_function(function)
+            except Exception as error:
+                _log.debug("function %s is not scheduled: %s", variable.name_hint, error)
+        return module
+
+    return run
+
+
+def _is_scheduled(function: tirx.PrimFunc) -> bool:
+    return "tirx.is_scheduled" in function.attrs and bool(function.attrs["tirx.is_scheduled"])
+
+
+def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
+    """A legalization as an elementwise TE function, which FuseOps can fuse."""
+
+    def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+        data = node.args[0]
+        if static_shape(data) is None:
+            return default(bb, node)
+
+        def compute(x: te.Tensor) -> te.Tensor:
+            return te.compute(x.shape, lambda *index: function(x(*index)), name=name)
+
+        return bb.call_te(compute, data, primfunc_name_hint=f"tir_{name}")
+
+    return legalize
+
+
+_POWERS: dict[float, Callable[[Any], Any]] = {
+    0.5: tirx.sqrt,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: lambda x: tirx.const(1.0, "float32") / x,
+    -0.5: lambda x: tirx.const(1.0, "float32") / tirx.sqrt(x),
+}
+
+
+def _power(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    """Powers with a constant exponent that need no call of `powf`, as PyTorch's."""
+    exponent = node.args[1]
+    if isinstance(exponent, ir.Constant) and not static_shape(exponent, dtype=None):
+        function = _POWERS.get(float(exponent.value.numpy()))
+        if function is not None and static_shape(node.args[0]) == static_shape(node):
+            return _unary(function, "power")(bb, node)
+    return default(bb, node)
+
+
+LEGALIZE: dict[str, Legalize] = {
+    "relax.exp": _unary(elementary.exp, "exp"),
+    "relax.erf": _unary(elementary.erf, "erf"),
+    "relax.sigmoid": _unary(elementary.sigmoid, "sigmoid"),
+    "relax.nn.gelu": _unary(elementary.gelu, "gelu"),
+    "relax.nn.silu": _unary(elementary.silu, "silu"),
+    "relax.power": _power,
+}
+"""Legalizations of fp32 elementary functions, by operator. The logarithms, sin, cos, tanh and others stay TVM's: accurate, not hot."""
