@@ -22,7 +22,7 @@ from tvm import ir, relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import math as elementary
-from harness.schedules.cpu.emit import CHUNK, Argument, accumulate, ceil_div, for_each_vector, fp32, prim_func
+from harness.schedules.cpu.emit import Argument, accumulate, ceil_div, chunk_length, for_each_vector, fp32, prim_func
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.lowering import Context, Lowering, call, is_call, static_shape
 from harness.schedules.cpu.product import Read, pack_function
@@ -205,9 +205,7 @@ def _kernel(
                 return value
 
             with T.serial(0, ceil_div(count, scores.rows)) as panel:
-                tile = accumulate(
-                    scores, channels, lambda k, i: keys[m, panel, k, i], lambda k, j: block[k, j], chunk=CHUNK
-                )
+                tile = accumulate(scores, channels, lambda k, i: keys[m, panel, k, i], lambda k, j: block[k, j])
                 rows = scores.rows
                 if count % rows:
                     rows = T.min(rows, count - panel * rows)
@@ -266,7 +264,7 @@ def _exponentials(
 ) -> None:
     """strip[key, j] = exp(strip[key, j] - highest[j]) and total[j] = their sum over keys, in two levels."""
     partial = T.alloc_buffer((columns,), "float32", scope="local")
-    chunk = ceil_div(count, ceil_div(count, CHUNK))
+    chunk = chunk_length(count)
     chunks = ceil_div(count, chunk)
     _fill(total, columns, lanes, 0.0)
     with T.serial(0, chunks) as c:

@@ -20,8 +20,16 @@ from harness.schedules.cpu.tile import Tile
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
 
-CHUNK = 128
-"""Terms that one register accumulates before its sum is added to a second one; keeps the rounding error of long sums small."""
+
+def chunk_length(terms: int) -> int:
+    """Terms that one register accumulates before their sum is added to a second one, in equal parts.
+
+    The rounding error of a two-level sum is least near √terms; a longer part costs less time, so it is a few times that, and
+    at most 128.
+    """
+    longest = min(128, 16 * math.ceil(math.sqrt(terms) / 4))
+    return ceil_div(terms, ceil_div(terms, longest))
+
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ def for_each_vector(count: int, lanes: int, body: Callable[[Any], None]) -> None
 
 
 def accumulate(
-    tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any], chunk: int = CHUNK
+    tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
 ) -> tirx.Buffer:
     """Emits the product of one register tile and returns the buffer [rows · columns] that holds it.
 
@@ -98,7 +106,6 @@ def accumulate(
         depth: Number of terms of each sum.
         left: (k, row of the tile) → element of the left operand.
         right: (k, column of the tile) → element of the right operand; contiguous in the column.
-        chunk: Terms per partial sum.
     """
     total = T.alloc_buffer((tile.size,), "float32", scope="local")
     partial = T.alloc_buffer((tile.size,), "float32", scope="local")
@@ -120,8 +127,8 @@ def accumulate(
                 )
             )
 
-    even = ceil_div(depth, ceil_div(depth, chunk))
-    chunks = ceil_div(depth, even)
+    chunk = chunk_length(depth)
+    chunks = ceil_div(depth, chunk)
     if chunks == 1:
         clear(partial)
         steps(0, depth)
@@ -130,6 +137,6 @@ def accumulate(
     clear(total)
     with T.serial(0, chunks) as c:
         clear(partial)
-        steps(c * even, even if depth % even == 0 else T.min(even, depth - c * even))
+        steps(c * chunk, chunk if depth % chunk == 0 else T.min(chunk, depth - c * chunk))
         each(lambda i, j, at: T.buffer_store(total, total[at] + partial[at], [at]))
     return total

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import tvm
 from tvm import relax
 
+from harness.schedules.cpu import elementwise, normalization, softmax
 from harness.schedules.cpu.rewrite import call_kernels
+
+_LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE}
+"""By Relax operator: our legalization, where TVM's loses accuracy or speed."""
 
 
 def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
@@ -31,13 +32,13 @@ def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
                 [
                     relax.transform.CanonicalizeBindings(),
                     call_kernels(target),
-                    relax.transform.LegalizeOps(_legalize_map()),
+                    relax.transform.LegalizeOps(_LEGALIZE),
                     *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
                     relax.transform.DeadCodeElimination(),
                     relax.transform.AnnotateTIROpPattern(),
                     relax.transform.FuseOps(),
                     relax.transform.FuseTIR(),
-                    _schedule_remaining(),
+                    elementwise.schedule_remaining(),
                     relax.transform.RewriteDataflowReshape(),
                     relax.transform.ToNonDataflow(),
                     relax.transform.RemovePurityChecking(),
@@ -58,28 +59,3 @@ def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
 def _has_weights(module: tvm.IRModule) -> bool:
     main = module["main"]
     return bool(main.attrs) and "num_input" in main.attrs and int(main.attrs["num_input"]) < len(main.params)
-
-
-def _legalize_map() -> dict[str, Any]:
-    """Our own legalizations, which replace TVM's where it loses accuracy or speed."""
-    result: dict[str, Any] = {}
-    for name in ("elementwise", "normalization", "softmax"):
-        try:
-            module = importlib.import_module(f"harness.schedules.cpu.{name}")
-        except ModuleNotFoundError:
-            continue
-        result |= getattr(module, "LEGALIZE", {})
-    return result
-
-
-def _schedule_remaining() -> tvm.transform.Pass:
-    try:
-        from harness.schedules.cpu.elementwise import schedule_remaining
-        return schedule_remaining
-    except (ModuleNotFoundError, ImportError):
-        pass
-
-    @tvm.transform.module_pass(opt_level=0)
-    def run(module, _context):
-        return module
-    return run
