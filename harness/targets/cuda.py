@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,30 +79,42 @@ def find_nvcc() -> Path | None:
 
 
 def install_compiler() -> None:
-    """Lets TVM compile CUDA source by `compile_source`, in place of its own way through NVRTC with --use_fast_math."""
+    """Lets TVM compile CUDA source by `compile_source`, in place of its own way through NVRTC with --use_fast_math.
+
+    TVM asks for a binary only where its CUDA runtime could be loaded, which needs a driver; elsewhere it keeps the source
+    unseen by any compiler. The hook for changing the source runs in both cases, and compiles there.
+    """
     import tvm_ffi
 
-    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
+    def check(source: str, target: tvm.target.Target) -> str:
+        compile_source(source, str(target.attrs["arch"]))
+        return source
+
+    def compile_for_current_target(source: str) -> bytes:
+        import tvm
+
+        return compile_source(source, str(tvm.target.Target.current(allow_none=False).attrs["arch"]))
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_postproc", check, override=True)
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_for_current_target, override=True)
 
 
-def compile_source(source: str) -> bytes:
-    """Compiles CUDA source for the current target's architecture with nvcc, without fast math; returns a cubin.
+@lru_cache(maxsize=2)
+def compile_source(source: str, arch: str) -> bytes:
+    """Compiles CUDA source to a cubin with nvcc, without fast math.
 
     Fast math would turn divisions, square roots and exponentials into approximations, and subnormal numbers into zero.
+
+    Args:
+        source: What TVM generated.
+        arch: For instance sm_90.
 
     Raises:
         RuntimeError: nvcc is missing, or rejects the source.
     """
-    import subprocess
-    import tempfile
-
-    import tvm
-
     nvcc = find_nvcc()
     if nvcc is None:
         raise RuntimeError("nvcc was not found")
-    target = tvm.target.Target.current(allow_none=True)
-    arch = str(target.attrs["arch"]) if target is not None and "arch" in target.attrs else architecture()
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-cuda-") as name:
         code, binary = Path(name) / "kernels.cu", Path(name) / "kernels.cubin"
         code.write_text(source)
@@ -126,9 +141,9 @@ def run_problem() -> str | None:
     import tvm
 
     if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
-        return "this TVM runtime has no CUDA: it comes with the Linux wheels only"
+        return "no NVIDIA driver on this machine: TVM could not load its CUDA runtime"  # it needs libcuda.so.1
     if not tvm.cuda().exist:
-        return "no CUDA device on this machine"
+        return "no NVIDIA GPU on this machine"
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -123,3 +125,26 @@ def _is_scheduled(function: tvm.tirx.PrimFunc) -> bool:
     return attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
 
 
+
+
+def load_tensor_intrinsics() -> None:
+    """Imports TVM's tensor intrinsics, which DLight would do on first use, many times faster than it would.
+
+    They are 528 parsed functions, and for each the parser asks for the whole call stack with its source lines: half a minute
+    and more, growing with the number of modules that are loaded. A stack without source lines is enough here.
+    """
+    original = inspect.stack
+    inspect.stack = _stack_without_source
+    try:
+        importlib.import_module("tvm.s_tir.tensor_intrin")
+    finally:
+        inspect.stack = original
+
+
+def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:
+    frames = []
+    frame = inspect.currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
+        code = frame.f_code
+        frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+    return frames

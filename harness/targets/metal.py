@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.targets.gpu import gpu_pipeline
+from harness.targets.gpu import gpu_pipeline, load_tensor_intrinsics
 from harness.targets.target import Target
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def metal_target() -> tvm.target.Target:
 
 
 def metal_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
-    """DLight's GPU schedules."""
+    """DLight's GPU schedules, matrix products on simdgroups."""
+    load_tensor_intrinsics()
     return gpu_pipeline(target)
 
 
