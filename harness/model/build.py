@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.model.checkpoints import load_checkpoint
 from harness.model.patches.patch import replaced
 from harness.model.scales import scaled
-from harness.model.upstream import upstream
+from harness.model.upstream import upstream, without_known_warnings
 from harness.model.weights import seed_weights
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
         from sam3.model_builder import build_sam3_image_model
 
         # Upstream draws some buffers from the global generator, which belongs to the caller.
-        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]):
+        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]), without_known_warnings():
             model = build_sam3_image_model(
                 device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
             )

@@ -36,8 +36,6 @@ def load_image(path: str | Path) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as file:
-                if min(file.size) < 1:
-                    raise HarnessError(f"The image {path} has no pixels ({file.width}x{file.height}); use another one.")
                 file.load()
                 image = ImageOps.exif_transpose(file)
     except FileNotFoundError as error:
@@ -49,7 +47,9 @@ def load_image(path: str | Path) -> Image.Image:
             f"The image {path} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first."
         ) from error
     except UnidentifiedImageError as error:
-        raise HarnessError(f"The file {path} is not an image that Pillow can read; use PNG or JPEG.") from error
+        raise HarnessError(
+            f"The file {path} is not an image that Pillow can read, or has no pixels; use PNG or JPEG."
+        ) from error
     except PermissionError as error:
         raise HarnessError(f"The image {path} may not be read; check its permissions.") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
@@ -81,10 +81,15 @@ def preprocess(image: Image.Image) -> torch.Tensor:
 
     Returns:
         fp32 [1, 3, 1008, 1008].
+
+    Raises:
+        HarnessError: if the image has no pixels.
     """
     import torch
     from torchvision.transforms import v2
 
+    if min(image.size) < 1:
+        raise HarnessError(f"The image has no pixels ({image.width}x{image.height}); use another one.")
     pixels = v2.functional.to_image(image.convert("RGB"))
     resized = v2.functional.resize(
         pixels, [RESOLUTION, RESOLUTION], interpolation=v2.InterpolationMode.BILINEAR, antialias=True

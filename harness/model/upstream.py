@@ -18,6 +18,16 @@ def needed_patches() -> tuple[Patch, ...]:
     return tuple(patch for patch in (*IMPORT_PATCHES, *RUN_PATCHES) if patch.needed())
 
 
+@contextmanager
+def without_known_warnings() -> Iterator[None]:
+    """Hides what upstream's import and constructors always warn about, and what the image model does not run."""
+    with warnings.catch_warnings():
+        # Decorators of the video part, at import.
+        warnings.filterwarnings("ignore", message="CUDA is not available", category=UserWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
+        yield
+
+
 def import_sam3() -> None:
     """Imports sam3's image model, with stand-ins for what only its video part runs.
 
@@ -30,10 +40,7 @@ def import_sam3() -> None:
         for patch in IMPORT_PATCHES:
             if patch.needed():
                 stack.enter_context(patch.apply())
-        stack.enter_context(warnings.catch_warnings())
-        # Decorators in the video part say so at import; nothing is disabled for the image model.
-        warnings.filterwarnings("ignore", message="CUDA is not available", category=UserWarning)
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated")
+        stack.enter_context(without_known_warnings())
         try:
             import sam3.model_builder  # noqa: F401
         except ModuleNotFoundError as error:

@@ -32,15 +32,23 @@ def _constant_spatial_shapes() -> Iterator[None]:
 @contextmanager
 def _no_asserts_in_graph() -> Iterator[None]:
     import torch
+    from sam3.model import geometry_encoders
 
-    original = torch._assert_async
+    is_right_padded, assert_async = geometry_encoders.is_right_padded, torch._assert_async
 
-    @wraps(original)
-    def assert_async(*args: Any, **kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            original(*args, **kwargs)
+    @wraps(is_right_padded)
+    def unless_tracing(mask: torch.Tensor) -> torch.Tensor | None:
+        return None if torch.compiler.is_compiling() else is_right_padded(mask)
 
-    with replaced(torch, "_assert_async", assert_async):
+    @wraps(assert_async)
+    def unless_none(condition: torch.Tensor | None, *message: str) -> None:
+        if condition is not None:
+            assert_async(condition, *message)
+
+    with (
+        replaced(geometry_encoders, "is_right_padded", unless_tracing),
+        replaced(torch, "_assert_async", unless_none),
+    ):
         yield
 
 
@@ -76,7 +84,7 @@ CONSTANT_SPATIAL_SHAPES = Patch(
 NO_ASSERTS_IN_GRAPH = Patch(
     name="no_asserts_in_graph",
     what="padding on the right is asserted on the device",
-    where="sam3/model/geometry_encoders.py, concat_padded_sequences",
+    where="sam3/model/geometry_encoders.py, concat_padded_sequences and is_right_padded",
     why="the assert, with the sort that it needs, becomes part of the exported program; eager runs keep it",
     needed=lambda: "torch._assert_async" in source("model/geometry_encoders.py"),
     apply=_no_asserts_in_graph,
