@@ -176,7 +176,8 @@ def test_a_predicted_wrong_result_names_the_outputs_that_are_wrong(tmp_path):
     text = text.replace('message = "complex64 is not handled"', 'outputs = ["masks"]')
     (expectation,) = load(tmp_path, text)
     wrong = (verdict("masks", VerdictKind.FAILED), verdict("semantic"))
-    assert check(CONTROL, Outcome(Stage.JUDGE, Status.FAILED, verdicts=wrong), expectation).kind is CheckKind.AS_EXPECTED
+    outcome = Outcome(Stage.JUDGE, Status.FAILED, verdicts=wrong)
+    assert check(CONTROL, outcome, expectation).kind is CheckKind.AS_EXPECTED
     both = (verdict("masks", VerdictKind.FAILED), verdict("semantic", VerdictKind.FAILED))
     other = (verdict("masks"), verdict("semantic", VerdictKind.FAILED))
     for verdicts in (both, other):
@@ -198,8 +199,8 @@ def test_patterns_are_exact_names_or_everything(tmp_path):
     assert expectation_for(CONTROL, expectations) is expectations[0]
     assert expectation_for(Case("vision_backbone", "none", "metal", "full", 7), expectations) is expectations[0]
     assert expectation_for(REAL, expectations) is expectations[1]
-    for case in (Case("image_encoder", "none", "llvm"), Case("vit", "real", "llvm", "shallow"), Case("vi", "none", "llvm")):
-        assert expectation_for(case, expectations) is None
+    for names in (("image_encoder", "none", "llvm"), ("vit", "real", "llvm", "shallow"), ("vi", "none", "llvm")):
+        assert expectation_for(Case(*names), expectations) is None
 
 
 def test_a_star_is_a_wildcard_only_alone(tmp_path):

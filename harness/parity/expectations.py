@@ -241,7 +241,7 @@ def _parse_oracle(
     entry: Mapping[str, Any], where: str, names: dict[str, tuple[str, ...]], outputs: tuple[str, ...], why: str
 ) -> Expectation:
     if entry["judge"] != "oracle":
-        raise HarnessError(f"{where}: `judge` is {entry['judge']!r}; the only choice is \"oracle\"")
+        raise HarnessError(f'{where}: `judge` is {entry["judge"]!r}; the only choice is "oracle"')
     mixed = sorted({"status", "stage", "error", "message"} & set(entry))
     if mixed:
         raise HarnessError(f"{where}: `judge` and {mixed[0]!r} exclude each other; keep one of them")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -37,6 +38,10 @@ _CACHES: dict[str, dict[str, Any]] = {
 }
 
 
+# Attributes need no values; the others take the dtype of memory that is there, which no widening can change.
+_AS_THEY_ARE = {"__get__", "view", "frombuffer"}
+
+
 class _Widened(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations there
     """Runs every ATen operator on float64 and complex128 instead of anything narrower."""
 
@@ -50,6 +55,23 @@ class _Widened(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if func._schema.is_mutable:
             _refuse_narrow_target(func, args, kwargs)
         wide_args, wide_kwargs = tree_map(_widen, (args, kwargs))
+        return func(*wide_args, **wide_kwargs)
+
+
+class _WidenedCalls(TorchFunctionMode):
+    """Widens what a call is given before PyTorch takes it apart.
+
+    Some functions compare dtypes before any operator runs (`conv2d`), and `torch.tensor` rounds what it is given.
+    Only parameters are widened here: a forward does not change them, so nothing is written to a copy and lost.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place or name in _AS_THEY_ARE:
+            return func(*args, **kwargs)
+        wide_args, wide_kwargs = tree_map(_widen_argument, (args, kwargs))
         return func(*wide_args, **wide_kwargs)
 
 
@@ -84,7 +106,7 @@ def oracle(module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequenc
         TypeError: If the module does something that has no float64 form.
     """
     own = _own_state(module)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), _default_float64(), _Widened():  # type: ignore[no-untyped-call]
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), _widened():
         outputs = own(*(_widen(tensor) for tensor in args))
     return {name: _wide_array(array) for name, array in _named(outputs, names).items()}
 
@@ -95,13 +117,11 @@ def _own_state(module: torch.nn.Module) -> torch.nn.Module:
     # Tables may hold tensors that cannot be copied (traced ones), so deepcopy is not shown them.
     tables = [getattr(part, name) for part in module.modules() for name in _caches_of(part)]
     shared.update({id(table): None for table in tables if _holds_tensors(table)})
+    shared.update({id(buffer): _widen(buffer) for buffer in module.buffers() if buffer.dtype in _WIDE})
     own = copy.deepcopy(module, shared)
     for part in own.modules():
         for name, fresh in _caches_of(part).items():
             setattr(part, name, copy.copy(fresh))
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = _widen(buffer)
     return own
 
 
@@ -126,6 +146,10 @@ def _widen(value: Any) -> Any:
     return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
+def _widen_argument(value: Any) -> Any:
+    return _widen(value) if isinstance(value, torch.dtype | torch.nn.Parameter) else value
+
+
 def _refuse_narrow_target(func: Any, args: Any, kwargs: Any) -> None:
     """A change in place of a narrow tensor would be made on its wide copy and be lost."""
     for argument, value in zip(func._schema.arguments, args, strict=False):
@@ -142,11 +166,12 @@ def _refuse_narrow(func: Any, argument: Any, value: Any) -> None:
 
 
 @contextmanager
-def _default_float64() -> Iterator[None]:
+def _widened() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        with _Widened(), _WidenedCalls():  # type: ignore[no-untyped-call]
+            yield
     finally:
         torch.set_default_dtype(before)
 
