@@ -17,7 +17,7 @@ from typing import Any
 from tvm import ir, relax, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, ceil_div, for_each_vector, fp32, prim_func, view
+from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func
 from harness.schedules.cpu.lowering import call, static_shape
 
 LANES = 32
@@ -365,7 +365,41 @@ def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
     return legalize
 
 
+def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.PrimFunc:
+    """Running fp64 sums over the middle of [outer, count, inner], rounded to fp32 once per element, as PyTorch does it."""
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        with tasks(outer * inner, outer * count * inner) as task:
+            i, j = task // inner, task % inner
+            running = T.alloc_buffer((1,), "float64", scope="local")
+            T.buffer_store(running, fp64(0.0), [0])
+            with T.serial(0, count) as k:
+                if exclusive:
+                    T.buffer_store(out, narrow(running[0]), [i, k, j])
+                T.buffer_store(running, running[0] + widen(data[i, k, j]), [0])
+                if not exclusive:
+                    T.buffer_store(out, narrow(running[0]), [i, k, j])
+
+    shape = (outer, count, inner)
+    return prim_func("cumsum", [Argument("data", shape), Argument("out", shape)], body)
+
+
+def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    data, attrs = node.args[0], node.attrs
+    shape = static_shape(data)
+    axis = None if attrs.axis is None else int(attrs.axis)
+    exclusive = bool(attrs.exclusive)
+    if not shape or math.prod(shape) == 0 or axis is None or str(node.ty.dtype) != "float32":
+        return bb.call_te(topi.cumsum, data, axis, str(node.ty.dtype), exclusive)
+    axis %= len(shape)
+    view = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    function = cumsum_kernel(*view, exclusive)
+    result = bb.emit(call(bb, f"cumsum_{'x'.join(map(str, view))}", function, [reshaped(bb, data, view)]))
+    return reshaped(bb, result, shape)
+
+
 LEGALIZE: dict[str, Legalize] = {
+    "relax.cumsum": _cumsum,
     "relax.sum": _legalize(SUM),
     "relax.mean": _legalize(MEAN),
     "relax.prod": _legalize(PROD),

@@ -1,0 +1,141 @@
+"""The elementary functions of the CPU kernels: error bounds over the whole range of fp32, special values, GELU against PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm import relax
+
+from conformance.operators import compiled, normal, rms
+
+FUNCTIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
+    "exp": relax.op.exp,
+    "erf": relax.op.erf,
+    "sigmoid": relax.op.sigmoid,
+    "silu": relax.op.nn.silu,
+    "gelu": relax.op.nn.gelu,
+}
+ORACLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": torch.exp,
+    "erf": torch.erf,
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu": lambda x: 0.5 * x * torch.special.erfc(-x / math.sqrt(2)),
+}
+BOUNDS = [
+    ("exp", -math.inf, math.inf, 1.0),
+    ("erf", -math.inf, math.inf, 2.0),
+    ("sigmoid", -88.0, math.inf, 3.0),
+    ("silu", -88.0, math.inf, 3.0),
+    ("gelu", -1.0, math.inf, 4.0),
+    ("gelu", -12.5, math.inf, 8.0),
+]
+"""Function, range, bound in ULP: what the docstrings of `harness.schedules.cpu.math` promise."""
+STRIDE = 499
+"""Every 499th bit pattern of fp32: 8.6 million values of both signs and every exponent."""
+
+
+@cache
+def every_value() -> np.ndarray:
+    patterns = np.arange(0, 2**32, STRIDE, dtype=np.uint64).astype(np.uint32)
+    values = patterns.view(np.float32)
+    values = values[~np.isnan(values)]
+    return np.ascontiguousarray(values[: len(values) // 4096 * 4096])
+
+
+@cache
+def results(name: str, generic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(compiled, fp64) at `every_value`."""
+    x = every_value()
+    target = tvm.target.Target({"kind": "llvm"}) if generic else None
+    actual = compiled(FUNCTIONS[name], [x.shape], target=target)(x)
+    return actual, ORACLES[name](torch.from_numpy(x).double()).numpy()
+
+
+def ulps(actual: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Distance from the exact value in units of the last place of its fp32 rounding."""
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(np.float32)
+        unit = np.spacing(np.minimum(np.abs(rounded), np.finfo(np.float32).max)).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(actual.astype(np.float64) - exact) / unit
+    return np.where(actual == rounded, np.where(np.isfinite(exact) & np.isfinite(rounded), distance, 0.0), distance)
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["this-cpu", "any-cpu"])
+@pytest.mark.parametrize(("name", "low", "high", "bound"), BOUNDS)
+def test_error_stays_within_the_stated_bound(name: str, low: float, high: float, bound: float, generic: bool) -> None:
+    x = every_value()
+    actual, exact = results(name, generic)
+    inside = (x >= low) & (x <= high)
+    assert inside.sum() > 1_000_000
+    errors = ulps(actual[inside], exact[inside])
+    worst = int(np.argmax(errors))
+    assert errors[worst] <= bound, f"{name}({x[inside][worst]!r}) = {actual[inside][worst]!r}, {errors[worst]:.2f} ULP off"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_oracle_agrees_with_fifty_digits(name: str) -> None:
+    exact: dict[str, Callable[[mpmath.mpf], mpmath.mpf]] = {
+        "exp": mpmath.exp,
+        "erf": mpmath.erf,
+        "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+        "silu": lambda x: x / (1 + mpmath.exp(-x)),
+        "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
+    }
+    x = normal((200,), seed=1, scale=5.0)
+    with mpmath.workdps(50):
+        want = np.array([float(exact[name](mpmath.mpf(float(v)))) for v in x])
+    got = ORACLES[name](torch.from_numpy(x).double()).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_special_values() -> None:
+    x = np.array([np.inf, -np.inf, np.nan, 0.0, 88.75, -104.5, -103.5, 1e-45], np.float32)
+
+    def run(name: str) -> np.ndarray:
+        return compiled(FUNCTIONS[name], [x.shape])(x)
+
+    tiny = np.float32(1e-45)
+    np.testing.assert_array_equal(run("exp"), np.array([np.inf, 0, np.nan, 1, np.inf, 0, tiny, 1], np.float32))
+    np.testing.assert_array_equal(run("erf")[:4], np.array([1, -1, np.nan, 0], np.float32))
+    np.testing.assert_array_equal(run("sigmoid")[:4], np.array([1, 0, np.nan, 0.5], np.float32))
+    np.testing.assert_array_equal(run("silu")[:4], np.array([np.inf, np.nan, np.nan, 0], np.float32))
+    np.testing.assert_array_equal(run("gelu")[:4], np.array([np.inf, 0, np.nan, 0], np.float32))
+
+
+def test_exp_keeps_subnormal_results() -> None:
+    x = np.linspace(-103.9, -87.4, 4096, dtype=np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert ulps(compiled(relax.op.exp, [x.shape])(x), exact).max() <= 1.0
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.3, 1.0, 3.0, 10.0])
+def test_gelu_is_at_least_as_accurate_as_pytorch(scale: float) -> None:
+    x = normal((1 << 18,), seed=2, scale=scale)
+    exact = ORACLES["gelu"](torch.from_numpy(x).double()).numpy()
+    theirs = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
+    assert rms(compiled(relax.op.nn.gelu, [x.shape])(x) - exact) <= 1.05 * rms(theirs - exact)
+
+
+def test_gelu_keeps_its_digits_in_the_negative_tail() -> None:
+    x = np.linspace(-12, -5, 2048, dtype=np.float32)
+    exact = ORACLES["gelu"](torch.from_numpy(x).double()).numpy()
+    theirs = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
+    ours = compiled(relax.op.nn.gelu, [x.shape])(x)
+    assert np.max(np.abs(ours / exact - 1)) < 1e-6
+    assert np.max(np.abs(theirs / exact - 1)) > 1e-2
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0, 3.0, -1.0, -0.5, 1.7])
+def test_power_with_a_constant_exponent(exponent: float) -> None:
+    x = np.abs(normal((1000,), seed=3)) + np.float32(0.01)
+    got = compiled(lambda a: relax.op.power(a, relax.const(exponent, "float32")), [x.shape])(x)
+    np.testing.assert_allclose(got, x.astype(np.float64) ** float(np.float32(exponent)), rtol=4e-7)
