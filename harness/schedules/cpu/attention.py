@@ -24,7 +24,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.emit import Argument, accumulate, ceil_div, chunk_length, for_each_vector, fp32, prim_func
 from harness.schedules.cpu.epilogue import Epilogue
-from harness.schedules.cpu.lowering import Context, Lowering, call, is_call, static_shape
+from harness.schedules.cpu.lowering import Context, Lowering, call, is_call, permutation, static_shape
 from harness.schedules.cpu.product import Read, pack_function
 from harness.schedules.cpu.tile import Tile, VectorUnit
 
@@ -112,10 +112,10 @@ def _tensor4(context: Context, value: relax.Expr) -> Tensor4 | None:
     if shape is None or len(shape) != 4 or 0 in shape:
         return None
     definition = context.definition(value)
-    if is_call(definition, "relax.permute_dims") and definition.attrs.axes is not None:
+    if is_call(definition, "relax.permute_dims"):
         source = static_shape(definition.args[0])
         if source is not None:
-            return Tensor4(definition.args[0], source, tuple(int(axis) % 4 for axis in definition.attrs.axes))
+            return Tensor4(definition.args[0], source, permutation(definition))
     return Tensor4(value, shape)
 
 

@@ -39,12 +39,14 @@ class Place:
         flat: (batch, row, column) → index into the result as one contiguous line.
         coordinates: (batch, row, column) → index along each dimension.
         cheap: The dimensions whose coordinate needs no division by a column; others are only read through `flat`.
+        reshaped: Takes a new shape; returns the place of the same elements in the reshaped result. None if there is none.
     """
 
     shape: tuple[int, ...]
     flat: Callable[[Any, Any, Any], Any]
     coordinates: Callable[[Any, Any, Any], Sequence[Any]]
     cheap: frozenset[int]
+    reshaped: Callable[[tuple[int, ...]], Place] | None = None
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
@@ -64,16 +66,18 @@ class Step:
     """One elementwise operation: `op` applied to the running value and, if binary, to a constant or the next operand.
 
     Attributes:
-        op: Relax name.
+        op: Relax name; a reshape changes no value, but what the operands of later steps are broadcast to.
         constant: Second argument of a binary operation, if it is a number.
         operand: Whether the second argument is a tensor instead.
         swapped: Whether the running value is the right-hand side.
+        shape: The result of a reshape.
     """
 
     op: str
     constant: float | None = None
     operand: bool = False
     swapped: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,15 +95,26 @@ class Epilogue:
     @property
     def label(self) -> str:
         """Suffix for the kernel's name."""
-        return "".join("_" + step.op.rpartition(".")[2] for step in self.steps)
+        return "".join("_" + step.op.rpartition(".")[2] for step in self.steps if step.shape is None)
+
+    def result_shape(self, place: Place) -> tuple[int, ...]:
+        """The shape after the last step."""
+        return next((step.shape for step in reversed(self.steps) if step.shape is not None), place.shape)
 
     def emitter(self, place: Place, buffers: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
         """(batch, row, column, value) → finished value; call it where views of the buffers may be declared."""
-        readers = [_reader(place, shape, buffer) for shape, buffer in zip(self.shapes, buffers, strict=True)]
+        readers: list[Callable[[Any, Any, Any], Any]] = []
+        for step in self.steps:
+            if step.shape is not None and place.reshaped is not None:
+                place = place.reshaped(step.shape)
+            elif step.operand:
+                readers.append(_reader(place, self.shapes[len(readers)], buffers[len(readers)]))
 
         def finish(b: Any, i: Any, j: Any, value: Any) -> Any:
             waiting = iter(readers)
             for step in self.steps:
+                if step.shape is not None:
+                    continue
                 if step.op in UNARY:
                     value = UNARY[step.op](value)
                     continue

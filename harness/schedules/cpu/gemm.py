@@ -156,7 +156,7 @@ def matrix_product(
                 Argument("streamed", moving.shape),
                 Argument("packed", packed_shape),
                 *epilogue.arguments,
-                Argument("result", shape),
+                Argument("result", epilogue.result_shape(place)),
             ],
             body,
         )
@@ -201,5 +201,6 @@ def _place(problem: Problem, shape: tuple[int, ...]) -> Place:
         return [*result, j]
 
     ends_in_columns = bool(shape) and shape[-1] == columns
-    return Place(shape, flat, coordinates, frozenset(range(len(shape))) if ends_in_columns else frozenset())
+    cheap = frozenset(range(len(shape))) if ends_in_columns else frozenset[int]()
+    return Place(shape, flat, coordinates, cheap, lambda reshaped: _place(problem, reshaped))
 

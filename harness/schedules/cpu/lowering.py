@@ -59,11 +59,16 @@ class Context:
         definition = self.definition(value)
         if not is_call(definition, "relax.permute_dims"):
             return None
-        rank = len(static_shape(value) or ())
-        axes = definition.attrs.axes
-        order = list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
-        swapped = [*range(rank - 2), rank - 1, rank - 2]
-        return definition.args[0] if rank >= 2 and order == swapped else None
+        order = permutation(definition)
+        rank = len(order)
+        return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None
+
+
+def permutation(call: ir.Call) -> tuple[int, ...]:
+    """The axes of a `relax.permute_dims`."""
+    rank = len(call.ty.shape)
+    axes = call.attrs.axes
+    return tuple(range(rank))[::-1] if axes is None else tuple(int(axis) % rank for axis in axes)
 
 
 def is_call(value: Any, *names: str) -> bool:

@@ -12,9 +12,9 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
-from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Step
+from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
 from harness.schedules.cpu.gemm import lower_matmul
-from harness.schedules.cpu.lowering import Context, Lowering, is_call, static_shape
+from harness.schedules.cpu.lowering import Context, Lowering, is_call, permutation, static_shape
 from harness.schedules.cpu.tile import vector_unit
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
@@ -127,23 +127,23 @@ def _plan(context: Context, facts: Any) -> _Plan:
         if not isinstance(value, ir.Call) or getattr(value.op, "name", None) not in KERNELS:
             continue
         lowering = KERNELS[value.op.name](context, value)
-        if lowering is None or context.is_parameter(variable):
+        if lowering is None:
             continue
-        last, steps, operands = variable, [], []
+        last = variable
         user = _only_user(facts, last)
         if lowering.permuted is not None and user is not None and is_call(context.bindings[user], "relax.permute_dims"):
-            axes = context.bindings[user].attrs.axes
-            rank = len(context.bindings[user].ty.shape)
-            order = range(rank)[::-1] if axes is None else (int(axis) % rank for axis in axes)
-            other = lowering.permuted(tuple(order))
+            other = lowering.permuted(permutation(context.bindings[user]))
             if other is not None:
                 covered.add(last)
                 lowering, last = other, user
-        while (following := _next_step(context, facts, lowering, last)) is not None:
+        place, steps, operands = lowering.place, [], []
+        while place is not None and (following := _next_step(context, facts, place, last)) is not None:
             covered.add(last)
             last, step, operand = following
             steps.append(step)
             operands += [] if operand is None else [operand]
+            if step.shape is not None and place.reshaped is not None:
+                place = place.reshaped(step.shape)
         shapes = tuple(static_shape(operand) or () for operand in operands)
         kernels[last] = _Fused(lowering, tuple(operands), Epilogue(tuple(steps), shapes))
     return _Plan(kernels, frozenset(covered))
@@ -156,14 +156,17 @@ def _only_user(facts: Any, variable: relax.Var) -> relax.Var | None:
 
 
 def _next_step(
-    context: Context, facts: Any, lowering: Lowering, last: relax.Var
+    context: Context, facts: Any, place: Place, last: relax.Var
 ) -> tuple[relax.Var, Step, relax.Expr | None] | None:
     """The elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
     user = _only_user(facts, last)
-    if lowering.place is None or user is None:
+    if user is None:
         return None
     value = context.bindings[user]
-    if not is_call(value, *UNARY, *BINARY) or static_shape(value) != lowering.place.shape:
+    shape = static_shape(value)
+    if is_call(value, "relax.reshape") and shape is not None and place.reshaped is not None and value.args[0].same_as(last):
+        return user, Step("relax.reshape", shape=shape), None
+    if not is_call(value, *UNARY, *BINARY) or shape != place.shape:
         return None
     name = value.op.name
     if name in UNARY:
@@ -173,8 +176,8 @@ def _next_step(
     constant = _number(other)
     if constant is not None:
         return user, Step(name, constant=constant, swapped=swapped), None
-    shape = static_shape(other)
-    if shape is None or not lowering.place.accepts(shape):
+    extent = static_shape(other)
+    if extent is None or not place.accepts(extent):
         return None
     return user, Step(name, operand=True, swapped=swapped), other
 
