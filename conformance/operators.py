@@ -40,7 +40,7 @@ def compiled(
     machine = relax.VirtualMachine(executable, tvm.cpu())
 
     def run(*arrays: np.ndarray) -> np.ndarray:
-        return machine["main"](*[tvm.runtime.tensor(np.ascontiguousarray(a), tvm.cpu()) for a in arrays]).numpy()
+        return machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C"), tvm.cpu()) for a in arrays]).numpy()
 
     return run
 

@@ -78,7 +78,9 @@ def test_error_stays_within_the_stated_bound(name: str, low: float, high: float,
     assert inside.sum() > 1_000_000
     errors = ulps(actual[inside], exact[inside])
     worst = int(np.argmax(errors))
-    assert errors[worst] <= bound, f"{name}({x[inside][worst]!r}) = {actual[inside][worst]!r}, {errors[worst]:.2f} ULP off"
+    assert errors[worst] <= bound, (
+        f"{name}({x[inside][worst]!r}) = {actual[inside][worst]!r}, {errors[worst]:.2f} ULP off"
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

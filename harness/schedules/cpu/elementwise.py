@@ -305,9 +305,11 @@ class _Retry(Exception):
 
 def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with loops in a good order for a CPU; unchanged where nothing is known to help."""
+    root = function.body
+    if not isinstance(root, s_tir.SBlockRealize) or root.block.name_hint != "root":
+        return function
     sch = s_tir.Schedule(function)
-    root = sch.get_sblock("root")
-    handles = sch.get_child_blocks(root)
+    handles = sch.get_child_blocks(sch.get_sblock("root"))
     if not handles:
         return function
     _inline(sch, handles)
@@ -335,6 +337,7 @@ def schedule_remaining() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        module = module.clone()
         for variable, function in list(module.functions_items()):
             if not isinstance(function, tirx.PrimFunc) or _is_scheduled(function):
                 continue

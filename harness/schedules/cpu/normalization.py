@@ -84,7 +84,9 @@ def group_norm_kernel(
         with tasks(lines * channels, lines * count) as task:
             i, c = task // channels, task % channels
             high, low, factor = (scalar(statistics[i, n], "float32") for n in range(3))
-            scale, shift = (scalar(a[i % groups, c], "float32") for a in (affine[0], affine[-1])) if affine else (None,) * 2
+            scale, shift = (
+                (scalar(a[i % groups, c], "float32") for a in (affine[0], affine[-1])) if affine else (None,) * 2
+            )
 
             def write(k: Any) -> None:
                 value = ((data[i, c, k] - high) - low) * factor
