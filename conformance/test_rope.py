@@ -1,8 +1,8 @@
 """Rotary position encoding: the real form is upstream's complex one, and is a rotation.
 
 Every tolerance is a rounding bound. With u = eps/2, each of the two forms computes re·cos − im·sin with two rounded
-products (or one, when fused) and one rounded difference: an error of at most 2u(|re·cos| + |im·sin|) ≤ eps·|z|, where |z| is
-the length of the pair. Two forms differ by twice that; a result stored in half precision adds one step of its own.
+products (or one, when fused) and one rounded difference: an error of at most 2u(|re·cos| + |im·sin|) ≤ eps·|z|, where
+|z| is the length of the pair. Two forms differ by twice that; a result stored in half precision adds one step.
 """
 
 from __future__ import annotations
@@ -134,13 +134,14 @@ def test_float64_is_computed_in_float64(sam3, setting):
     """Against complex128 multiplication, where upstream itself would fall back to float32."""
     x = setting.tokens()
     table = sam3.trunk.compute_axial_cis(**setting.axial)
-    expected = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * table.to(torch.complex128)).flatten(-2)
+    product = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * table.to(torch.complex128)
+    expected = torch.view_as_real(product).flatten(-2)
     assert_rounding_apart(rotate(x, *real_tables(table)), expected, x, torch.finfo(torch.float64).eps)
 
 
 @given(any_setting())
 def test_axial_tables_are_upstreams(sam3, setting):
-    """Cosine and sine are smooth, so they differ by the rounding of the angle (same formula) and of their own result."""
+    """The angles are computed by the same formula; cosine and sine may be rounded differently."""
     cos, sin = axial_tables(
         setting.head_size, setting.width, setting.height, setting.theta, setting.scale, setting.offset
     )
@@ -178,7 +179,13 @@ def test_rotation_keeps_the_length_of_every_pair(setting):
     """cos² + sin² is 1 within eps, and the rotation of the pair is exact to eps·|z| in each part."""
     x = setting.tokens()
     cos, sin = axial_tables(
-        setting.head_size, setting.width, setting.height, setting.theta, setting.scale, setting.offset, dtype=setting.dtype
+        setting.head_size,
+        setting.width,
+        setting.height,
+        setting.theta,
+        setting.scale,
+        setting.offset,
+        dtype=setting.dtype,
     )
     drift = (lengths(rotate(x, cos, sin)) - lengths(x)).abs()
     assert bool((drift <= 3 * torch.finfo(setting.dtype).eps * lengths(x)).all())
@@ -217,12 +224,15 @@ def test_only_relative_positions_matter(setting, shift):
 
     eps = torch.finfo(torch.float64).eps
     largest_angle = abs(shift) + setting.scale * max(setting.width, setting.height)
-    bound = (4 * largest_angle + 8 + setting.head_size) * eps * (q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :])
+    products = q.norm(dim=-1)[..., :, None] * k.norm(dim=-1)[..., None, :]
+    bound = (4 * largest_angle + 8 + setting.head_size) * eps * products
     assert bool(((scores(shift) - scores(0.0)).abs() <= bound).all())
 
 
 @pytest.mark.parametrize(
-    ("tokens", "features", "repeat"), [(5, 8, 1), (6, 4, 1), (6, 8, 2), (13, 8, 2)], ids=["length", "width", "few", "odd"]
+    ("tokens", "features", "repeat"),
+    [(5, 8, 1), (6, 4, 1), (6, 8, 2), (13, 8, 2)],
+    ids=["length", "width", "few", "odd"],
 )
 def test_a_table_that_does_not_fit_is_refused(tokens, features, repeat):
     cos, sin = axial_tables(8, 3, 2)
@@ -248,7 +258,7 @@ def tracker_attention(sam3, side: int, repeat: bool) -> torch.nn.Module:
     return sam3.tracker.RoPEAttention(32, 2, rope_k_repeat=repeat, feat_sizes=(side, side)).eval()
 
 
-# (table side, query side, memories, keys without RoPE): windows, global, memory attention, another size than the table's
+# (table side, query side, memories, keys without RoPE); the last two have another size than the table's
 TRACKER_SHAPES = [(4, 4, 1, 0), (4, 4, 3, 0), (4, 4, 3, 5), (4, 3, 2, 1), (2, 5, 1, 0)]
 
 

@@ -136,7 +136,7 @@ def test_an_exception():
 
 
 def test_a_users_mistake_is_raised_here_as_it_was_there():
-    with pytest.raises(HarnessError, match="^photo.jpg is a text file$"):
+    with pytest.raises(HarnessError, match=r"^photo\.jpg is a text file$"):
         call("blame_the_user", "photo.jpg is a text file")
 
 

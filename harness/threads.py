@@ -1,8 +1,9 @@
 """How many CPUs this process may use, and making TVM and torch use that many.
 
-TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many virtual
-machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is what it obeys, as
-long as it is set before that first loop; `runtime.config_threadpool` can only lower the number, and not once the pool runs.
+TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many
+virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is
+what it obeys, as long as it is set before that first loop; `runtime.config_threadpool` can only lower the number, and
+not once the pool runs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def usable_cpus() -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time that the control groups of this process grant (the smallest of all levels), None if unlimited.
+    """CPUs' worth of time that the control groups of this process grant, None if unlimited.
+
+    The smallest quota of all levels counts.
 
     Args:
         root: Where `proc` and `sys` are; the file system's root except in tests.

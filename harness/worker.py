@@ -1,15 +1,16 @@
 """Process isolation: run a function so that a crash, a hang or a memory hog ends one call and never the run.
 
-The function runs in a fresh interpreter (spawned, not forked: torch and TVM do not survive a fork), in a process group of its
-own. Parent and child talk through files in a private folder, because a file survives the native crash of its writer:
+The function runs in a fresh interpreter (spawned, not forked: torch and TVM do not survive a fork), in a process group
+of its own. Parent and child talk through files in a private folder, because a file survives the native crash of its
+writer:
 
     request        pickled: what to call, with which argument
     breadcrumbs    one line per stage entered, written by the child at once
     output         stdout and stderr of the child and its children
     answer         pickled: what came back; absent if the child died
 
-Memory is limited by watching the resident set of the child and its descendants. RLIMIT_AS would be sharper, but torch and
-TVM reserve tens of times the address space that they use, and macOS does not enforce it.
+Memory is limited by watching the resident set of the child and its descendants. RLIMIT_AS would be sharper, but torch
+and TVM reserve tens of times the address space that they use, and macOS does not enforce it.
 """
 
 from __future__ import annotations
@@ -98,12 +99,12 @@ def run_isolated(
 ) -> WorkerResult:
     """Call `function(argument, enter)` in a process of its own and tell how that ended.
 
-    Nothing outlives the call: when it returns or raises (Ctrl-C), the child and all its descendants are gone, and so is the
-    folder they used.
+    Nothing outlives the call: when it returns or raises (Ctrl-C), the child and all its descendants are gone, and so is
+    the folder they used.
 
     Args:
-        function: Where the function is, as `module:name`. It takes the argument and `enter`, which it calls with the name
-            of each stage that it enters; what it returns must be picklable.
+        function: Where the function is, as `module:name`. It takes the argument and `enter`, which it calls with the
+            name of each stage that it enters; what it returns must be picklable.
         argument: Anything picklable.
         timeout: Seconds until everything is killed; None for no limit.
         memory_limit_bytes: Resident bytes, descendants included, above which everything is killed; None for no limit.

@@ -1,8 +1,8 @@
 """Strategy `real`: RoPE as explicit cos/sin arithmetic on pairs instead of complex64 multiplication.
 
-Upstream views the head's D features as D/2 complex numbers and multiplies them by e^(i·angle) (RoFormer, arXiv:2104.09864,
-in the interleaved pairing of GPT-J; axial as in arXiv:2403.13298). This is the same product written out:
-(re + i·im)(cos + i·sin) = (re·cos − im·sin) + i·(re·sin + im·cos).
+Upstream views the head's D features as D/2 complex numbers and multiplies them by e^(i·angle) (RoFormer,
+arXiv:2104.09864, in the interleaved pairing of GPT-J; axial as in arXiv:2403.13298). This is the same product written
+out: (re + i·im)(cos + i·sin) = (re·cos − im·sin) + i·(re·sin + im·cos).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from harness.rope.strategy import Strategy
 if TYPE_CHECKING:
     import torch
 
-# Classes are told by name, because naming them must not import sam3 (it needs patches to be importable on some machines).
+# Classes are told by name, because naming them must not import sam3 (it needs patches to be importable on some
+# machines).
 _TRUNK_ATTENTION = ("sam3.model.vitdet", "Attention")
 _TRACKER_ATTENTION = ("sam3.sam.transformer", "RoPEAttention")
 
@@ -71,8 +72,8 @@ def axial_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of two-dimensional axial RoPE, without complex numbers.
 
-    Pair j of the first half of a head turns by x·theta^(−4j/D), pair j of the second half by y·theta^(−4j/D), where token
-    t stands at x = (t mod width)·scale + offset, y = (t div width)·scale + offset.
+    Pair j of the first half of a head turns by x·theta^(−4j/D), pair j of the second half by y·theta^(−4j/D), where
+    token t stands at x = (t mod width)·scale + offset, y = (t div width)·scale + offset.
 
     Args:
         head_size: D, divisible by 4.
@@ -105,8 +106,8 @@ def real_tables(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def apply_real(module: torch.nn.Module) -> AbstractContextManager[None]:
     """Lets every RoPE attention in `module` compute with real numbers for the duration of the context.
 
-    No complex tensor is then left among the buffers: torch.export sees `rope_cos` and `rope_sin` instead of `freqs_cis`.
-    Only instances change, and each is as it was afterwards, whatever happens inside.
+    No complex tensor is then left among the buffers: torch.export sees `rope_cos` and `rope_sin` instead of
+    `freqs_cis`. Only instances change, and each is as it was afterwards, whatever happens inside.
     """
     return _apply_real(module)
 

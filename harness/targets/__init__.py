@@ -1,4 +1,4 @@
-"""Targets: places to run, what this machine can do with each, and the pipelines that compile for them, one file each."""
+"""Targets: places to run, what this machine can do with each, and the pipelines for them, one file each."""
 
 from __future__ import annotations
 

@@ -79,10 +79,10 @@ def find_nvcc() -> Path | None:
 
 
 def install_compiler() -> None:
-    """Lets TVM compile CUDA source by `compile_source`, in place of its own way through NVRTC with --use_fast_math.
+    """Lets TVM compile CUDA source by `compile_source`, in place of its own way: NVRTC with --use_fast_math.
 
-    TVM asks for a binary only where its CUDA runtime could be loaded, which needs a driver; elsewhere it keeps the source
-    unseen by any compiler. The hook for changing the source runs in both cases, and compiles there.
+    TVM asks for a binary only where its CUDA runtime could be loaded, which needs a driver; elsewhere it keeps the
+    source unseen by any compiler. The hook for changing the source runs in both cases, and compiles there.
     """
     import tvm_ffi
 
@@ -118,7 +118,8 @@ def compile_source(source: str, arch: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-cuda-") as name:
         code, binary = Path(name) / "kernels.cu", Path(name) / "kernels.cubin"
         code.write_text(source)
-        command = [str(nvcc), "--cubin", f"-arch={arch}", "-O3", "--expt-relaxed-constexpr", "-o", str(binary), str(code)]
+        options = ["--cubin", f"-arch={arch}", "-O3", "--expt-relaxed-constexpr"]
+        command = [str(nvcc), *options, "-o", str(binary), str(code)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"nvcc rejected the generated kernels: {done.stdout}{done.stderr}")

@@ -130,8 +130,8 @@ def _is_scheduled(function: tvm.tirx.PrimFunc) -> bool:
 def load_tensor_intrinsics() -> None:
     """Imports TVM's tensor intrinsics, which DLight would do on first use, many times faster than it would.
 
-    They are 528 parsed functions, and for each the parser asks for the whole call stack with its source lines: half a minute
-    and more, growing with the number of modules that are loaded. A stack without source lines is enough here.
+    They are 528 parsed functions, and for each the parser asks for the whole call stack with its source lines: half a
+    minute and more, growing with the number of modules that are loaded. A stack without source lines is enough here.
     """
     original = inspect.stack
     inspect.stack = _stack_without_source

@@ -54,7 +54,7 @@ VECTOR_FEATURES = (
 )
 
 # The levels of the x86-64 ABI, best first, with the features that each adds to the next.
-X86_LEVELS = (
+X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64-v4", frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})),
     ("x86-64-v3", frozenset({"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"})),
     ("x86-64-v2", frozenset({"cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"})),

@@ -1,6 +1,7 @@
 """Target `metal`: Apple GPUs.
 
-On Linux the Metal source and the arm64 macOS host code are generated, but nothing can turn the source into a library or run
+On Linux the Metal source and the arm64 macOS host code are generated, but nothing can turn the source into a library or
+run
 it: that needs macOS.
 """
 

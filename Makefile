@@ -1,0 +1,60 @@
+# Set-up happens by itself: every target below makes .venv first, once.
+# PYTHON=/path/to/python chooses the interpreter; otherwise the first of 3.11, 3.12 and 3.13 that works.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3
+USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+
+.PHONY: help setup verify test lint types perf doctor clean
+
+help:
+	@echo "make verify   prove that every component compiled for the CPU is the model PyTorch runs; writes reports/latest"
+	@echo "make test     the conformance suite"
+	@echo "make doctor   what this machine can compile and run"
+	@echo "make lint     ruff"
+	@echo "make types    mypy --strict"
+	@echo "make perf     benchmarks"
+	@echo "make setup    only create .venv and install"
+	@echo "make clean    remove .venv, caches and reports"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@python=; \
+	for candidate in $(CANDIDATES); do \
+		if "$$candidate" -c "$(USABLE)" >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "error: no Python 3.11, 3.12 or 3.13 with venv was found: install one (Debian: apt install python3-venv)," \
+			"or name it with make PYTHON=/path/to/python" >&2; \
+		exit 2; \
+	fi; \
+	echo "Installing into $(VENV) with $$python (some GB the first time)"; \
+	"$$python" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
+		--editable ".[verify,test,perf,tune]"
+	@touch $(STAMP)
+
+verify: $(STAMP)
+	$(BIN)/sam3-tvm verify
+
+doctor: $(STAMP)
+	$(BIN)/sam3-tvm doctor
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+perf: $(STAMP)
+	$(BIN)/python -m pytest perf
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist reports *.egg-info .tox .hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
