@@ -1,0 +1,1 @@
+"""How operators become fast loops, one package per kind of target."""

@@ -1,8 +1,8 @@
 """Scaled dot-product attention without the full score matrix, its softmax exact and its sums in two levels.
 
-One task computes a block of queries of one head. Scores are kept transposed, as a strip [keys, queries], so that everything
-that happens per query (maximum, exponentials, their sum, the final division) is vectorized over queries and needs no
-reduction across lanes:
+One task computes a block of queries of one head. Scores are kept transposed, as a strip [keys, queries], so that
+everything that happens per query (maximum, exponentials, their sum, the final division) is vectorized over queries and
+needs no reduction across lanes:
 
     strip[key, query] = scale · Σ_d k[key, d] · q[query, d]  (+ bias, -inf where masked)
     strip = exp(strip - maximum),  sum = Σ_key strip
@@ -104,7 +104,7 @@ def _lowering(unit: VectorUnit, attention: Attention) -> Lowering:
 
     stored = [attention.query, attention.key, attention.value]
     bias = [] if attention.bias is None else [attention.bias]
-    return Lowering(tuple([*(operand.value for operand in stored), *bias]), None, build, permuted)
+    return Lowering((*(operand.value for operand in stored), *bias), None, build, permuted)
 
 
 def _tensor4(context: Context, value: relax.Expr) -> Tensor4 | None:
@@ -122,10 +122,13 @@ def _tensor4(context: Context, value: relax.Expr) -> Tensor4 | None:
 def _tiles(unit: VectorUnit, attention: Attention) -> tuple[Tile, Tile]:
     """Register tiles of scores (keys × queries) and of the result (channels × queries)."""
     vectors = 2 if attention.query.extent(1) > unit.lanes else 1
-    most = (unit.registers * 7 // 8 - vectors) // vectors - 1 if unit.registers > 16 else (unit.registers - vectors) // 2
-    most = min(most, 12)
+    most = 12 if unit.registers > 16 else 6
     channels = attention.value.extent(3)
-    rows = min(range(1, most + 1), key=lambda r: ceil_div(channels, r) * r * (1.0 + 0.25 * (r + vectors) / (r * vectors)))
+
+    def work(rows: int) -> float:
+        return ceil_div(channels, rows) * rows * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+
+    rows = min(range(1, most + 1), key=work)
     columns = vectors * unit.lanes
     return Tile(min(most, attention.key.extent(1)), columns, unit.lanes), Tile(rows, columns, unit.lanes)
 
@@ -138,7 +141,9 @@ def _build(
     matrices = query.extent(0) * heads
     scores, output = _tiles(unit, attention)
 
-    def packed(tensor: Tensor4, source: relax.Expr, width: int, depth: int, tile: Tile, *, channels: bool) -> relax.Expr:
+    def packed(
+        tensor: Tensor4, source: relax.Expr, width: int, depth: int, tile: Tile, *, channels: bool
+    ) -> relax.Expr:
         def reader(buffer: tirx.Buffer) -> Read:
             def read(m: Any, i: Any, k: Any) -> Any:
                 length, channel = (k, i) if channels else (i, k)
@@ -192,10 +197,8 @@ def _kernel(
                 value = value * fp32(attention.scale)
                 if attention.bias is not None:
                     row = T.min(first + j, length - 1) if length % columns else first + j
-                    index = (b, h, row, key)
-                    stored = rest[0][
-                        tuple(0 if e == 1 else i for e, i in zip(bias_shape, index, strict=True))[4 - len(rest[0].shape) :]
-                    ]
+                    index = [0 if e == 1 else i for e, i in zip(bias_shape, (b, h, row, key), strict=True)]
+                    stored = rest[0][tuple(index[4 - len(rest[0].shape) :])]
                     if str(attention.bias.ty.dtype) == "bool":
                         value = T.Select(stored, value, fp32(-math.inf))
                     else:

@@ -1,10 +1,11 @@
-"""Two-dimensional convolutions as products: weights × columns of the image, the columns gathered block by block.
+"""Two-dimensional convolutions as products: weights times columns of the image, gathered block by block.
 
-    result[n, g, o, pixel] = Σ_k weight[g, o, k] · column[n, g, k, pixel],   k = (input channel, kernel row, kernel column)
+    result[n, g, o, pixel] = Σ_k weight[g, o, k] · column[n, g, k, pixel]     k = (channel, kernel row, kernel column)
 
-The weights are the resident operand, rows of the product; the image streams, so that no more of the column matrix exists than
-one panel per thread. Special cases: a kernel as large as the image is a plain matrix product over images; a transposed
-convolution whose stride is its kernel scatters a product over input pixels; a depthwise convolution has its own kernel.
+The weights are the resident operand, rows of the product; the image streams, so that no more of the column matrix
+exists than one panel per thread. Special cases: a kernel as large as the image is a plain matrix product over images; a
+transposed convolution whose stride is its kernel scatters a product over input pixels; a depthwise convolution has a
+kernel of its own.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
 
 
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
-    """`relax.nn.conv2d_transpose` whose kernel tiles the result: stride = kernel, no padding; fp32, NCHW, static shape."""
+    """`relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding); fp32, NCHW."""
     attributes = conv.attrs
     image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
@@ -172,16 +173,14 @@ def _columns(
         name = "conv2d" + epilogue.label
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
         arguments = [Argument("image", window.image), Argument("packed", packed_shape), *epilogue.arguments]
-        function = product_function(
-            name, problem, "right", tile, [*arguments, Argument("result", window.result)], body
-        )
+        function = product_function(name, problem, "right", tile, [*arguments, Argument("result", window.result)], body)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), place, build)
 
 
 def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
-    """Packs the columns of one panel of output pixels; padding and pixels beyond the last read as zero or repeat the last."""
+    """Packs the columns of one panel of output pixels; padding reads as zero, the last pixel is repeated."""
     height, width = window.image[2:]
     (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
     planes = view(image, window.image[0] * window.groups, window.channels, height, width)
@@ -303,9 +302,7 @@ def _depthwise(
                 padded = T.alloc_buffer((padded_height, padded_width), "float32")
                 with T.serial(0, padded_height) as y, T.serial(0, padded_width) as x:
                     inside = tirx.all(y >= top, y < top + height, x >= left, x < left + width)
-                    T.buffer_store(
-                        padded, T.if_then_else(inside, planes[plane, y - top, x - left], fp32(0.0)), [y, x]
-                    )
+                    T.buffer_store(padded, T.if_then_else(inside, planes[plane, y - top, x - left], fp32(0.0)), [y, x])
                 with T.serial(0, out_height) as y:
                     for start, count in vectors(out_width, lanes):
                         total = T.alloc_buffer((count,), "float32", scope="local")

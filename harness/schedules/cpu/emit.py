@@ -1,7 +1,7 @@
 """Building blocks for kernels written as TIR: functions, blocked copies and the register tile.
 
-The kernels are built with TVM's IR builder instead of schedules, because blocking, packing and edges are then ordinary Python.
-Every function is marked opaque (`op_pattern` 8), so that no pass fuses or reschedules it.
+The kernels are built with TVM's IR builder instead of schedules, because blocking, packing and edges are then ordinary
+Python. Every function is marked opaque and scheduled, so that no pass fuses or reschedules it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ OPAQUE = 8
 def chunk_length(terms: int) -> int:
     """Terms that one register accumulates before their sum is added to a second one, in equal parts.
 
-    The rounding error of a two-level sum is least near √terms; a longer part costs less time, so it is a few times that, and
-    at most 128.
+    The rounding error of a two-level sum is least near √terms; a longer part costs less time, so it is a few times
+    that, and at most 128.
     """
     longest = min(128, 16 * math.ceil(math.sqrt(terms) / 4))
     return ceil_div(terms, ceil_div(terms, longest))
-
 
 
 @dataclass(frozen=True)
@@ -121,11 +120,7 @@ def accumulate(
 
     def steps(first: Any, count: Any) -> None:
         with T.serial(0, count) as k:
-            each(
-                lambda i, j, at: T.buffer_store(
-                    partial, partial[at] + left(first + k, i) * right(first + k, j), [at]
-                )
-            )
+            each(lambda i, j, at: T.buffer_store(partial, partial[at] + left(first + k, i) * right(first + k, j), [at]))
 
     chunk = chunk_length(depth)
     chunks = ceil_div(depth, chunk)

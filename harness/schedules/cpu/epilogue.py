@@ -1,7 +1,7 @@
 """What happens to an element of a product before it is stored: bias, activation, residual.
 
-An epilogue is a chain of elementwise steps. It is found on Relax (`rewrite.py`), carried as plain data, and emitted in the
-write-back of the register tile, so that the product's result does not travel through memory once per step.
+An epilogue is a chain of elementwise steps. It is found on Relax (`rewrite.py`), carried as plain data, and emitted in
+the write-back of the register tile, so that the product's result does not travel through memory once per step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Place:
         flat: (batch, row, column) → index into the result as one contiguous line.
         coordinates: (batch, row, column) → index along each dimension.
         cheap: The dimensions whose coordinate needs no division by a column; others are only read through `flat`.
-        reshaped: Takes a new shape; returns the place of the same elements in the reshaped result. None if there is none.
+        reshaped: Takes a new shape; returns the place of the same elements in the reshaped result.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Matrix products: linear layers and batched products with broadcasting, as blocked kernels.
 
-The operand that depends only on parameters is resident, so that its packing is lifted out and runs once at load time; with
-two activations the smaller one is. Leading dimensions that only the left operand has are folded into its rows.
+The operand that depends only on parameters is resident, so that its packing is lifted out and runs once at load time;
+with two activations the smaller one is. Leading dimensions that only the left operand has are folded into its rows.
 """
 
 from __future__ import annotations
@@ -203,4 +203,3 @@ def _place(problem: Problem, shape: tuple[int, ...]) -> Place:
     ends_in_columns = bool(shape) and shape[-1] == columns
     cheap = frozenset(range(len(shape))) if ends_in_columns else frozenset[int]()
     return Place(shape, flat, coordinates, cheap, lambda reshaped: _place(problem, reshaped))
-

@@ -23,7 +23,7 @@ class Lowering:
         inputs: The expressions that the kernel reads; not necessarily the operator's own arguments.
         place: How the result is laid out; None if no epilogue may be attached.
         build: Emits packing and kernel.
-        permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well, if there is one.
+        permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well.
     """
 
     inputs: tuple[relax.Expr, ...]

@@ -15,11 +15,11 @@ _LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZ
 def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     """The pass for `tvm.relax.build(module, target, relax_pipeline=cpu_pipeline(target))`.
 
-    It takes the module as imported: Relax operators, a function `main` with the attribute `num_input`, whose parameters after
-    the first `num_input` are weights. The result has two entry points:
+    It takes the module as imported: Relax operators, a function `main` with the attribute `num_input`, whose parameters
+    after the first `num_input` are weights. The result has two entry points:
 
-    - `main_transform_params(weights: tuple) -> tuple`: everything that depends on weights alone, weight packing above all;
-      call it once when the model is loaded.
+    - `main_transform_params(weights: tuple) -> tuple`: everything that depends on weights alone, weight packing above
+      all; call it once when the model is loaded.
     - `main(*inputs, *transformed)`: the model; it takes what `main_transform_params` returned, one by one.
 
     Without `num_input`, or without weights, `main` keeps its signature and there is no second function.

@@ -2,10 +2,10 @@
 
     result[b, i, j] = finish(Σ_k left[b, i, k] · right[b, k, j])
 
-One operand is *resident*: packed once into panels [batch, panel, depth, width] by `pack_function` (for weights that happens
-when the model is loaded). The other one *streams*: each task packs a block of it into its own workspace, through an
-arbitrary index function, so that transposed operands and convolutions need no copy in memory. A panel is as wide as the
-register tile on that side; `emit.accumulate` multiplies one panel of each side.
+One operand is *resident*: packed once into panels [batch, panel, depth, width] by `pack_function` (for weights that
+happens when the model is loaded). The other one *streams*: each task packs a block of it into its own workspace, through
+an arbitrary index function, so that transposed operands and convolutions need no copy in memory. A panel is as wide as
+the register tile on that side; `emit.accumulate` multiplies one panel of each side.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def pack_function(
 
 
 def stream(read: Read, width: int, panel: int, depth: int, lanes: int) -> Pack:
-    """Packs a panel element by element; the last panel repeats the last row or column instead of leaving the operand."""
+    """Packs a panel element by element; the last one repeats the last row or column instead of leaving the operand."""
 
     def pack(workspace: tirx.Buffer, slot: Any, b: Any, first: Any) -> None:
         def copy(clamp: bool) -> None:
@@ -111,7 +111,7 @@ def stream(read: Read, width: int, panel: int, depth: int, lanes: int) -> Pack:
 
 @dataclass(frozen=True)
 class Blocking:
-    """How a product is cut into tasks: `slots` panels of the streaming side each, times `splits` parts of the resident."""
+    """How a product is cut into tasks: `slots` streaming panels each, times `splits` parts of the resident operand."""
 
     slots: int
     splits: int
@@ -154,8 +154,8 @@ def product_function(
         streaming: Which operand streams.
         tile: The register tile.
         arguments: All tensors, the result last.
-        body: Gets one buffer per argument; returns how the streaming operand is packed, how the resident one is read and
-            how an element of the result is stored.
+        body: Gets one buffer per argument; returns how the streaming operand is packed, how the resident one is read
+            and how an element of the result is stored.
     """
     resident: Side = "right" if streaming == "left" else "left"
     panel = panel_width(streaming, tile)
@@ -206,9 +206,7 @@ def _write(problem: Problem, tile: Tile, store: Store, total: tirx.Buffer, b: An
     rows = _at_most(tile.rows, problem.rows, row)
 
     def line(i: Any, width: int) -> None:
-        for_each_vector(
-            width, tile.lanes, lambda j: store(b, row + i, column + j, total[i * tile.columns + j])
-        )
+        for_each_vector(width, tile.lanes, lambda j: store(b, row + i, column + j, total[i * tile.columns + j]))
 
     tail = problem.columns % tile.columns
     with T.serial(0, rows) as i:
@@ -222,4 +220,3 @@ def _write(problem: Problem, tile: Tile, store: Store, total: tirx.Buffer, b: An
                     line(i, tile.columns)
                 with T.Else():
                     line(i, tail)
-

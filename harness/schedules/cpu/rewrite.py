@@ -1,4 +1,4 @@
-"""Finds the operators that have a kernel here, with the elementwise operations that follow them, and calls the kernels."""
+"""Finds the operators that have a kernel here, with the elementwise operations that follow, and calls the kernels."""
 
 from __future__ import annotations
 
@@ -164,7 +164,8 @@ def _next_step(
         return None
     value = context.bindings[user]
     shape = static_shape(value)
-    if is_call(value, "relax.reshape") and shape is not None and place.reshaped is not None and value.args[0].same_as(last):
+    reshapes = is_call(value, "relax.reshape") and shape is not None and value.args[0].same_as(last)
+    if reshapes and place.reshaped is not None:
         return user, Step("relax.reshape", shape=shape), None
     if not is_call(value, *UNARY, *BINARY) or shape != place.shape:
         return None

@@ -48,7 +48,7 @@ def vector_unit(target: tvm.target.Target) -> VectorUnit:
 
 
 _SHAPES = {32: ((12, 2), (8, 3), (6, 4), (4, 6), (2, 8), (1, 8)), 16: ((6, 2), (4, 3), (2, 4), (1, 8))}
-"""Rows and vectors per row by number of registers: accumulators, one row of the right operand and one broadcast must fit."""
+"""Rows and vectors per row by number of registers: accumulators, one row of the right operand, a broadcast must fit."""
 
 
 def choose_tile(unit: VectorUnit, rows: int, columns: int) -> Tile:
