@@ -1,4 +1,4 @@
-"""One Relax operator, or a few, as a function on NumPy arrays: compiled by the CPU pipeline, for the tests of its parts."""
+"""Relax operators as functions on NumPy arrays: compiled by the CPU pipeline, for the tests of its parts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rms(values: Any) -> float:
 
 
 def error_ratio(actual: np.ndarray, reference: np.ndarray, oracle: np.ndarray) -> float:
-    """rms error of `actual` over that of `reference`, both against fp64; a reference that rounds only once is the floor."""
+    """Rms error of `actual` over that of `reference`, both against fp64; a single rounding is the floor."""
     finite = np.isfinite(oracle)
     np.testing.assert_array_equal(actual[~finite], reference[~finite])
     exact = oracle[finite]

@@ -1,4 +1,4 @@
-"""The elementary functions of the CPU kernels: error bounds over the whole range of fp32, special values, GELU against PyTorch."""
+"""Elementary functions of the CPU kernels: error bounds over all of fp32, special values, GELU against PyTorch."""
 
 from __future__ import annotations
 

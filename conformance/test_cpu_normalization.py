@@ -1,4 +1,4 @@
-"""Normalizations, reductions and softmax on the CPU: as accurate as PyTorch against float64, for any shape, axis and offset."""
+"""Normalizations, reductions, softmax on the CPU: as accurate as PyTorch, for any shape, axis and offset."""
 
 from __future__ import annotations
 

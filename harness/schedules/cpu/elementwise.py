@@ -1,11 +1,12 @@
 """The default schedule of everything that has no kernel of its own, and vectorizable elementary functions.
 
-`schedule_remaining` takes the functions that TVM's legalization and fusion leave behind as serial loops over whole tensors:
-elementwise and broadcast arithmetic, transpositions, padding, concatenation, gathers, pooling, resizing, small reductions. It
-changes the order of loops and nothing else, except for long fp32 sums, which it splits into partial sums.
+`schedule_remaining` takes the functions that TVM's legalization and fusion leave behind as serial loops over whole
+tensors: elementwise and broadcast arithmetic, transpositions, padding, concatenation, gathers, pooling, resizing, small
+reductions. It changes the order of loops, it inlines intermediate values (after which LLVM may contract a product and a
+sum into one rounding), and it splits long fp32 sums into partial sums; nothing else.
 
-Innermost loops are left to LLVM's vectorizer: it interleaves, handles remainders and predicates, and sees through the index
-arithmetic of fused operators, where TVM's explicit vectorization falls back to one scalar at a time.
+Innermost loops are left to LLVM's vectorizer: it interleaves, handles remainders and predicates, and sees through the
+index arithmetic of fused operators, where TVM's explicit vectorization falls back to one scalar at a time.
 """
 
 from __future__ import annotations
@@ -122,8 +123,9 @@ def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> None:
         if block is None or not block.spatial or block.node.name_hint in outputs or len(block.node.writes) != 1:
             continue
         body = _examine(block)
-        consumers = [_block(sch, consumer) for consumer in sch.get_consumers(handle)]
-        if not consumers or any(consumer is None for consumer in consumers):
+        found = [_block(sch, consumer) for consumer in sch.get_consumers(handle)]
+        consumers = [consumer for consumer in found if consumer is not None]
+        if not consumers or len(consumers) < len(found):
             continue
         buffer = block.node.writes[0].source
         uses = 0
@@ -236,7 +238,7 @@ def _is_long_sum(block: _Block) -> bool:
 
 
 def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
-    """Splits a long sum into partial sums that are added afterwards; False if the number of terms has no fitting divisor."""
+    """Splits a long sum into partial sums that are added afterwards; False if no divisor fits."""
     inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
     outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
     terms = math.prod(extent for extent, reduced in zip(block.extents, block.reduced, strict=True) if reduced)
@@ -331,8 +333,9 @@ def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def schedule_remaining() -> tvm.transform.Pass:
     """A module pass that gives every function without a schedule a good default one.
 
-    Functions with the attribute `tirx.is_scheduled` and kernels written as plain loops (no blocks) stay as they are. A block
-    that cannot be scheduled is left alone and reported to the logger at level DEBUG; the pass itself does not fail.
+    Functions with the attribute `tirx.is_scheduled` and kernels written as plain loops (no blocks) stay as they are.
+    A block that cannot be scheduled is left alone and reported to the logger at level DEBUG; the pass itself does not
+    fail.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
@@ -398,4 +401,4 @@ LEGALIZE: dict[str, Legalize] = {
     "relax.nn.silu": _unary(elementary.silu, "silu"),
     "relax.power": _power,
 }
-"""Legalizations of fp32 elementary functions, by operator. The logarithms, sin, cos, tanh and others stay TVM's: accurate, not hot."""
+"""Legalizations of fp32 elementary functions, by operator; logarithms, sin, cos stay TVM's: accurate and not hot."""

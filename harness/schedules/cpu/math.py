@@ -1,16 +1,18 @@
 """Elementary functions in fp32 as plain TIR arithmetic, so that LLVM vectorizes them.
 
-TVM lowers `tirx.exp`, `tirx.erf` and others to calls of the C library, one scalar at a time. The functions here take and return
-a float32 expression and use only additions, products, `fma`, selects, shifts and bit casts: everything that both TVM's
-`VectorizeLoop` and LLVM's loop vectorizer turn into vector code. The same source serves loops of any instruction set; `fma`
-falls back to a product and a sum where the machine has none, and the reductions are exact either way.
+TVM lowers `tirx.exp`, `tirx.erf` and others to calls of the C library, one scalar at a time. The functions here take
+and return a float32 expression and use only additions, products, `fma`, selects, shifts and bit casts: everything
+that both TVM's `VectorizeLoop` and LLVM's loop vectorizer turn into vector code. The same source serves loops of any
+instruction set; `fma` falls back to a product and a sum where the machine has none, and the reductions are exact
+either way.
 
-Every polynomial is a weighted minimax fit, made for this file by a Remez exchange in 50 digits and then rounded to fp32;
-the weight is that of the relative error of the final result. Bounds in the docstrings are in units in the last place (ULP) of
-the correctly rounded result, measured against float64 over the whole range of fp32 by `conformance/test_cpu_math.py`, with and without fma.
+Every polynomial is a weighted minimax fit, made for this file by a Remez exchange in 50 digits and then rounded to
+fp32; the weight is that of the relative error of the final result. Bounds in the docstrings are in units in the last
+place (ULP) of the correctly rounded result, measured against float64 over the whole range of fp32 by
+`conformance/test_cpu_math.py`, with and without fma.
 
-Intermediate values are bound with `Let`, since TIR has no shared subexpressions: without it a polynomial in x would copy x's
-expression once per coefficient.
+Intermediate values are bound with `Let`, since TIR has no shared subexpressions: without it a polynomial in x would
+copy x's expression once per coefficient.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
 
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
-    """x limited to [low, high]; NaN stays NaN (every comparison with it is false)."""
+    """Limits x to [low, high]; NaN stays NaN (every comparison with it is false)."""
     return tirx.Select(x > _f32(high), _f32(high), tirx.Select(x < _f32(low), _f32(low), x))
 
 
@@ -171,9 +173,9 @@ def erf(x: Expr) -> Expr:
 def gelu(x: Expr) -> Expr:
     """x·Φ(x), the erf form of GELU, without cancellation in the negative tail.
 
-    For |x| < 1 it is x·(½ + x·P(x²)), beyond max(x, 0) - |x|·Q(|x|) with Q(a) = ½·erfc(a/√2) = exp(-a²/2)·t·P(t - ½) and
-    t = 1/(1 + a/4). Within 4 ULP for x > -1 and 8 ULP below, where ½·x·(1 + erf(x/√2)) loses every digit from x = -5 on.
-    gelu(inf) = inf; gelu(-inf) = 0, the limit, where PyTorch computes -inf·0 = NaN.
+    For |x| < 1 it is x·(½ + x·P(x²)), beyond max(x, 0) - |x|·Q(|x|) with Q(a) = ½·erfc(a/√2) = exp(-a²/2)·t·P(t - ½)
+    and t = 1/(1 + a/4). Within 4 ULP for x > -1 and 8 ULP below, where ½·x·(1 + erf(x/√2)) loses every digit from x =
+    -5 on. gelu(inf) = inf; gelu(-inf) = 0, the limit, where PyTorch computes -inf·0 = NaN.
     """
 
     def with_x(x: Expr) -> Expr:

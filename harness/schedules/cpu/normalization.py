@@ -1,7 +1,8 @@
 """Layer and group normalization with exact moments.
 
-Mean and variance come from two passes with fp64 sums over a line that is still in the cache (`reduction.emit_moments`); the
-output is fp32 arithmetic on the centred value, so that a large common offset of the inputs costs no digits.
+Mean and variance come from two passes with fp64 sums over a line that is still in the cache
+(`reduction.emit_moments`); the output is fp32 arithmetic on the centred value, so that a large common offset of the
+inputs costs no digits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
 
 
 def layer_norm_kernel(rows: int, count: int, epsilon: float, scaled: bool, shifted: bool) -> tirx.PrimFunc:
-    """Normalizes each row of [rows, count]; parameters data, scale [count] if `scaled`, shift [count] if `shifted`, out."""
+    """Normalizes each row of [rows, count]; parameters data, scale and shift [count] if there are, out."""
 
     def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
         *affine, out = rest
@@ -65,8 +66,8 @@ def group_norm_kernel(
 ) -> tirx.PrimFunc:
     """Normalizes each group of [batch · groups, channels, inner], `channels` being those of one group.
 
-    The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out. A group is one contiguous line; with
-    few groups it is cut into chunks so that every thread has work.
+    The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out. A group is one contiguous
+    line; with few groups it is cut into chunks so that every thread has work.
     """
     count = channels * inner
     lines = batch * groups

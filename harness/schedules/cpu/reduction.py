@@ -1,9 +1,9 @@
 """Sums, means, variances, products, maxima and minima over any axes, with sums that lose nothing.
 
-TVM's own lowering adds the terms one by one in fp32: after two million terms the third digit is wrong. Here the partial sums
-are fp64, a vector of lanes wide; the kernels read memory, so the wider sums cost no time. Maxima and minima pass NaN on, as
-PyTorch's do. Every kernel sees its operand as [outer, count, inner] with the middle reduced; axes that are not neighbours are
-brought together by a transposition first.
+TVM's own lowering adds the terms one by one in fp32: after two million terms the third digit is wrong. Here the
+partial sums are fp64, a vector of lanes wide; the kernels read memory, so the wider sums cost no time. Maxima and
+minima pass NaN on, as PyTorch's do. Every kernel sees its operand as [outer, count, inner] with the middle reduced;
+axes that are not neighbours are brought together by a transposition first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def narrow(value: Any) -> Any:
 
 def tasks(count: int, elements: int) -> AbstractContextManager[Any]:
     """A loop over `count` tasks that touch `elements` elements together: parallel if that pays."""
-    return T.parallel(0, count) if count > 1 and elements >= SERIAL_BELOW else T.serial(0, count)
+    loop: AbstractContextManager[Any] = (T.parallel if count > 1 and elements >= SERIAL_BELOW else T.serial)(0, count)
+    return loop
 
 
 def scalar(value: Any, dtype: str) -> Any:
@@ -166,7 +167,7 @@ MIN = _extreme("min", math.inf, lambda a, b: a < b)
 
 
 def emit_centre(mean: Any) -> Callable[[Any], Any]:
-    """Emits the fp64 mean as two fp32 numbers; returns value → value - mean, exact to the last place of the difference."""
+    """Emits the fp64 mean as two fp32 numbers; returns value → value - mean, exact to its last place."""
     high = scalar(narrow(mean), "float32")
     low = scalar(narrow(mean - widen(high)), "float32")
     return lambda value: (value - high) - low
@@ -230,6 +231,11 @@ def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -
     return combined
 
 
+def _merging(fold: Fold, partial: tirx.Buffer, i: Any) -> Fold:
+    """The fold that merges the partial results partial[i, :] of another one."""
+    return Fold(fold.dtype, fold.start, lambda a, c: fold.merge(a, partial[i, c]), fold.merge)
+
+
 def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
     """Reduces each of `outer` contiguous lines."""
 
@@ -249,10 +255,7 @@ def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
             for partial, result in zip(partials, results, strict=True):
                 T.buffer_store(partial, result, [i, c])
         with T.serial(0, outer) as i:
-            merges = [
-                Fold(fold.dtype, fold.start, lambda a, c, f=fold, p=partial: f.merge(a, p[i, c]), fold.merge)
-                for fold, partial in zip(shapes, partials, strict=True)
-            ]
+            merges = [_merging(fold, partial, i) for fold, partial in zip(shapes, partials, strict=True)]
             T.buffer_store(out, reduction.finish(fold_line(chunks, merges), count), [i])
 
     return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body)
@@ -266,7 +269,7 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> t
             shapes = reduction.folds(lambda k: data[i, k, first])
             lanes = [T.alloc_buffer((width,), fold.dtype, scope="local") for fold in shapes]
             for fold, lane in zip(shapes, lanes, strict=True):
-                for_each_vector(width, LANES, lambda j, f=fold, p=lane: T.buffer_store(p, _start(f), [j]))
+                _fill(lane, width, tirx.const(fold.start, fold.dtype))
             with T.serial(0, count) as k:
                 for n, lane in enumerate(lanes):
 
@@ -293,8 +296,8 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> t
     return prim_func(reduction.name, arguments, body)
 
 
-def _start(fold: Fold) -> Any:
-    return tirx.const(fold.start, fold.dtype)
+def _fill(buffer: tirx.Buffer, width: int, value: Any) -> None:
+    for_each_vector(width, LANES, lambda j: T.buffer_store(buffer, value, [j]))
 
 
 def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
@@ -366,7 +369,7 @@ def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
 
 
 def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.PrimFunc:
-    """Running fp64 sums over the middle of [outer, count, inner], rounded to fp32 once per element, as PyTorch does it."""
+    """Running fp64 sums over the middle of [outer, count, inner], each rounded to fp32 once, as in PyTorch."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         with tasks(outer * inner, outer * count * inner) as task:

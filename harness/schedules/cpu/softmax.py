@@ -107,10 +107,8 @@ def _legalize(log: bool) -> Legalize:
             return default(bb, node)
         axis = int(node.attrs.axis) % len(shape)
         outer, count, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        if inner == 1:
-            function, view = row_kernel(outer, count, log), (outer, count)
-        else:
-            function, view = column_kernel(outer, count, inner, log), (outer, count, inner)
+        view = (outer, count) if inner == 1 else (outer, count, inner)
+        function = row_kernel(outer, count, log) if inner == 1 else column_kernel(outer, count, inner, log)
         name = f"{'log_' if log else ''}softmax_{'x'.join(map(str, view))}"
         return reshaped(bb, bb.emit(call(bb, name, function, [reshaped(bb, data, view)])), shape)
 
