@@ -20,7 +20,7 @@ _PREFIXES = {"detector.": "", "tracker.": "inst_interactive_predictor.model."}
 _INTERACTIVE_ONLY = re.compile(r"inst_interactive_predictor\..*|backbone\.vision_backbone\.sam2_convs\..*")
 """Published for the video model; the image model has them only if built interactive, so they may be left over."""
 
-_COMPUTED = re.compile(r".*\.(freqs_cis|attn_mask)")
+_COMPUTED = re.compile(r"(.*\.)?(freqs_cis|attn_mask)")
 """Buffers that are formulas: loaded if the checkpoint has them, not missed if it does not."""
 
 _SHOWN = 5
