@@ -73,7 +73,7 @@ def select(
     components = checked("component", components, tuple(COMPONENTS))
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
     targets = checked("target", targets, tuple(TARGETS))
-    scales = checked("scale", scales, tuple(Scale))
+    scales = checked("scale", scales, tuple(scale.value for scale in Scale))
     cases = tuple(
         Case(component, strategy, target, scale, seed)
         for target in targets

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -111,18 +110,24 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as shells count."""
+
+
 def main() -> None:
     """Run the command; every expected error is one sentence on stderr."""
-    errors = Console(stderr=True)
     try:
         code = app(standalone_mode=False)
-    except HarnessError as error:
-        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+    except (HarnessError, typer.TyperException) as error:
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        _complain(f"error: {message}")
         code = 2
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        errors.print("Interrupted: nothing half-written was left; what was cached will be used again.")
-        code = 130
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _complain("Interrupted: nothing half-written was left; what was cached will be used again.")
     sys.exit(code or 0)
+
+
+def _complain(sentence: str) -> None:
+    Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,167 @@
+"""The command as a user meets it: real processes, exit codes, one sentence for every mistake, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.components import COMPONENTS
+from harness.report import read_report
+
+QUICK = ("--component", "box_head")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "harness", *arguments]
+
+
+def sam3_tvm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "200", **environment}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=env, timeout=600, check=False)
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_verify_writes_a_report_and_exits_0(tmp_path: Path) -> None:
+    done = sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "report"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_report(tmp_path / "report" / "verification_report.json")
+    assert report["summary"]["passed"] == 1
+    assert [output["verdict"] for output in report["cases"][0]["outputs"]] == ["strict", "strict"]
+    page = (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text(encoding="utf-8")
+    assert "box_head" in page
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
+        "VERIFICATION_REPORT.md",
+        "verification_report.json",
+    ]
+
+
+def test_saved_outputs_can_be_judged_again(tmp_path: Path) -> None:
+    first = sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "first"))
+    again = sam3_tvm("verify", *QUICK, "--judge-saved", "--report", str(tmp_path / "again"))
+    assert (first.returncode, again.returncode) == (0, 0), again.stdout + again.stderr
+    cases = [read_report(tmp_path / name / "verification_report.json")["cases"][0] for name in ("first", "again")]
+    assert cases[0]["outputs"] == cases[1]["outputs"]
+    assert "compile" in cases[0]["seconds"]
+    assert "compile" not in cases[1]["seconds"]
+
+
+def test_list_names_every_component() -> None:
+    done = sam3_tvm("list")
+    assert done.returncode == 0
+    for name in COMPONENTS:
+        assert name in done.stdout
+
+
+def test_import_is_fast_and_light() -> None:
+    code = (
+        "import sys, harness.cli, harness.components, harness.rope, harness.targets\n"
+        "print([name for name in ('torch', 'tvm', 'sam3', 'torchvision') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "near"),
+    [
+        ("--component", "vision_backbon", "vision_backbone"),
+        ("--target", "lvm", "llvm"),
+        ("--strategy", "reel", "real"),
+        ("--scale", "fulll", "full"),
+    ],
+)
+def test_unknown_name_suggests_the_near_miss(flag: str, value: str, near: str) -> None:
+    assert_one_sentence(sam3_tvm("verify", flag, value), value, f"did you mean '{near}'")
+
+
+def test_strategy_that_does_not_apply() -> None:
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--strategy", "none"), "box_head", "--strategy real")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--seed", "x"), ("--seed", "-1"), ("--timeout", "0"), ("--frobnicate", "1")])
+def test_wrong_flag_value_is_a_usage_error(flag: str, value: str) -> None:
+    assert_one_sentence(sam3_tvm("verify", flag, value), flag)
+
+
+def test_report_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "taken")), "taken", "--report")
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_missing_checkpoint(tmp_path: Path) -> None:
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--checkpoint", str(tmp_path / "none.pt")), "none.pt")
+
+
+def test_checkpoint_that_is_text(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_text("not a checkpoint")
+    done = sam3_tvm("verify", *QUICK, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report"))
+    assert_one_sentence(done, "weights.pt")
+    assert list((tmp_path / "report").iterdir()) == []
+
+
+def test_image_that_is_text(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("not a photograph")
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--image", str(tmp_path / "photo.jpg")), "photo.jpg")
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    done = sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "report"), SAM3_TVM_CACHE=str(tmp_path / "taken"))
+    assert_one_sentence(done, "SAM3_TVM_CACHE")
+
+
+def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    # A limit on file size fails a write in the middle, as a full disk does, for every process of the run.
+    script = f"ulimit -f 64; exec {' '.join(command('verify', *QUICK, '--report', str(tmp_path / 'report')))}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SAM3_TVM_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"},
+        timeout=600,
+        check=False,
+    )
+    assert_one_sentence(done, "cannot write", "free some space")
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+
+
+def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
+    done = sam3_tvm("verify", *QUICK, "--timeout", "1", "--report", str(tmp_path))
+    assert done.returncode == 1
+    case = json.loads((tmp_path / "verification_report.json").read_text(encoding="utf-8"))["cases"][0]
+    assert (case["status"], case["expected"]) == ("timed_out", False)
+    assert case["repro"].startswith("sam3-tvm verify --component box_head")
+
+
+def test_interrupt_ends_at_once_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("verify", *QUICK, "--report", str(tmp_path / "report")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in errors
+    assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["report"], "the worker's folder must be gone"
+    assert list((tmp_path / "report").iterdir()) == []
