@@ -90,11 +90,15 @@ def _same_specials(a: Array, r: Array) -> Array:
     return same
 
 
+def _mismatches(a: Array, r: Array, finite: Array) -> int:
+    return 0 if finite.all() else int(np.count_nonzero(~_same_specials(a, r)))
+
+
 def mask_mismatches(a: Array, r: Array) -> int:
     """Number of elements that are NaN, +inf or -inf on one side and something else on the other."""
     if is_exact(a.dtype) and is_exact(r.dtype):
         return 0
-    return sum(int(np.count_nonzero(~_same_specials(x, y))) for x, y in _chunks(a, r))
+    return sum(_mismatches(x, y, np.isfinite(x) & np.isfinite(y)) for x, y in _chunks(a, r))
 
 
 def finite_elements(a: Array) -> int:
@@ -115,11 +119,10 @@ def difference(a: Array, r: Array) -> Difference:
     max_abs = sum_abs = max_rel = tolerance = signal = noise = 0.0
     with np.errstate(all="ignore"):
         for x, y in _chunks(a, r):
-            same = _same_specials(x, y)
             finite = np.isfinite(x) & np.isfinite(y)
+            mismatches += _mismatches(x, y, finite)
             if not finite.all():
                 x, y = x[finite], y[finite]
-            mismatches += int(np.count_nonzero(~same))
             size = np.abs(y)
             error = np.abs(x - y)
             outside += int(np.count_nonzero(error > ATOL + RTOL * size))
