@@ -1,0 +1,159 @@
+"""Attention on the CPU: any lengths and head sizes, masks of every kind, exact softmax, no full score matrix."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from tvm import relax
+
+from conformance.kernels import functions_of, hold, lowered, run
+from conformance.operators import normal
+
+op = relax.op
+LENGTHS = st.sampled_from([1, 2, 12, 16, 17, 32, 36, 39, 64, 201])
+
+
+def attention(causal: str | None = None, scale: float | None = None):  # type: ignore[no-untyped-def]
+    return lambda q, k, v, bias=None: op.nn.attention(q, k, v, bias, scale, causal)
+
+
+def reference(causal: bool = False, scale: float | None = None):  # type: ignore[no-untyped-def]
+    """PyTorch's, on [batch, length, head, channel]; its plain form, which is the same in fp64."""
+
+    def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        heads = [x.transpose(1, 2) for x in (q, k, v)]
+        return functional.scaled_dot_product_attention(*heads, bias, is_causal=causal, scale=scale).transpose(1, 2)
+
+    return compute
+
+
+def operands(
+    batch: int, queries: int, keys: int, heads: int, channels: int, width: int | None = None, scale: float = 1.0
+) -> list[np.ndarray]:
+    return [
+        normal((batch, queries, heads, channels), 0, scale=scale),
+        normal((batch, keys, heads, channels), 1),
+        normal((batch, keys, heads, width or channels), 2),
+    ]
+
+
+@settings(max_examples=12)
+@given(
+    batch=st.integers(1, 2),
+    queries=LENGTHS,
+    keys=LENGTHS,
+    heads=st.integers(1, 3),
+    channels=st.sampled_from([1, 5, 16, 32, 64, 72]),
+    width=st.sampled_from([None, 1, 20]),
+    scale=st.sampled_from([None, 0.3, 1.0]),
+)
+def test_any_size(
+    batch: int, queries: int, keys: int, heads: int, channels: int, width: int | None, scale: float | None
+) -> None:
+    arrays = operands(batch, queries, keys, heads, channels, width)
+    hold(attention(scale=scale), reference(scale=scale), arrays)
+
+
+@settings(max_examples=10)
+@given(
+    queries=LENGTHS,
+    keys=LENGTHS,
+    broadcast=st.tuples(*[st.booleans()] * 3),
+    masked=st.floats(0.0, 0.9),
+    seed=st.integers(0, 9),
+)
+def test_additive_bias_with_masked_keys(
+    queries: int, keys: int, broadcast: tuple[bool, ...], masked: float, seed: int
+) -> None:
+    """Broadcast over batch, heads, queries; queries without any key give zero, as in PyTorch."""
+    shape = [1 if flag else extent for flag, extent in zip((*broadcast, False), (2, 3, queries, keys), strict=True)]
+    bias = normal(shape, seed)
+    bias[np.random.default_rng(seed).random(shape) < masked] = -np.inf
+    hold(attention(), reference(), [*operands(2, queries, keys, 3, 32), bias])
+
+
+def test_boolean_mask() -> None:
+    mask = np.random.default_rng(0).random((2, 1, 20, 36)) < 0.5
+    mask[:, :, 7] = False
+    hold(attention(), reference(), [*operands(2, 20, 36, 3, 32), mask])
+
+
+def test_queries_without_keys_give_zero() -> None:
+    bias = np.zeros((1, 1, 20, 36), np.float32)
+    bias[..., 7, :] = -np.inf
+    actual = hold(attention(), reference(), [*operands(2, 20, 36, 2, 32), bias])
+    assert (actual[:, 7] == 0).all() and (actual[:, 6] != 0).any()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (5, 40), (40, 17)])
+def test_causal(queries: int, keys: int) -> None:
+    arrays = operands(2, queries, keys, 2, 64)
+    hold(attention("TopLeft"), reference(causal=True), arrays)
+    mask = torch.ones(queries, keys).tril(keys - queries).bool()
+
+    def bottom_right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return reference()(q, k, v, torch.zeros(queries, keys, dtype=q.dtype).masked_fill(~mask, -torch.inf))
+
+    hold(attention("BottomRight"), bottom_right, arrays)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_heads_may_come_before_length(heads_first: bool) -> None:
+    """The transpositions around attention are read through: no copy of an operand is made."""
+    order = [0, 2, 1, 3]
+
+    def operator(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        result = op.nn.attention(*(op.permute_dims(x, order) for x in (q, k, v)))
+        return op.permute_dims(result, order) if heads_first else result
+
+    def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result = functional.scaled_dot_product_attention(q, k, v)
+        return result if heads_first else result.transpose(1, 2)
+
+    arrays = [normal((2, 3, length, 32), seed) for seed, length in enumerate((40, 50, 50))]
+    hold(operator, expected, arrays)
+    names = functions_of(lowered(operator, arrays))
+    assert [re.sub(r"\d+$", "", name) for name in names] == ["attention", "pack", "pack"], names
+
+
+def test_another_permutation_of_the_result() -> None:
+    arrays = operands(2, 40, 36, 3, 32)
+    hold(
+        lambda *x: op.permute_dims(op.nn.attention(*x), [3, 1, 0, 2]),
+        lambda *x: reference()(*x).permute(3, 1, 0, 2),
+        arrays,
+    )
+
+
+@pytest.mark.parametrize(("keys", "channels"), [(576, 64), (5184, 64), (5184, 32)])
+def test_long_sequences_are_as_accurate_as_pytorch(keys: int, channels: int) -> None:
+    hold(attention(), reference(), operands(1, 96, keys, 1, channels), large=True)
+
+
+def test_the_score_matrix_is_never_stored() -> None:
+    script = lowered(attention(), operands(1, 576, 576, 4, 64))["main"].script()
+    sizes = [int(size) for size in re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", script)]
+    assert sizes and max(sizes) <= 4 * 576 * 4 * 64 * 1.05
+
+
+@pytest.mark.parametrize("scale", [30.0, 1e4])
+def test_large_scores_do_not_overflow(scale: float) -> None:
+    actual = run(attention(), operands(1, 33, 50, 2, 32, scale=scale))
+    q, k, v = (torch.from_numpy(x).double() for x in operands(1, 33, 50, 2, 32, scale=scale))
+    exact = reference()(q, k, v).numpy()
+    # A score of size s is rounded by s·2⁻²⁴, which is the relative error of its weight.
+    assert np.isfinite(actual).all() and np.abs(actual - exact).max() < 2e-6 * scale
+
+
+def test_nan_stays_in_its_query_and_head() -> None:
+    arrays = operands(1, 40, 36, 2, 32)
+    arrays[0][0, 5, 1, 3] = np.nan
+    actual = run(attention(), arrays)
+    assert np.isnan(actual[0, 5, 1]).all()
+    assert np.isnan(actual).sum() == 32
