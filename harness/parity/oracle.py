@@ -42,7 +42,7 @@ _CACHES: dict[str, dict[str, Any]] = {
 _AS_THEY_ARE = {"__get__", "view", "frombuffer"}
 
 
-class _Widened(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations there
+class _Widened(TorchDispatchMode):
     """Runs every ATen operator on float64 and complex128 instead of anything narrower."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -170,7 +170,7 @@ def _widened() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Widened(), _WidenedCalls():  # type: ignore[no-untyped-call]
+        with _Widened(), _WidenedCalls():  # type: ignore[no-untyped-call]  # inherits torch's untyped constructor
             yield
     finally:
         torch.set_default_dtype(before)
