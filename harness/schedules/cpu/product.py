@@ -121,7 +121,9 @@ def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
     """Blocks that fit the workspace, and enough tasks."""
     panel = panel_width(streaming, tile)
     panels = ceil_div(problem.width(streaming), panel)
-    fitting = max(1, _BLOCK_BYTES // (4 * panel * problem.depth))
+    # Every panel of the resident right operand, wider than ours, is read once per block: a few rows must share it.
+    least = 4 if streaming == "left" else 1
+    fitting = max(least, _BLOCK_BYTES // (4 * panel * problem.depth))
     slots = max(1, min(fitting, panels, ceil_div(panels * problem.batch, _TASKS)))
     blocks = ceil_div(panels, slots)
     slots = ceil_div(panels, blocks)
