@@ -111,6 +111,23 @@ UNCHANGED: dict[str, tuple[Callable[..., relax.Expr], list[tuple[int, ...]], str
         [(99, 345)] * 2,
         "int64",
     ),
+    "broadcast_views": (
+        lambda a, b: relax.op.add(relax.op.expand_dims(a, [1]), relax.op.expand_dims(b, [2])),
+        [(20, 30, 8), (20, 40, 8)],
+        "float32",
+    ),
+    "repeat": (lambda a: relax.op.repeat(relax.op.repeat(a, 2, 1), 2, 2), [(24, 40, 56)], "float32"),
+    "repeat_by_three": (lambda a: relax.op.repeat(a, 3, 1), [(600, 77)], "float32"),
+    "split_heads": (
+        lambda a: relax.op.reshape(relax.op.permute_dims(a, [1, 0, 2]), [1, 8, 640, 32]),
+        [(640, 8, 32)],
+        "float32",
+    ),
+    "join_heads": (
+        lambda a: relax.op.reshape(relax.op.permute_dims(a, [0, 2, 1, 3]), [640, 256]),
+        [(1, 8, 640, 32)],
+        "float32",
+    ),
     "one_number": (lambda a: relax.op.add(a, a), [()], "float32"),
     "nearest": (
         lambda a: relax.op.image.resize2d(
@@ -206,6 +223,14 @@ def test_intermediate_results_are_inlined() -> None:
     module = fused(operator, (512, 512), (512,))
     assert bodies(module)[0].count("T.sblock_alloc_buffer(") >= 2
     assert bodies(schedule_remaining()(module))[0].count("T.sblock_alloc_buffer(") == 0
+
+
+def test_copies_are_inlined_however_often_they_are_read() -> None:
+    def operator(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return relax.op.add(relax.op.expand_dims(a, [1]), relax.op.expand_dims(b, [0]))
+
+    scheduled = bodies(schedule_remaining()(fused(operator, (64, 40), (64, 40))))[0]
+    assert "T.sblock_alloc_buffer(" not in scheduled
 
 
 def test_costly_value_with_many_readers_is_stored_once() -> None:

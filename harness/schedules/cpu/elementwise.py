@@ -19,7 +19,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax, s_tir, te, tirx
+from tvm import ir, relax, s_tir, sym, te, tirx
 
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.lowering import static_shape
@@ -27,7 +27,7 @@ from harness.schedules.cpu.reduction import Legalize, default
 
 _log = logging.getLogger(__name__)
 
-_PARALLEL_FROM = 32768
+_PARALLEL_FROM = 131072
 """Estimated operations below which starting threads costs more than the work."""
 _GRAIN = 4096
 """Elements that one task of a flat loop handles."""
@@ -35,6 +35,8 @@ _SHORT = 8
 """Innermost loops below this extent are kept together with the loop around them."""
 _TILE = 32
 """Largest side of a tile of a transposition: 32 lines of 128 bytes fit the first-level cache many times."""
+_BAND = 64
+"""Largest width of a band of a transposition."""
 _LONG_SUM = 256
 """fp32 sums of more terms than this are split."""
 _REUSE = 16
@@ -85,25 +87,37 @@ def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
 
 @dataclass(frozen=True)
 class _Body:
-    """What a block's body contains."""
+    """What a block's body contains.
 
-    loads: tuple[Any, ...]
+    Attributes:
+        loads: (buffer, indices simplified for the extents of the axes) of every load.
+        size: Number of nodes.
+        costly: Whether there are calls or divisions that should not be repeated.
+        binds: Whether it binds variables, which must not be copied within a function.
+        moves: Whether it only moves elements or writes a constant.
+    """
+
+    loads: tuple[tuple[Any, tuple[Any, ...]], ...]
     size: int
     costly: bool
     binds: bool
+    moves: bool
 
 
 _FREE = {"tirx.if_then_else", "tirx.likely", "tirx.reinterpret", "tirx.bitwise_and", "tirx.fma", "tirx.shift_left"}
 
 
 def _examine(block: _Block) -> _Body:
-    loads: list[Any] = []
+    loads: list[tuple[Any, tuple[Any, ...]]] = []
     counts = {"size": 0, "costly": 0, "binds": 0}
+    analyzer = sym.Analyzer()
+    for axis, extent in zip(block.node.iter_vars, block.extents, strict=True):
+        analyzer.bind(axis.var, ir.Range(0, extent))
 
     def visit(node: Any) -> None:
         counts["size"] += 1
         if isinstance(node, ir.TensorLoad):
-            loads.append(node)
+            loads.append((node.source, tuple(analyzer.simplify(index) for index in node.indices)))
         elif isinstance(node, tirx.Let):
             counts["binds"] += 1
         elif (isinstance(node, ir.Call) and getattr(node.op, "name", "") not in _FREE) or (
@@ -112,7 +126,9 @@ def _examine(block: _Block) -> _Body:
             counts["costly"] += 1
 
     tvm_ffi.structural_walk(block.node.body, visit)
-    return _Body(tuple(loads), counts["size"], counts["costly"] > 0, counts["binds"] > 0)
+    value = getattr(block.node.body, "value", None)
+    moves = isinstance(value, ir.TensorLoad | tirx.IntImm | tirx.FloatImm)
+    return _Body(tuple(loads), counts["size"], counts["costly"] > 0, counts["binds"] > 0, moves)
 
 
 def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> None:
@@ -128,13 +144,11 @@ def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> None:
         if not consumers or len(consumers) < len(found):
             continue
         buffer = block.node.writes[0].source
-        uses = 0
-        for consumer in consumers:
-            reads = sum(load.source.same_as(buffer) for load in _examine(consumer).loads)
-            uses += reads * consumer.domain
-        reads_total = uses / max(block.domain, 1)
-        single = len(consumers) == 1 and reads_total <= 1
-        if not single and (body.costly or body.binds or reads_total > _REUSE):
+        places = [sum(source.same_as(buffer) for source, _ in _examine(consumer).loads) for consumer in consumers]
+        repeats = sum(n * consumer.domain for n, consumer in zip(places, consumers, strict=True)) / block.domain
+        if body.binds and sum(places) > 1:
+            continue
+        if not body.moves and repeats > (1 if body.costly or body.binds else _REUSE):
             continue
         try:
             sch.compute_inline(handle)
@@ -161,18 +175,17 @@ def _is_flat(block: _Block, body: _Body) -> bool:
         )
 
     return straight(store.buffer, store.indices) and all(
-        len(load.indices) == 0 or straight(load.source, load.indices) for load in body.loads
+        len(indices) == 0 or straight(buffer, indices) for buffer, indices in body.loads
     )
 
 
 def _transposed_axis(block: _Block, body: _Body) -> int | None:
     """The axis along which some operand is contiguous, if that is not the last one."""
     axes = [axis.var for axis in block.node.iter_vars]
-    for load in body.loads:
-        if len(load.indices) < 2:
+    for _, indices in body.loads:
+        if len(indices) < 2:
             continue
-        last = load.indices[-1]
-        around = load.indices[:-1]
+        *around, last = indices
         for n, axis in enumerate(axes[:-1]):
             if last.same_as(axis) and any(index.same_as(axes[-1]) for index in around):
                 return n
@@ -188,42 +201,103 @@ def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> No
 def _schedule_spatial(sch: s_tir.Schedule, block: _Block) -> None:
     body = _examine(block)
     worthwhile = block.domain * max(1, body.size // 8) >= _PARALLEL_FROM
-    loops = list(block.loops)
-    if _is_flat(block, body) or len(loops) == 1:
-        grain = _divisor(block.domain, _GRAIN, 16)
-        if grain >= 64:
-            flat = sch.fuse(*loops) if len(loops) > 1 else loops[0]
-            outer, _ = sch.split(flat, [None, grain])
-            _parallel(sch, [outer], worthwhile)
+    for attempt in (_flat, _tiled, _banded, _rows):
+        if attempt(sch, block, body, worthwhile):
             return
-        if len(loops) == 1:
-            grain = _divisor(block.domain, _GRAIN)
-            if grain >= 64 and grain < block.domain:
-                loops = list(sch.split(loops[0], [None, grain]))
-            _parallel(sch, loops[:-1], worthwhile)
-            return
+
+
+def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+    """One loop over all elements, in tasks of equal length."""
+    if len(block.loops) > 1 and not _is_flat(block, body):
+        return False
+    grain = _divisor(block.domain, _GRAIN, 16)
+    if grain < 64:
+        grain = _divisor(block.domain, _GRAIN)
+    if grain < 64:
+        return len(block.loops) == 1
+    flat = sch.fuse(*block.loops) if len(block.loops) > 1 else block.loops[0]
+    outer, _ = sch.split(flat, [None, grain])
+    _parallel(sch, [outer], worthwhile)
+    return True
+
+
+def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+    """Square tiles for a transposition that changes the contiguous axis: whole cache lines on both sides."""
     crossed = _transposed_axis(block, body)
-    if crossed is not None:
-        rows, columns = (_divisor(block.extents[n], _TILE) for n in (crossed, -1))
-        if rows >= 4 and columns >= 4:
-            row, row_inner = sch.split(loops[crossed], [None, rows])
-            column, column_inner = sch.split(loops[-1], [None, columns])
-            around = [loop for n, loop in enumerate(loops[:-1]) if n != crossed]
-            sch.reorder(*around, row, column, row_inner, column_inner)
-            _parallel(sch, [*around, row], worthwhile)
-            return
+    if crossed is None:
+        return False
+    rows, columns = (_divisor(block.extents[n], _TILE) for n in (crossed, -1))
+    if rows < 4 or columns < 4:
+        return False
+    row, row_inner = sch.split(block.loops[crossed], [None, rows])
+    column, column_inner = sch.split(block.loops[-1], [None, columns])
+    around = [loop for n, loop in enumerate(block.loops[:-1]) if n != crossed]
+    sch.reorder(*around, row, column, row_inner, column_inner)
+    _parallel(sch, [*around, row], worthwhile)
+    return True
+
+
+def _banded(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+    """Bands along an operand's outermost axis for a transposition that keeps the contiguous axis.
+
+    Each band of the operand is read once, while it is in the cache, and written as one run of memory per outer index.
+    """
+    axes = [axis.var for axis in block.node.iter_vars]
+    wide = [n for n, extent in enumerate(block.extents) if extent > 1]
+    if not worthwhile or len(wide) < 3:
+        return False
+    for _, indices in body.loads:
+        order = [n for index in indices for n in wide if index.same_as(axes[n])]
+        if len(order) < len(wide) or order[-1] != wide[-1] or order[0] == wide[0]:
+            continue
+        band = _divisor(block.extents[order[0]], _BAND)
+        if 4 <= band < block.extents[order[0]]:
+            outer, inner = sch.split(block.loops[order[0]], [None, band])
+            loops = list(block.loops)
+            loops[order[0]] = inner
+            sch.reorder(outer, *loops)
+            _parallel(sch, [outer], worthwhile)
+            return True
+    return False
+
+
+def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+    """Parallel over everything but the innermost loop, which is unrolled where it repeats elements."""
+    loops, extents = list(block.loops), list(block.extents)
+    repeat = _repetition(block, body)
     keep = 1
-    while keep < len(loops) and math.prod(block.extents[-keep:]) < _SHORT:
+    while keep < len(loops) - 1 and math.prod(extents[-keep:]) < _SHORT:
         keep += 1
-    if keep == len(loops) and keep > 1:
-        keep -= 1
     outer_loops = loops[:-keep]
-    if math.prod(block.extents[:-keep]) < 2 and worthwhile:
-        inner = _divisor(block.extents[-keep], max(_GRAIN, 64), 16)
-        if 1 < inner < block.extents[-keep]:
-            outer, _ = sch.split(loops[-keep], [None, inner])
+    inner = loops[-1]
+    if math.prod(extents[:-keep]) < 2 and worthwhile:
+        grain = _divisor(extents[-keep], _GRAIN, 16)
+        if 1 < grain < extents[-keep]:
+            outer, rest = sch.split(loops[-keep], [None, grain])
             outer_loops = [*outer_loops, outer]
+            inner = rest if keep == 1 else inner
+            repeat = repeat if keep > 1 or grain % repeat == 0 else 1
+    if repeat > 1:
+        _, copies = sch.split(inner, [None, repeat])
+        sch.unroll(copies)
     _parallel(sch, outer_loops, worthwhile)
+    return True
+
+
+def _repetition(block: _Block, body: _Body) -> int:
+    """How many neighbours along the last axis read the same element, if it is a small divisor of the extent; else 1."""
+    last = block.node.iter_vars[-1].var
+    found: set[int] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.FloorDiv) and node.a.same_as(last) and isinstance(node.b, tirx.IntImm):
+            found.add(int(node.b))
+
+    for _, indices in body.loads:
+        for index in indices:
+            tvm_ffi.structural_walk(index, visit)
+    repeat = min(found, default=1)
+    return repeat if 1 < repeat <= _SHORT and block.extents[-1] % repeat == 0 else 1
 
 
 def _is_long_sum(block: _Block) -> bool:

@@ -22,7 +22,7 @@ from harness.schedules.cpu.lowering import call, static_shape
 
 LANES = 32
 """Independent partial results: four registers of fp64 on AVX-512, enough to hide the latency of an addition."""
-SERIAL_BELOW = 32768
+SERIAL_BELOW = 131072
 """Elements below which starting threads costs more than the work."""
 CHUNK = 16384
 """Elements that one task folds when a single row is cut among threads; they stay in the second-level cache."""
