@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "Installing into $(VENV) with $$python (some GB the first time)"; \
 	"$$python" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
-		--editable ".[verify,test,perf,tune]"
+		--editable ".[verify,test,perf]"
 	@touch $(STAMP)
 
 verify: $(STAMP)

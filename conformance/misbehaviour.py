@@ -136,3 +136,8 @@ def import_stages(stages: list[str], enter: Enter) -> None:
     for stage in stages:
         enter(stage)
         time.sleep(0.05)
+
+
+def fail_without_argument(_: object, enter: Enter) -> None:
+    enter("looking")
+    raise OSError("no such library")
