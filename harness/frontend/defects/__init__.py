@@ -16,7 +16,9 @@ from harness.frontend.defects import (
     promotion,
     reductions,
     resize,
+    roi_align,
     select_negative,
+    slice_scatter,
     stable_sort,
 )
 
@@ -32,6 +34,8 @@ DEFECTS: tuple[Defect, ...] = (
     *clamp_integer.DEFECTS,
     *reductions.DEFECTS,
     *resize.DEFECTS,
+    *roi_align.DEFECTS,
+    *slice_scatter.DEFECTS,
     *stable_sort.DEFECTS,
     *infinite_fill.DEFECTS,
     *group_norm.DEFECTS,

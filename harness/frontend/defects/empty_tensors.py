@@ -30,7 +30,8 @@ def _drop_empty(module: GraphModule) -> None:
         kept = [operand for operand in node.args[0] if not _is_empty(operand)]
         if kept:
             node.args = (kept, *node.args[1:])
-    for node in calls(module, torch.ops.aten.scatter.src, torch.ops.aten.index_put.default):
+    aten = torch.ops.aten
+    for node in calls(module, aten.scatter.src, aten.index_put.default, aten.slice_scatter.default):
         if any(_is_empty(operand) for operand in node.args):
             node.replace_all_uses_with(node.args[0])
     module.graph.eliminate_dead_code()
