@@ -121,6 +121,18 @@ def test_bias_activation_scale_and_residual_are_fused(
     assert len(names) == 2, names  # packing and product: no pass over memory beside it
 
 
+def test_sum_of_several_products() -> None:
+    def operator(x: relax.Expr, *weights: relax.Expr) -> relax.Expr:
+        a, b, c = (op.nn.relu(linear(x, w)) for w in weights)
+        return op.nn.relu(op.add(op.add(a, b), c))
+
+    def reference(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        a, b, c = (torch.relu(functional.linear(x, w)) for w in weights)
+        return torch.relu(a + b + c)
+
+    hold(operator, reference, [normal((5, 24))], [weight(40, 24, seed) for seed in (1, 2, 3)])
+
+
 def test_a_product_that_is_used_twice_is_stored() -> None:
     def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
         y = relax.BlockBuilder.current().emit(linear(x, w))

@@ -138,6 +138,8 @@ def _plan(context: Context, facts: Any) -> _Plan:
                 lowering, last = other, user
         place, steps, operands = lowering.place, [], []
         while place is not None and (following := _next_step(context, facts, place, last)) is not None:
+            if following[0] in kernels or following[0] in covered:
+                break  # the sum of two products: the first one's write-back does it
             covered.add(last)
             last, step, operand = following
             steps.append(step)
