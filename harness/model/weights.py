@@ -25,6 +25,9 @@ UNREAD_PARAMETERS: Mapping[str, str] = MappingProxyType(
         r"backbone\.language_backbone\.encoder\.text_projection": (
             "projects the pooled text, which VETextEncoder.forward discards"
         ),
+        r"segmentation_head\.pixel_decoder\.(conv_layers|norms)\.2\..*": (
+            "the third of three upsampling stages; with three feature maps PixelDecoder.forward needs two"
+        ),
         r"inst_interactive_predictor\..*": "the tracker, which no image component runs",
     }
 )
@@ -159,6 +162,9 @@ def _fill(tensor: torch.Tensor, distribution: Distribution, rng: np.random.Gener
 
     values = tensor.numpy() if tensor.is_contiguous() else np.empty(tuple(tensor.shape), np.float32)
     rng.standard_normal(dtype=np.float32, out=values.reshape(-1))
+    if values.size == 1:
+        # A single number may come out near zero, which a whole tensor cannot.
+        np.copysign(np.maximum(np.abs(values), np.float32(0.5)), values, out=values)
     values *= np.float32(distribution.std)
     if distribution.mean:
         values += np.float32(distribution.mean)
