@@ -253,7 +253,7 @@ def _machine() -> list[Finding]:
 
     from harness.targets.host import VECTOR_FEATURES, cpu_features, cpu_model
 
-    present = cpu_features()
+    present = cpu_features() or frozenset()
     features = " ".join(feature for feature in VECTOR_FEATURES if feature in present) or "not told by the system"
     compiler = _c_compiler()
     return [

@@ -3,7 +3,7 @@
 TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many
 virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is
 what it obeys, as long as it is set before that first loop; `runtime.config_threadpool` can only lower the number, and
-not once the pool runs.
+not once the pool runs. The pool never has more threads than there are CPUs.
 """
 
 from __future__ import annotations

@@ -70,9 +70,12 @@ def cpu_model() -> str:
     return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
-def cpu_features() -> frozenset[str]:
-    """Features of this machine's x86 processor in LLVM's spelling; empty where the system does not tell."""
-    flags = _proc_cpuinfo().get("flags", "").split()
+def cpu_features() -> frozenset[str] | None:
+    """Features of this machine's x86 processor in LLVM's spelling; None where the system does not tell."""
+    cpuinfo = _proc_cpuinfo()
+    if "flags" not in cpuinfo:
+        return None
+    flags = cpuinfo["flags"].split()
     return frozenset(_LINUX_TO_LLVM.get(flag, flag.replace("_", "")) for flag in flags)
 
 
@@ -84,7 +87,7 @@ def x86_level(features: frozenset[str]) -> str:
     return "x86-64"
 
 
-def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str]) -> str:
+def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str] | None) -> str:
     """The CPU name to compile for: `name`, unless it promises vector instructions that the machine does not show.
 
     A hypervisor may hide instruction sets of the processor that it names; code that used them would die of SIGILL.
@@ -92,9 +95,9 @@ def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str]) -> st
     Args:
         name: LLVM's name of the host processor.
         promised: Features that LLVM connects with that name.
-        present: Features that the operating system shows; empty if it does not tell.
+        present: Features that the operating system shows; None if it does not tell.
     """
-    if not present or promised.intersection(VECTOR_FEATURES) <= present:
+    if present is None or promised.intersection(VECTOR_FEATURES) <= present:
         return name
     return x86_level(present)
 

@@ -1,0 +1,421 @@
+"""Targets: what they say about this machine is true, and their pipelines compile real layers, by real compilers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from tvm import relax
+from tvm.target import codegen
+
+from harness.errors import HarnessError
+from harness.frontend import export_program, import_program
+from harness.targets import TARGETS, cuda, gpu, host, llvm
+from harness.threads import VARIABLE, cgroup_quota, configure_threads, tvm_threads, usable_cpus
+from harness.worker import run_isolated
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Layers(nn.Module):
+    """One of each kind of layer in SAM 3, small: convolution, norms, attention, GELU, reduction, a single score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.group_norm = nn.GroupNorm(4, 16)
+        self.norm = nn.LayerNorm(16)
+        self.qkv = nn.Linear(16, 48)
+        self.proj = nn.Linear(16, 16)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.score = nn.Linear(16, 1)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = self.group_norm(self.patches(image)).flatten(2).transpose(1, 2)
+        batch, length, width = tokens.shape
+        q, k, v = self.qkv(self.norm(tokens)).reshape(batch, length, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
+        tokens = tokens + self.proj(attended)
+        tokens = tokens + self.down(nn.functional.gelu(self.up(self.norm(tokens))))
+        return tokens, torch.sigmoid(self.score(tokens.mean(1)))
+
+
+class ScoringHead(nn.Module):
+    """Products of a batch of matrices with one vector each, as at the end of SAM 3's scoring head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.prompt, self.query = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, prompt: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        pooled = self.prompt(prompt).mean(dim=0)
+        return torch.matmul(self.query(queries), pooled.unsqueeze(-1)).clamp(-12, 12)
+
+
+MODULES = {
+    "layers": (Layers(), (torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(0)),)),
+    "scoring": (ScoringHead(), (torch.ones(7, 1, 256), torch.ones(6, 1, 200, 256))),
+}
+
+
+def compile_for(name: str, module: nn.Module, args: tuple) -> tuple[relax.VMExecutable, list[np.ndarray]]:
+    target = TARGETS[name].tvm_target()
+    program, parameters = import_program(export_program(module.eval(), args))
+    with target, tvm.transform.PassContext(opt_level=3):
+        executable = relax.build(TARGETS[name].pipeline(target)(program), target, relax_pipeline=None)
+    return executable, list(parameters.values())
+
+
+def device_source(executable: relax.VMExecutable, kind: str) -> str:
+    """Source of the device module inside the compiled library."""
+    waiting = [executable.mod]
+    for module in waiting:  # grows while it is walked
+        if module.kind == kind:
+            return module.inspect_source(kind)
+        waiting.extend(module.imports)
+    raise AssertionError(f"no {kind} module was generated")
+
+
+def test_the_registry_is_light():
+    """`harness.targets`, `harness.rope` and `harness.components` load neither torch nor tvm."""
+    code = (
+        "import sys, harness, harness.targets, harness.rope, harness.components;"
+        "print([m for m in ('torch', 'tvm', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_problems_are_none_or_one_sentence(name):
+    target = TARGETS[name]
+    assert target.name == name
+    for problem in (target.compile_problem(), target.run_problem()):
+        assert problem is None or (problem.strip() == problem and "\n" not in problem and len(problem) > 10)
+    if target.run_problem() is None:
+        assert target.device().exist
+
+
+# --- llvm ---
+
+
+def test_llvm_compiles_for_this_cpu_and_no_more():
+    target = llvm.llvm_target()
+    assert int(target.attrs["num-cores"]) == usable_cpus()
+    promised = set(codegen.llvm_get_cpu_features(target)) & set(host.VECTOR_FEATURES)
+    present = host.cpu_features()
+    assert present is None or promised <= present
+    assert TARGETS["llvm"].compile_problem() is TARGETS["llvm"].run_problem() is None
+
+
+def test_another_cpu_can_be_named(monkeypatch):
+    named = {"x86_64": "x86-64-v3", "arm64": "apple-m2", "aarch64": "cortex-a72"}[platform.machine()]
+    monkeypatch.setenv(llvm.MCPU_VARIABLE, named)
+    assert llvm.llvm_target().attrs["mcpu"] == named
+    monkeypatch.setenv(llvm.MCPU_VARIABLE, "z80")
+    with pytest.raises(HarnessError, match="SAM3_TVM_MCPU=z80: LLVM knows no such CPU"):
+        llvm.llvm_target()
+
+
+X86_LEVEL_FEATURES = {
+    "x86-64": frozenset(),
+    "x86-64-v2": frozenset({"cx16", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2"}),
+    "x86-64-v3": frozenset({"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}),
+    "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+}
+
+
+EVERY_FEATURE = frozenset().union(*X86_LEVEL_FEATURES.values())
+
+
+@given(st.frozensets(st.sampled_from(sorted(EVERY_FEATURE))))
+def test_a_cpu_whose_features_are_hidden_falls_back_to_what_is_there(hidden):
+    """Whatever a hypervisor hides, the chosen CPU promises no more than is left."""
+    chosen = host.safe_cpu("znver5", EVERY_FEATURE, EVERY_FEATURE - hidden)
+    if not hidden & set(host.VECTOR_FEATURES):
+        assert chosen == "znver5"
+    else:
+        levels = list(X86_LEVEL_FEATURES)
+        promised = frozenset().union(*(X86_LEVEL_FEATURES[level] for level in levels[: levels.index(chosen) + 1]))
+        assert not promised & hidden
+        better = levels[levels.index(chosen) + 1 :]
+        assert not better or X86_LEVEL_FEATURES[better[0]] & hidden
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are those of x86-64")
+def test_the_levels_are_llvms():
+    """Against LLVM's own table of what each level means, for the instruction sets that it names."""
+    before: set[str] = set()
+    for level, added in X86_LEVEL_FEATURES.items():
+        known = set(codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": level})))
+        assert added <= known - before
+        assert host.x86_level(frozenset(known)) == level
+        before = known
+
+
+def test_a_machine_that_does_not_tell_its_features_is_trusted():
+    assert host.safe_cpu("apple-m1", frozenset({"fma"}), None) == "apple-m1"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_llvm_runs_what_it_compiled(name):
+    module, args = MODULES[name]
+    executable, parameters = compile_for("llvm", module, args)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    tensors = [tvm.runtime.tensor(array) for array in parameters]
+    if machine.module.implements_function("main_transform_params"):
+        tensors = list(machine["main_transform_params"](tensors))
+    results = machine["main"](*(tvm.runtime.tensor(arg.numpy()) for arg in args), *tensors)
+    with torch.no_grad():
+        expected = module(*args)
+    for result, reference in zip(results, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(result.numpy(), reference.numpy(), rtol=1e-5, atol=1e-5)
+
+
+# --- cuda ---
+
+
+@pytest.fixture
+def nvcc():
+    problem = TARGETS["cuda"].compile_problem()
+    if problem:
+        pytest.skip(problem)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", MODULES)
+def test_cuda_kernels_are_compiled_by_nvcc(nvcc, name, monkeypatch):
+    monkeypatch.setenv(cuda.ARCHITECTURE_VARIABLE, "sm_90")
+    before = cuda.compile_source.cache_info().misses
+    executable, _ = compile_for("cuda", *MODULES[name])
+    assert cuda.compile_source.cache_info().misses == before + 1  # nvcc ran while it was built, not here
+    source = device_source(executable, "cuda")
+    assert source.count("__global__") >= 2
+    assert cuda.compile_source(source, "sm_90").startswith(b"\x7fELF")
+
+
+KERNEL = 'extern "C" __global__ void kernel(float* x) { x[threadIdx.x] = expf(x[threadIdx.x]) / 3.0f; }'
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("architecture", cuda.ARCHITECTURES)
+def test_every_listed_architecture_is_compiled_for(nvcc, architecture):
+    assert cuda.compile_source(KERNEL, architecture).startswith(b"\x7fELF")
+
+
+@pytest.mark.cuda
+def test_cuda_is_compiled_without_fast_math(nvcc, tmp_path):
+    """Rounding a division correctly takes a subroutine, which fast math leaves out: its binary is smaller."""
+    source = KERNEL.replace("3.0f", "x[0]")
+    (tmp_path / "kernel.cu").write_text(source)
+    sizes = {}
+    for flags in ((), ("--use_fast_math",)):
+        command = [str(cuda.find_nvcc()), "--cubin", "-arch=sm_90", "-O3", *flags, "-o", "kernel.cubin", "kernel.cu"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        sizes[flags] = (tmp_path / "kernel.cubin").stat().st_size
+    assert len(cuda.compile_source(source, "sm_90")) == sizes[()] > sizes[("--use_fast_math",)]
+
+
+@pytest.mark.cuda
+def test_source_that_nvcc_rejects_is_an_error(nvcc):
+    with pytest.raises(RuntimeError, match="nvcc rejected the generated kernels"):
+        cuda.compile_source("this is not CUDA", "sm_90")
+
+
+def test_without_nvcc_there_is_a_reason(monkeypatch):
+    monkeypatch.setattr(cuda, "find_nvcc", lambda: None)
+    assert "nvcc was not found" in cuda.compile_problem()
+
+
+def test_nvcc_is_found_below_cuda_path(monkeypatch, tmp_path):
+    compiler = tmp_path / "bin" / "nvcc"
+    compiler.parent.mkdir()
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    assert cuda.find_nvcc() == compiler
+
+
+def test_a_wrong_architecture_is_the_users_mistake(monkeypatch):
+    monkeypatch.setenv(cuda.ARCHITECTURE_VARIABLE, "hopper")
+    with pytest.raises(HarnessError, match="SAM3_TVM_CUDA_ARCH=hopper: not an architecture"):
+        cuda.architecture()
+
+
+# --- metal ---
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("name", MODULES)
+def test_metal_source_is_generated_with_a_macos_host(name, tmp_path):
+    problem = TARGETS["metal"].compile_problem()
+    if problem:
+        pytest.skip(problem)
+    executable, _ = compile_for("metal", *MODULES[name])
+    source = device_source(executable, "metal")
+    assert source.count("kernel void") >= 2
+    assert "#include <metal_stdlib>" in source
+    if platform.system() != "Darwin":
+        executable.export_library(str(tmp_path / "model.tar"))
+        subprocess.run(["tar", "xf", "model.tar"], cwd=tmp_path, check=True)
+        magic = {path.read_bytes()[:4] for path in tmp_path.glob("*.o")}
+        assert b"\xcf\xfa\xed\xfe" in magic  # a 64-bit Mach-O object
+
+
+# --- schedule rules of the GPU targets ---
+
+
+class Crashing:
+    """A rule as DLight's GEMV is on the scoring head."""
+
+    def apply(self, function, target, tunable):
+        raise AttributeError("'Add' object has no attribute 'value'")
+
+
+class Declining:
+    def apply(self, function, target, tunable):
+        return None
+
+
+def copy_kernel() -> tvm.tirx.PrimFunc:
+    from tvm import te
+
+    source = te.placeholder((64,), name="source")
+    return te.create_prim_func([source, te.compute((64,), lambda i: source[i] * 2.0, name="result")])
+
+
+def test_a_rule_that_crashes_is_passed_over_and_told(caplog):
+    from tvm.s_tir import dlight
+
+    target = TARGETS["metal"].tvm_target()
+    with target, caplog.at_level(logging.WARNING, "harness.targets.gpu"):
+        scheduled = gpu.schedule_kernel("copy", copy_kernel(), target, [Declining(), Crashing(), dlight.gpu.Fallback()])
+    assert "threadIdx.x" in scheduled.script()
+    assert bool(scheduled.attrs["tirx.is_scheduled"])
+    assert caplog.messages == [
+        "copy: rule Crashing crashed ('Add' object has no attribute 'value'), trying the next"
+    ]
+
+
+def test_a_kernel_that_no_rule_fits_is_an_error():
+    target = TARGETS["metal"].tvm_target()
+    with pytest.raises(RuntimeError, match="no schedule rule fits the kernel copy"):
+        gpu.schedule_kernel("copy", copy_kernel(), target, [Declining(), Crashing()])
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="DLight's GEMV rule on a product with one vector")
+def test_raw_dlight_crashes_on_the_scoring_head():
+    from tvm.s_tir import dlight
+
+    program, _ = import_program(export_program(MODULES["scoring"][0].eval(), MODULES["scoring"][1]))
+    with TARGETS["cuda"].tvm_target():
+        program = relax.transform.LegalizeOps()(program)
+        dlight.ApplyDefaultSchedule(dlight.gpu.Matmul(), dlight.gpu.GEMV(), dlight.gpu.Fallback())(program)
+
+
+# --- threads ---
+
+
+def test_tvm_uses_every_cpu_once_it_is_told():
+    for count in {1, usable_cpus()}:
+        assert run_isolated("harness.doctor:probe_threads", count, timeout=120).value == count
+
+
+def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):
+    """TVM starts one pool per calling thread, so a new thread sees a new setting."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(VARIABLE, "1")
+    before = torch.get_num_threads()
+    counts = {1, usable_cpus()}
+    seen = {}
+    try:
+        for count in counts:
+            assert configure_threads(count) == count == torch.get_num_threads()
+            assert os.environ[VARIABLE] == os.environ["OMP_NUM_THREADS"] == str(count)
+            thread = threading.Thread(target=lambda count=count: seen.update({count: tvm_threads()}))
+            thread.start()
+            thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {count: count for count in counts}
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_threads_is_the_users_mistake(count):
+    with pytest.raises(HarnessError, match=f"cannot run on {count} threads"):
+        configure_threads(count)
+
+
+def file_system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+QUOTAS = {
+    "unlimited v2": ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, None),
+    "v2": ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5),
+    "v2 ancestor": (
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/b/cpu.max": "400000 100000\n",
+            "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
+        },
+        2.0,
+    ),
+    "v2 in a container": ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 0.5),
+    "v2 path of the host": ({"proc/self/cgroup": "0::/host/x\n", "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3.0),
+    "v1": (
+        {
+            "proc/self/cgroup": "4:memory:/m\n3:cpu,cpuacct:/a\n",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "250000\n",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+        },
+        2.5,
+    ),
+    "unlimited v1": (
+        {
+            "proc/self/cgroup": "1:cpu:/\n0::/\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+        None,
+    ),
+    "not Linux": ({}, None),
+    "garbage": ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "what\n"}, None),
+}
+
+
+@pytest.mark.parametrize(("files", "quota"), QUOTAS.values(), ids=QUOTAS)
+def test_quota_of_the_control_groups(tmp_path, files, quota):
+    assert cgroup_quota(file_system(tmp_path, files)) == quota
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS has no affinity masks")
+def test_affinity_limits_the_usable_cpus():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from harness.threads import usable_cpus; print(usable_cpus())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_tools_used_by_these_tests_are_here():
+    assert shutil.which("tar")
