@@ -164,7 +164,7 @@ def _fill(tensor: torch.Tensor, distribution: Distribution, rng: np.random.Gener
     rng.standard_normal(dtype=np.float32, out=values.reshape(-1))
     if values.size == 1:
         # A single number may come out near zero, which a whole tensor cannot.
-        np.copysign(np.maximum(np.abs(values), np.float32(0.5)), values, out=values)
+        values += np.copysign(np.float32(0.5), values)
     values *= np.float32(distribution.std)
     if distribution.mean:
         values += np.float32(distribution.mean)
