@@ -14,7 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import HarnessError
-from harness.model.tokens import END, START, VOCABULARY_FILE, Tokenizer, tokenize, vocabulary_path
+from harness.model.tokens import (
+    END,
+    START,
+    VOCABULARY_FILE,
+    Tokenizer,
+    tokenize,
+    vocabulary_path,
+)
 from harness.model.upstream import import_sam3
 
 TEXTS = [
