@@ -1,6 +1,6 @@
 """Every defect in the list is there in unmodified TVM, as described, and its workaround gives PyTorch's result.
 
-Unmodified TVM is expected to fail, strictly: a release that repairs a defect fails this test, and the workaround can go.
+Unmodified TVM is expected to fail, strictly: a release that repairs a defect fails its test, and the workaround can go.
 """
 
 from __future__ import annotations

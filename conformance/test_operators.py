@@ -1,8 +1,8 @@
 """Every ATen operator that the ten components use, through export, import, the CPU pipeline and LLVM.
 
-Each is held to PyTorch fp32 (the strict gate; integers and booleans equal) and to float64 (no less accurate than PyTorch).
-Two sources of cases: the calls that the components really make (fixtures/operators.json), where they are cheap enough, and
-hypothesis around them. The large ones are the components' tests' to check.
+Each is held to PyTorch fp32 (the strict gate; integers and booleans equal) and to float64 (as accurate as PyTorch).
+Two sources of cases: the calls that the components really make (fixtures/operators.json), where they are cheap enough,
+and hypothesis around them. The large ones are the components' tests' to check.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ WORST_R_RMS = 1.5
 class Use:
     """One call of an operator on real tensors; no dataclass, whose tensors hypothesis would print in full."""
 
-    def __init__(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
         self.operator, self.args, self.kwargs = operator, args, kwargs or {}
 
     def __repr__(self) -> str:
@@ -267,7 +269,9 @@ def binary(draw: st.DrawFn, operator: Any, low: float | None = None, high: float
 
 
 @st.composite
-def unary(draw: st.DrawFn, operator: Any, low: float | None = None, high: float | None = None, scale: float = 2.0) -> Use:
+def unary(
+    draw: st.DrawFn, operator: Any, low: float | None = None, high: float | None = None, scale: float = 2.0
+) -> Use:
     """A float tensor of any shape."""
     return Use(operator, (draw(tensors(low=low, high=high, scale=scale)),))
 
@@ -311,7 +315,11 @@ def bmm(draw: st.DrawFn) -> Use:
 @st.composite
 def arange(draw: st.DrawFn) -> Use:
     start, count, step = draw(st.integers(-5, 5)), draw(st.integers(0, 40)), draw(st.sampled_from((1, 2, 3, -1)))
-    return Use(aten.arange.start_step, (start, start + step * count, step), {"dtype": draw(st.sampled_from((torch.float32, None)))})
+    return Use(
+        aten.arange.start_step,
+        (start, start + step * count, step),
+        {"dtype": draw(st.sampled_from((torch.float32, None)))},
+    )
 
 
 @st.composite
@@ -342,7 +350,12 @@ def convolution(draw: st.DrawFn) -> Use:
     kernel = draw(st.sampled_from(((1, 1), (2, 2), (3, 3), (3, 2), (7, 7))))
     stride = draw(st.sampled_from((1, 2, kernel[0])))
     padding = draw(st.integers(0, kernel[0] // 2))
-    image = (draw(st.integers(1, 2)), channels, kernel[0] + draw(st.integers(0, 9)), kernel[1] + draw(st.integers(0, 9)))
+    image = (
+        draw(st.integers(1, 2)),
+        channels,
+        kernel[0] + draw(st.integers(0, 9)),
+        kernel[1] + draw(st.integers(0, 9)),
+    )
     weight = (channels, filters // groups, *kernel) if transposed else (filters, channels // groups, *kernel)
     extra = draw(st.integers(0, stride - 1)) if transposed else 0
     bias = draw(st.one_of(st.none(), tensors((filters,))))
@@ -359,7 +372,11 @@ def convolution(draw: st.DrawFn) -> Use:
 @st.composite
 def div_mode(draw: st.DrawFn) -> Use:
     dtype = draw(st.sampled_from((torch.float32, torch.int64)))
-    x = draw(tensors(dtype=dtype, low=-40, high=40)).round() if draw(st.booleans()) else draw(tensors(dtype=dtype, low=-40, high=40))
+    x = (
+        draw(tensors(dtype=dtype, low=-40, high=40)).round()
+        if draw(st.booleans())
+        else draw(tensors(dtype=dtype, low=-40, high=40))
+    )
     divisors = (2, 3, -4) if dtype is torch.int64 else (2, 3, 0.1, -0.7, 0.5)
     mode = draw(st.sampled_from(("floor", "trunc", None)))
     return Use(aten.div.Tensor_mode, (x, draw(st.sampled_from(divisors))), {"rounding_mode": mode})
@@ -368,7 +385,10 @@ def div_mode(draw: st.DrawFn) -> Use:
 @st.composite
 def embedding(draw: st.DrawFn) -> Use:
     rows = draw(sizes)
-    return Use(aten.embedding.default, (draw(tensors((rows, draw(sizes)))), draw(tensors(shapes(0, 3), torch.int64, high=rows))))
+    return Use(
+        aten.embedding.default,
+        (draw(tensors((rows, draw(sizes)))), draw(tensors(shapes(0, 3), torch.int64, high=rows))),
+    )
 
 
 @st.composite
@@ -377,21 +397,34 @@ def expand(draw: st.DrawFn) -> Use:
     kept = [draw(st.booleans()) for _ in target]
     source = tuple(size if keep else 1 for size, keep in zip(target, kept, strict=True))
     first = draw(st.integers(0, len(target) - 1))
-    wanted = [-1 if keep and place >= first and draw(st.booleans()) else size for place, (size, keep) in enumerate(zip(target, kept, strict=True))]
+    wanted = [
+        -1 if keep and place >= first and draw(st.booleans()) else size
+        for place, (size, keep) in enumerate(zip(target, kept, strict=True))
+    ]
     return Use(aten.expand.default, (draw(tensors(source[first:], draw(dtypes))), wanted))
 
 
 @st.composite
 def full(draw: st.DrawFn) -> Use:
     value, dtype = draw(
-        st.sampled_from(((0, torch.float32), (1.5, torch.float32), (-math.inf, torch.float32), (False, torch.bool), (3, torch.int64)))
+        st.sampled_from(
+            (
+                (0, torch.float32),
+                (1.5, torch.float32),
+                (-math.inf, torch.float32),
+                (False, torch.bool),
+                (3, torch.int64),
+            )
+        )
     )
     return Use(aten.full.default, (list(draw(shapes())), value), {"dtype": dtype})
 
 
 @st.composite
 def full_like(draw: st.DrawFn) -> Use:
-    value, dtype = draw(st.sampled_from(((0, torch.float32), (1.5, torch.float32), (True, torch.bool), (3, torch.int64))))
+    value, dtype = draw(
+        st.sampled_from(((0, torch.float32), (1.5, torch.float32), (True, torch.bool), (3, torch.int64)))
+    )
     return Use(aten.full_like.default, (draw(tensors(dtype=draw(dtypes))), value), {"dtype": dtype})
 
 
@@ -400,14 +433,24 @@ def grid_sample(draw: st.DrawFn) -> Use:
     batch = draw(st.integers(1, 2))
     image = draw(tensors((batch, draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(1, 9)))))
     grid = draw(tensors((batch, draw(st.integers(0, 5)), draw(st.integers(1, 4)), 2), low=-1.3, high=1.3))
-    return Use(aten.grid_sampler_2d.default, (image, grid, draw(st.integers(0, 1)), draw(st.integers(0, 1)), draw(st.booleans())))
+    return Use(
+        aten.grid_sampler_2d.default,
+        (image, grid, draw(st.integers(0, 1)), draw(st.integers(0, 1)), draw(st.booleans())),
+    )
 
 
 @st.composite
 def max_pool(draw: st.DrawFn) -> Use:
     kernel = draw(st.integers(1, 3))
-    image = draw(tensors((draw(st.integers(1, 2)), draw(st.integers(1, 5)), *(kernel + draw(st.integers(0, 9)) for _ in range(2)))))
-    return Use(aten.max_pool2d_with_indices.default, (image, [kernel] * 2, [draw(st.integers(1, 3))] * 2, [draw(st.integers(0, kernel // 2))] * 2))
+    image = draw(
+        tensors(
+            (draw(st.integers(1, 2)), draw(st.integers(1, 5)), *(kernel + draw(st.integers(0, 9)) for _ in range(2)))
+        )
+    )
+    return Use(
+        aten.max_pool2d_with_indices.default,
+        (image, [kernel] * 2, [draw(st.integers(1, 3))] * 2, [draw(st.integers(0, kernel // 2))] * 2),
+    )
 
 
 @st.composite
@@ -424,7 +467,10 @@ def group_norm(draw: st.DrawFn) -> Use:
 def layer_norm(draw: st.DrawFn) -> Use:
     shape = (*draw(shapes(1, 3)), draw(st.integers(2, 64)))
     affine = [draw(tensors(shape[-1:])) for _ in range(2)] if draw(st.booleans()) else [None, None]
-    return Use(aten.native_layer_norm.default, (draw(tensors(shape)), [shape[-1]], *affine, draw(st.sampled_from((1e-5, 1e-6)))))
+    return Use(
+        aten.native_layer_norm.default,
+        (draw(tensors(shape)), [shape[-1]], *affine, draw(st.sampled_from((1e-5, 1e-6)))),
+    )
 
 
 @st.composite
@@ -443,7 +489,9 @@ def repeat(draw: st.DrawFn) -> Use:
 
 @st.composite
 def scalar_tensor(draw: st.DrawFn) -> Use:
-    value, dtype = draw(st.sampled_from(((-math.inf, torch.float32), (0.5, torch.float32), (3, torch.int64), (True, torch.bool))))
+    value, dtype = draw(
+        st.sampled_from(((-math.inf, torch.float32), (0.5, torch.float32), (3, torch.int64), (True, torch.bool)))
+    )
     return Use(aten.scalar_tensor.default, (value,), {"dtype": dtype})
 
 
@@ -495,7 +543,11 @@ def slices(draw: st.DrawFn) -> Use:
 def slice_scatter(draw: st.DrawFn) -> Use:
     x = draw(tensors(shapes(1, 3)))
     dim = dim_of(draw, x.dim())
-    bounds = (draw(st.sampled_from((None, 0, 1, -1))), draw(st.sampled_from((None, 1, 2, -1, 2**63 - 1))), draw(st.integers(1, 2)))
+    bounds = (
+        draw(st.sampled_from((None, 0, 1, -1))),
+        draw(st.sampled_from((None, 1, 2, -1, 2**63 - 1))),
+        draw(st.integers(1, 2)),
+    )
     source = draw(tensors(tuple(aten.slice.Tensor(x, dim, *bounds).shape)))
     return Use(aten.slice_scatter.default, (x, source, dim, *bounds))
 
@@ -513,7 +565,9 @@ def split(draw: st.DrawFn) -> Use:
 def squeeze(draw: st.DrawFn) -> Use:
     shape = tuple(draw(st.sampled_from((1, 1, 2, 5))) for _ in range(draw(st.integers(1, 5))))
     dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, max_size=3, unique=True))
-    return Use(aten.squeeze.dims, (draw(tensors(shape)), [dim - draw(st.sampled_from((0, len(shape)))) for dim in dims]))
+    return Use(
+        aten.squeeze.dims, (draw(tensors(shape)), [dim - draw(st.sampled_from((0, len(shape)))) for dim in dims])
+    )
 
 
 @st.composite
@@ -531,7 +585,9 @@ def unsqueeze(draw: st.DrawFn) -> Use:
 
 @st.composite
 def nearest(draw: st.DrawFn) -> Use:
-    x = draw(tensors((draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 20)), draw(st.integers(1, 20)))))
+    x = draw(
+        tensors((draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 20)), draw(st.integers(1, 20))))
+    )
     if draw(st.booleans()):
         return Use(aten.upsample_nearest2d.vec, (x, [draw(st.integers(1, 40)), draw(st.integers(1, 40))], None))
     return Use(aten.upsample_nearest2d.vec, (x, None, [draw(st.sampled_from((1.0, 1.7, 2.0, 3.0))) for _ in range(2)]))
@@ -561,7 +617,9 @@ def where(draw: st.DrawFn) -> Use:
 
 @st.composite
 def roi_align(draw: st.DrawFn) -> Use:
-    image = draw(tensors((draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(2, 20)), draw(st.integers(2, 20)))))
+    image = draw(
+        tensors((draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(2, 20)), draw(st.integers(2, 20))))
+    )
     boxes = _boxes(draw(st.integers(0, 4)), image.shape, torch.Generator().manual_seed(draw(seeds)))
     size = [draw(st.sampled_from((1, 2, 7))) for _ in range(2)]
     options = (draw(st.sampled_from((1.0, 0.5))), *size, draw(st.sampled_from((-1, -1, 2))), draw(st.booleans()))

@@ -1,4 +1,4 @@
-"""`python -m harness.frontend.collect`: lists every distinct operator call of the ten components in fixtures/operators.json."""
+"""`python -m harness.frontend.collect`: lists the components' distinct operator calls in fixtures/operators.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defect: one thing that TVM's PyTorch frontend gets wrong, as plain data that drives the import, the tests and the page."""
+"""Defect: one thing that TVM's PyTorch frontend gets wrong, as plain data for the import, the tests and the page."""
 
 from __future__ import annotations
 

@@ -15,10 +15,11 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "DEFECTS.md"
 
 _INTRODUCTION = f"""# Defects of TVM's PyTorch frontend
 
-Seen in apache-tvm {TESTED_VERSION}, with `torch.export` and `tvm.relax.frontend.torch.from_exported_program`. Each is worked around
-in `harness/frontend/defects/`. `conformance/test_frontend_defects.py` runs every reproduction below: unmodified TVM must fail
-as described (a release that repairs a defect fails the test, so that the workaround is removed), and with the workaround the
-result must be PyTorch's.
+Seen in apache-tvm {TESTED_VERSION}, with `torch.export` and `tvm.relax.frontend.torch.from_exported_program`. Each is
+worked around in `harness/frontend/defects/`. `conformance/test_frontend_defects.py` runs every reproduction below:
+unmodified TVM must fail as described (a release that repairs a defect fails the test, so that the workaround goes), and
+with the workaround the result must be PyTorch's. `conformance/test_operators.py` holds every operator that SAM 3's
+components use to PyTorch and to float64, on the components' own shapes and around them.
 
 This page is generated: `python -m harness.frontend.defects_page`.
 """
@@ -36,9 +37,7 @@ _HOW_TO = """## Running a reproduction
 
 def render() -> str:
     """The page's text."""
-    rows = [
-        f"| [{defect.title}](#{_anchor(defect)}) | {defect.raw.symptom} | `{defect.where}` |" for defect in DEFECTS
-    ]
+    rows = [f"| [{defect.title}](#{_anchor(defect)}) | {defect.raw.symptom} | `{defect.where}` |" for defect in DEFECTS]
     table = "\n".join(["| defect | symptom | where |", "| --- | --- | --- |", *rows])
     return "\n".join([_INTRODUCTION, table, "", _HOW_TO, *(_section(defect) for defect in DEFECTS)])
 

@@ -21,8 +21,9 @@ _LARGEST_BOUND = 1
 def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
     """Returns a program in core ATen operators, whose weights, buffers and constants are all parameters.
 
-    Those that nothing reads are left out. Without this, TVM's importer embeds buffers and constants (position encodings,
-    RoPE tables) in the module. The result has a graph of its own, which may be rewritten; tensors are shared with `program`.
+    Those that nothing reads are left out. Without this, TVM's importer embeds buffers and constants (position
+    encodings, RoPE tables) in the module. The result has a graph of its own, which may be rewritten; tensors are shared
+    with `program`.
     """
     table = torch.export.default_decompositions()
     for operator in KEPT:
@@ -31,7 +32,9 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
     module = program.graph_module
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     returned = {spec.arg.name for spec in program.graph_signature.output_specs if hasattr(spec.arg, "name")}
-    specs, values, bound = [], {}, {}
+    specs = []
+    values: dict[str, torch.Tensor | torch.nn.Parameter] = {}
+    bound: dict[str, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             specs.append(spec)

@@ -6,7 +6,7 @@ from harness.frontend.defect import Defect
 from harness.frontend.defects import (
     assertions,
     attention,
-    clamp_integer,
+    clamp,
     division_rounding,
     empty_tensors,
     grid_sample,
@@ -31,7 +31,7 @@ DEFECTS: tuple[Defect, ...] = (
     *indexing.DEFECTS,
     *promotion.DEFECTS,
     *division_rounding.DEFECTS,
-    *clamp_integer.DEFECTS,
+    *clamp.DEFECTS,
     *reductions.DEFECTS,
     *resize.DEFECTS,
     *roi_align.DEFECTS,

@@ -30,8 +30,8 @@ DEFECTS = (
         title="One runtime assertion keeps a whole function from being optimized",
         where="ExportedProgramImporter.from_exported_program",
         what=(
-            "A graph with torch._assert_async is imported as an impure function without a dataflow block, and fusion only "
-            "looks into dataflow blocks. SAM 3's geometry encoder checks its padding masks that way."
+            "A graph with torch._assert_async is imported as an impure function without a dataflow block, and "
+            "fusion only looks into dataflow blocks. SAM 3's geometry encoder checks its padding masks that way."
         ),
         reproduction=lambda: (_Checked(), (torch.ones(2),)),
         raw=RawOutcome(Symptom.SLOW, absent="R.dataflow()", wrong="no dataflow block, no fusion"),

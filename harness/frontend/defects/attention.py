@@ -64,7 +64,7 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 def _bias(node: Node, importer: Any, batch: int, heads: int, scores: tuple[int, int]) -> Any:
-    """The mask as numbers to add, [batch or 1, heads or 1, queries, keys]: 0 where a boolean mask is true, else -inf."""
+    """The mask as numbers to add, [batch or 1, heads or 1, queries, keys]: 0 where a boolean one is true, else -inf."""
     from tvm import relax
 
     mask = argument(node, 3, "attn_mask")
@@ -90,9 +90,10 @@ DEFECTS = (
         title="Attention is imported as single operations on the score matrix",
         where="from_exported_program(run_ep_decomposition=True)",
         what=(
-            "PyTorch's decomposition guards the softmax against rows that are masked entirely: comparison with -inf, "
-            "negation, any, a matrix of zeros and a where, each over the whole score matrix, which in SAM 3's global "
-            "blocks has 430 million elements. Without the decomposition, TVM's converter rejects boolean masks."
+            "PyTorch's decomposition guards the softmax against rows that are masked entirely: comparison with "
+            "-inf, negation, any, a matrix of zeros and a where, each over the whole score matrix, which in SAM "
+            "3's global blocks has 430 million elements. Without the decomposition, TVM's converter rejects "
+            "boolean masks."
         ),
         reproduction=_reproduction,
         raw=RawOutcome(Symptom.SLOW, absent="R.nn.attention", wrong="no relax.nn.attention in the module"),

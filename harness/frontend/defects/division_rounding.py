@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -38,7 +39,14 @@ def _convert(node: Node, importer: Any) -> Any:
         return emit(relax.op.trunc(emit(relax.op.divide(left, right))) if is_float else _truncate(left, right, emit))
     if not is_float:
         return emit(relax.op.floor_divide(left, right))
+    if isinstance(node.args[1], int | float) and _is_power_of_two(node.args[1]):
+        return emit(relax.op.floor(emit(relax.op.divide(left, right))))
     return _floor(left, right, dtype, emit)
+
+
+def _is_power_of_two(number: float) -> bool:
+    """Whether dividing by it is exact."""
+    return abs(math.frexp(number)[0]) == 0.5
 
 
 def _truncate(left: Any, right: Any, emit: Any) -> Any:
@@ -53,7 +61,7 @@ def _truncate(left: Any, right: Any, emit: Any) -> Any:
 
 
 def _floor(left: Any, right: Any, dtype: str, emit: Any) -> Any:
-    """floor of the exact quotient: (left - mod) / right is (nearly) whole, so rounding it is safe where left/right is not."""
+    """Floor of the exact quotient: (left - mod) / right is nearly whole, so rounding it is safe; left / right is not."""
     from tvm import relax
 
     zero, one = relax.const(0, dtype), relax.const(1, dtype)
@@ -76,9 +84,10 @@ DEFECTS = (
         title="// by a Python number is rejected",
         where="BaseFXGraphImporter._div",
         what=(
-            "The number becomes relax.const(2), an int32, whatever the dtype of the tensor, and Relax does not mix dtypes. "
-            "SAM 3's decoder divides a float arange by 2 that way in its sine embedding. (With a tensor as divisor, "
-            "floor(a / b) is also one too large where a / b rounds up to a whole number, as in 1.0 // 0.1.)"
+            "The number becomes relax.const(2), an int32, whatever the dtype of the tensor, and Relax does not "
+            "mix dtypes. SAM 3's decoder divides a float arange by 2 that way in its sine embedding. (With a "
+            "tensor as divisor, floor(a / b) is also one too large where a / b rounds up to a whole number, as in "
+            "1.0 // 0.1.)"
         ),
         reproduction=_reproduction,
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "must have the same datatype"),

@@ -25,7 +25,9 @@ def _drop_empty(module: GraphModule) -> None:
             continue
         value = value_of(node)
         filler = 0.0 if value.dtype.is_floating_point else 0
-        node.replace_all_uses_with(insert(node, torch.ops.aten.full.default, list(value.shape), filler, dtype=value.dtype))
+        node.replace_all_uses_with(
+            insert(node, torch.ops.aten.full.default, list(value.shape), filler, dtype=value.dtype)
+        )
     for node in calls(module, torch.ops.aten.cat.default):
         kept = [operand for operand in node.args[0] if not _is_empty(operand)]
         if kept:
@@ -43,9 +45,9 @@ DEFECTS = (
         title="permute of a tensor without elements does not compile",
         where="relax.transform.LegalizeOps, through relax.op.reshape",
         what=(
-            "A permutation that moves no more than one dimension above one becomes a reshape, and relax.op.reshape reads "
-            "a 0 in the target shape as `copy this dimension of the input`, so that [2, 0, 3] becomes [2, 2, 3]. SAM 3's "
-            "geometry encoder meets this with no points or no boxes."
+            "A permutation that moves no more than one dimension above one becomes a reshape, and "
+            "relax.op.reshape reads a 0 in the target shape as `copy this dimension of the input`, so that [2, 0, "
+            "3] becomes [2, 2, 3]. SAM 3's geometry encoder meets this with no points or no boxes."
         ),
         reproduction=lambda: (_Transpose(), (torch.zeros(0, 2, 3),)),
         raw=RawOutcome(Symptom.REJECTED, "ValueError", "Reshape expects the new shape to be convertible"),

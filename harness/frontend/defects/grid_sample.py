@@ -46,10 +46,10 @@ DEFECTS = (
         title="grid_sample reads the grid in the wrong layout",
         where="ExportedProgramImporter._grid_sampler_2d",
         what=(
-            "The grid [N, H, W, 2] is handed to relax.op.image.grid_sample, which expects [N, 2, H, W]. The result is "
-            "wrong without an error when H = W = 2, and has the wrong shape otherwise. In SAM 3's geometry encoder "
-            "(points, grid [B, N, 1, 2]) the shape is wrong, so that the squeeze behind it removes nothing and the "
-            "permute then rejects the rank."
+            "The grid [N, H, W, 2] is handed to relax.op.image.grid_sample, which expects [N, 2, H, W]. The "
+            "result is wrong without an error when H = W = 2, and has the wrong shape otherwise. In SAM 3's "
+            "geometry encoder (points, grid [B, N, 1, 2]) the shape is wrong, so that the squeeze behind it "
+            "removes nothing and the permute then rejects the rank."
         ),
         reproduction=_reproduction,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values differ by more than 1"),

@@ -43,7 +43,7 @@ def _indexed_axes(node: Node, indices: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _convert_index(node: Node, importer: Any) -> Any:
-    """As in NumPy: index tensors are broadcast and zipped; their dimensions come where the first is, or first if apart."""
+    """As in NumPy: index tensors are broadcast and zipped; their dimensions come in their place, or first if apart."""
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -80,7 +80,8 @@ def _convert_index_put(node: Node, importer: Any) -> Any:
     common = list(torch.broadcast_shapes(*(index.meta["val"].shape for _, index in given)))
     rest = shape[len(axes) :]
     indices = [
-        emit(relax.op.broadcast_to(_from_the_front(importer.env[index], shape[axis], emit), common)) for axis, index in given
+        emit(relax.op.broadcast_to(_from_the_front(importer.env[index], shape[axis], emit), common))
+        for axis, index in given
     ]
     values = emit(relax.op.broadcast_to(values, [*common, *rest]))
     stacked = emit(relax.op.stack(indices, axis=len(common)))
@@ -105,7 +106,9 @@ DEFECTS = (
         name="index_negative",
         title="Negative entries of an index tensor read memory before the tensor",
         where="BaseFXGraphImporter._index_tensor",
-        what="x[index] becomes relax.op.take in the mode `fast`, which neither counts from the end nor checks bounds.",
+        what=(
+            "x[index] becomes relax.op.take in the mode `fast`, which neither counts from the end nor checks bounds."
+        ),
         reproduction=_reproduce_take,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values from outside the tensor"),
         workaround="A converter that adds the size to negative entries.",
@@ -116,8 +119,8 @@ DEFECTS = (
         title="Two index tensors beside a slice give an outer product",
         where="BaseFXGraphImporter._index_tensor",
         what=(
-            "x[:, i, j] takes along each axis in turn, which pairs every entry of i with every entry of j; PyTorch zips "
-            "them. The shape of the result is wrong."
+            "x[:, i, j] takes along each axis in turn, which pairs every entry of i with every entry of j; "
+            "PyTorch zips them. The shape of the result is wrong."
         ),
         reproduction=_reproduce_zip,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="shape [2, 2, 2] instead of [2, 2]"),

@@ -28,7 +28,10 @@ DEFECTS = (
         name="infinite_fill",
         title="full with an infinite value does not compile",
         where="tvm.topi.full",
-        what="Its check of infinite values expects the dtype as a string, but gets an object: a TypeError in the compiler.",
+        what=(
+            "Its check of infinite values expects the dtype as a string, but gets an object: a TypeError in the "
+            "compiler."
+        ),
         reproduction=lambda: (_Fill(), (torch.zeros(2, 2),)),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "PrimType"),
         workaround="A converter that broadcasts a constant.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,14 @@ _aten = torch.ops.aten
 
 _ARITHMETIC = (
     *(_aten.add.Tensor, _aten.add.Scalar, _aten.sub.Tensor, _aten.sub.Scalar, _aten.rsub.Scalar, _aten.rsub.Tensor),
-    *(_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar, _aten.pow.Tensor_Scalar, _aten.pow.Scalar),
+    *(
+        _aten.mul.Tensor,
+        _aten.mul.Scalar,
+        _aten.div.Tensor,
+        _aten.div.Scalar,
+        _aten.pow.Tensor_Scalar,
+        _aten.pow.Scalar,
+    ),
     *(_aten.pow.Tensor_Tensor, _aten.maximum.default, _aten.minimum.default, _aten.remainder.Scalar),
     *(_aten.remainder.Tensor, _aten.fmod.Scalar, _aten.fmod.Tensor, _aten.atan2.default),
 )
@@ -25,7 +33,14 @@ _COMPARISONS = tuple(
     for overload in ("Tensor", "Scalar")
 )
 _UNARY = (
-    *(_aten.sin.default, _aten.cos.default, _aten.exp.default, _aten.log.default, _aten.log2.default, _aten.sqrt.default),
+    *(
+        _aten.sin.default,
+        _aten.cos.default,
+        _aten.exp.default,
+        _aten.log.default,
+        _aten.log2.default,
+        _aten.sqrt.default,
+    ),
     *(_aten.rsqrt.default, _aten.sigmoid.default, _aten.tanh.default, _aten.erf.default, _aten.reciprocal.default),
 )
 _FIRST_ONLY = (_aten.cumsum.default, _aten.cumprod.default, *_UNARY)
@@ -56,6 +71,11 @@ class _SameBits(torch.nn.Module):
         return x != x.flip(0)
 
 
+class _IsNumber(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x != x
+
+
 class _Scaled(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.add(x, x, alpha=3)
@@ -68,7 +88,11 @@ def _mask() -> torch.Tensor:
 def _cast(operand: Any, dtype: torch.dtype, before: Node) -> Any:
     """A tensor as `dtype`, a Python number as the Python type that stands for it."""
     if isinstance(operand, Node):
-        return operand if value_of(operand).dtype == dtype else insert(before, _aten._to_copy.default, operand, dtype=dtype)
+        return (
+            operand
+            if value_of(operand).dtype == dtype
+            else insert(before, _aten._to_copy.default, operand, dtype=dtype)
+        )
     return float(operand) if dtype.is_floating_point else int(operand)
 
 
@@ -88,8 +112,16 @@ def _explicit_alpha(module: GraphModule) -> None:
             position = 0 if node.target in (_aten.rsub.Scalar, _aten.rsub.Tensor) else 1
             operands = list(node.args)
             scaled = operands[position]
-            operands[position] = insert(node, _aten.mul.Tensor, scaled, alpha) if isinstance(scaled, Node) else scaled * alpha
+            operands[position] = (
+                insert(node, _aten.mul.Tensor, scaled, alpha) if isinstance(scaled, Node) else scaled * alpha
+            )
             node.args, node.kwargs = tuple(operands), {}
+
+
+def _compare_for_equality(node: Node) -> None:
+    equality = _aten.eq.Tensor if node.target is _aten.ne.Tensor else _aten.eq.Scalar
+    node.replace_all_uses_with(insert(node, _aten.logical_not.default, insert(node, equality, *node.args)))
+    node.graph.erase_node(node)
 
 
 def _promote(module: GraphModule) -> None:
@@ -104,6 +136,9 @@ def _promote(module: GraphModule) -> None:
         # the compiler has no comparison of booleans
         dtype = torch.int8 if dtype is torch.bool else dtype
         node.args = (_cast(left, dtype, node), _cast(right, dtype, node))
+    for node in calls(module, _aten.ne.Tensor, _aten.ne.Scalar):
+        if value_of(next(operand for operand in node.args if isinstance(operand, Node))).is_floating_point():
+            _compare_for_equality(node)
     for node in calls(module, _aten.where.self):
         condition, left, right = node.args
         dtype = value_of(node).dtype
@@ -122,8 +157,8 @@ DEFECTS = (
         title="An integer tensor with a Python float, or divided, stays an integer",
         where="BaseFXGraphImporter._binary_op",
         what=(
-            "The Python number becomes a constant of the tensor's dtype and the result keeps that dtype: int64 / 2 is an "
-            "integer division, int64 * 2.5 multiplies by 2. PyTorch promotes both to float32."
+            "The Python number becomes a constant of the tensor's dtype and the result keeps that dtype: int64 / "
+            "2 is an integer division, int64 * 2.5 multiplies by 2. PyTorch promotes both to float32."
         ),
         reproduction=_reproduce(_Half, torch.tensor([1, 2, 3])),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="int64 instead of float32, truncated"),
@@ -134,7 +169,10 @@ DEFECTS = (
         name="boolean_arithmetic",
         title="A boolean tensor plus a Python number is rejected",
         where="BaseFXGraphImporter._binary_op",
-        what="The Python number becomes a boolean constant, and adding booleans is not possible. PyTorch promotes to int64.",
+        what=(
+            "The Python number becomes a boolean constant, and adding booleans is not possible. PyTorch promotes "
+            "to int64."
+        ),
         reproduction=_reproduce(_CountTrue, _mask()),
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
         workaround="The pass of integer_true_division.",
@@ -149,10 +187,22 @@ DEFECTS = (
         workaround="The pass of integer_true_division compares them as int8.",
     ),
     Defect(
+        name="not_equal_nan",
+        title="NaN is not unequal to itself",
+        where="LLVM code generation of tirx.NE",
+        what="x != x is compiled to an ordered comparison, which is false where one side is NaN; PyTorch says true.",
+        reproduction=_reproduce(_IsNumber, torch.tensor([math.nan, 1.0])),
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="False for NaN"),
+        workaround="The pass of integer_true_division asks for equality and negates.",
+    ),
+    Defect(
         name="boolean_cumsum",
         title="cumsum of a boolean tensor is rejected",
         where="BaseFXGraphImporter._cumsum",
-        what="The sum is built in the input's dtype, and booleans can't be added. PyTorch sums booleans and integers in int64.",
+        what=(
+            "The sum is built in the input's dtype, and booleans can't be added. PyTorch sums booleans and "
+            "integers in int64."
+        ),
         reproduction=_reproduce(_RunningCount, _mask()),
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
         workaround="The pass of integer_true_division casts to the result's dtype first.",

@@ -70,7 +70,10 @@ DEFECTS = (
         name="any_of_numbers",
         title="any of numbers returns the largest number",
         where="BaseFXGraphImporter._any",
-        what="For other dtypes than bool the maximum is returned as it is: a number instead of a boolean, 0 for negative ones.",
+        what=(
+            "For other dtypes than bool the maximum is returned as it is: a number instead of a boolean, 0 for "
+            "negative ones."
+        ),
         reproduction=lambda: (_AnyNonzero(), (torch.tensor([[0.0, -2.0], [0.0, 0.0]]),)),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="float32 instead of bool"),
         workaround="A converter that compares with zero first.",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.fx import Node
 
 from harness.frontend.defect import Defect, RawOutcome, Symptom
@@ -26,17 +27,18 @@ def _image() -> tuple[torch.Tensor, ...]:
     return (torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(0)),)
 
 
-def _nearest_sources(size: int, target: int, factor: float | None) -> np.ndarray:
+def _nearest_sources(size: int, target: int, factor: float | None) -> NDArray[Any]:
     """Index of the pixel that PyTorch takes for each target: floor(target · scale), the scale rounded to float32 first.
 
-    Source: `nearest_neighbor_compute_source_index` in ATen/native/UpSample.h; the scale is 1/factor where a factor is given.
+    Source: `nearest_neighbor_compute_source_index` in ATen/native/UpSample.h; the scale is 1/factor where one is given.
     """
     scale = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(target)
     sources = np.floor(np.arange(target, dtype=np.float32) * scale).astype(np.int64)
-    return np.minimum(sources, size - 1)
+    clipped: NDArray[Any] = np.minimum(sources, size - 1)
+    return clipped
 
 
-def _triangle_weights(size: int, target: int, align_corners: bool, factor: float | None) -> np.ndarray:
+def _triangle_weights(size: int, target: int, align_corners: bool, factor: float | None) -> NDArray[Any]:
     """Weights [target, size] of the triangle filter, as wide as a target pixel where the image is made smaller.
 
     Source: `_compute_indices_weights_aa` in ATen/native/cpu/UpSampleKernel.cpp.
@@ -98,8 +100,8 @@ DEFECTS = (
         title="nearest interpolation picks other pixels than PyTorch",
         where="ExportedProgramImporter._upsample_impl",
         what=(
-            "Pixels are chosen by rounding the position of the pixel's centre; PyTorch's mode `nearest` takes the floor of "
-            "the position of its corner. Equal for whole factors, wrong otherwise, without an error."
+            "Pixels are chosen by rounding the position of the pixel's centre; PyTorch's mode `nearest` takes the "
+            "floor of the position of its corner. Equal for whole factors, wrong otherwise, without an error."
         ),
         reproduction=lambda: (_Nearest(), _image()),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="other pixels"),
@@ -114,6 +116,9 @@ DEFECTS = (
         reproduction=lambda: (_Antialias(), _image()),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values differ by up to 0.9"),
         workaround="A converter that multiplies by the filter's weights along each axis.",
-        converters={"_upsample_bilinear2d_aa.default": _convert_antialias, "_upsample_bilinear2d_aa.vec": _convert_antialias},
+        converters={
+            "_upsample_bilinear2d_aa.default": _convert_antialias,
+            "_upsample_bilinear2d_aa.vec": _convert_antialias,
+        },
     ),
 )

@@ -70,9 +70,9 @@ DEFECTS = (
         title="roi_align with aligned=True and a scale samples at the wrong place",
         where="ExportedProgramImporter._torchvision_roi_align",
         what=(
-            "Half a pixel is subtracted from the boxes before they are scaled instead of after, so that they are moved by "
-            "scale / 2. Right only where spatial_scale is 1. (SAM 3 uses aligned=False, which is right, with the adaptive "
-            "number of samples too.)"
+            "Half a pixel is subtracted from the boxes before they are scaled instead of after, so that they are "
+            "moved by scale / 2. Right only where spatial_scale is 1. (SAM 3 uses aligned=False, which is right, "
+            "with the adaptive number of samples too.)"
         ),
         reproduction=_reproduction,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of the neighbourhood"),
@@ -84,8 +84,9 @@ DEFECTS = (
         title="roi_align with aligned=True of a box without size is not 0",
         where="relax.op.vision.roi_align",
         what=(
-            "With the adaptive number of samples a box without width or height has none, and PyTorch's mean of them is 0; "
-            "TVM takes one sample. With aligned=False, as in SAM 3, boxes are at least one pixel wide and high."
+            "With the adaptive number of samples a box without width or height has none, and PyTorch's mean of "
+            "them is 0; TVM takes one sample. With aligned=False, as in SAM 3, boxes are at least one pixel wide "
+            "and high."
         ),
         reproduction=_reproduce_empty,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="1 instead of 0"),

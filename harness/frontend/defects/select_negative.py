@@ -31,9 +31,10 @@ DEFECTS = (
         title="select with a negative index reads memory before the tensor",
         where="ExportedProgramImporter._select",
         what=(
-            "x[-1] becomes relax.op.take with the constant -1 in the mode `fast`, which does not check bounds: the result "
-            "is whatever lies in memory before the tensor. In SAM 3's segmentation head obj_queries[-1] picks the last "
-            "decoder layer that way, so pred_masks were wrong by 4.2 while the semantic map was right."
+            "x[-1] becomes relax.op.take with the constant -1 in the mode `fast`, which does not check bounds: "
+            "the result is whatever lies in memory before the tensor. In SAM 3's segmentation head "
+            "obj_queries[-1] picks the last decoder layer that way, so pred_masks were wrong by 4.2 while the "
+            "semantic map was right."
         ),
         reproduction=_reproduction,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values from outside the tensor"),

@@ -13,7 +13,8 @@ from harness.frontend.rewriting import argument
 
 class _Overwrite(torch.nn.Module):
     def forward(self, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        return torch.slice_scatter(x, source, 0, 1, None)
+        result: torch.Tensor = torch.ops.aten.slice_scatter.default(x, source, 0, None, 2)
+        return result
 
 
 def _convert(node: Node, importer: Any) -> Any:
@@ -30,9 +31,9 @@ def _convert(node: Node, importer: Any) -> Any:
 DEFECTS = (
     Defect(
         name="slice_scatter_open",
-        title="slice_scatter with an open start or end is rejected",
+        title="slice_scatter with an open start is rejected",
         where="BaseFXGraphImporter._slice_scatter",
-        what="The default of a bound is only filled in where the argument is missing, not where it is None.",
+        what="The default of the start is only filled in where the argument is missing, not where it is None.",
         reproduction=lambda: (_Overwrite(), (torch.zeros(3), torch.ones(2))),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "Cannot convert None"),
         workaround="A converter that counts both bounds as Python's slices do.",

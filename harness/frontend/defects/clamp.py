@@ -1,7 +1,8 @@
-"""clamp of an integer tensor with one bound."""
+"""clamp: integer tensors with one bound, and NaN."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,16 +22,19 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _clamp(node: Node, importer: Any, lowest: Any, highest: Any) -> Any:
+    """The bound comes first: TVM's maximum and minimum return their second operand where one is NaN."""
     from tvm import relax
 
     emit = importer.block_builder.emit
     dtype = importer._convert_data_type(node.meta["val"].dtype)
-    value = emit(relax.op.astype(importer.env[node.args[0]], dtype))
+    value = importer.env[node.args[0]]
+    if node.args[0].meta["val"].dtype != node.meta["val"].dtype:
+        value = emit(relax.op.astype(value, dtype))
     for bound, choose in ((lowest, relax.op.maximum), (highest, relax.op.minimum)):
-        if bound is not None:
-            limit = importer.env[bound] if isinstance(bound, Node) else relax.const(bound, dtype)
-            limit = emit(relax.op.astype(limit, dtype)) if isinstance(bound, Node) else limit
-            value = emit(choose(value, limit))
+        if isinstance(bound, Node):
+            value = emit(choose(emit(relax.op.astype(importer.env[bound], dtype)), value))
+        elif bound is not None:
+            value = emit(choose(relax.const(bound, dtype), value))
     return value
 
 
@@ -54,12 +58,26 @@ DEFECTS = (
         what="The missing bound becomes an infinity, which has no integer value.",
         reproduction=_reproduction,
         raw=RawOutcome(Symptom.REJECTED, "RuntimeError", "infinity"),
-        workaround="Converters that emit a maximum for the lower and a minimum for the upper bound, in the result's dtype.",
+        workaround=(
+            "Converters that emit a maximum for the lower and a minimum for the upper bound, in the result's dtype."
+        ),
         converters={
             "clamp.default": _convert_clamp,
             "clamp.Tensor": _convert_clamp,
             "clamp_min.default": _convert_clamp_min,
             "clamp_max.default": _convert_clamp_max,
         },
+    ),
+    Defect(
+        name="clamp_nan",
+        title="clamp turns NaN into a bound",
+        where="LLVM code generation of tirx.Max and tirx.Min",
+        what=(
+            "max(a, b) is compiled to `a > b ? a : b`, so that a NaN on the left is lost, and the importer puts "
+            "the tensor on the left. PyTorch's clamp keeps NaN. A relu on its own loses it in the same way."
+        ),
+        reproduction=lambda: (_Clamp(), (torch.tensor([math.nan, -1.0, 1.0]),)),
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="0 instead of NaN"),
+        workaround="The converters of clamp_integer put the bound on the left.",
     ),
 )
