@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,42 @@ def gpu_pipeline(
     return run
 
 
+class OuterLoops:
+    """The rule for what DLight's leave alone: one thread for each point of the outer parallel loops of each block.
+
+    `roi_align` is such a kernel: how many samples a point averages depends on the box, so its inner loops are of
+    unknown length and belong to a block of their own.
+    """
+
+    def apply(self, function: tvm.tirx.PrimFunc, target: tvm.target.Target, _tunable: bool) -> Any:
+        """A schedule with every outer block on threads; TVM raises where that would be wrong."""
+        from tvm import s_tir
+
+        schedule = s_tir.Schedule(function)
+        threads = min(256, int(target.attrs["max_threads_per_block"]))
+        for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+            loops = schedule.get_loops(block)
+            variables = schedule.get(block).iter_vars
+            parallel = [
+                loop
+                for loop, _ in itertools.takewhile(
+                    lambda pair: pair[1].iter_type == _DATA_PARALLEL, zip(loops, variables, strict=False)
+                )
+            ]
+            if len(loops) != len(variables) or not parallel:
+                parallel = [schedule.add_unit_loop(loops[0] if loops else block)]
+            block_loop, thread_loop = schedule.split(schedule.fuse(*parallel), [None, threads])
+            schedule.bind(block_loop, "blockIdx.x")
+            schedule.bind(thread_loop, "threadIdx.x")
+        return schedule
+
+
+_DATA_PARALLEL = 0
+"""`tirx.IterVar.DataPar`, which the class cannot name before TVM is loaded."""
+
+
 def rule_names(skip: Sequence[str] = ()) -> list[str]:
-    """Names of DLight's rules in the order in which they are tried; the last fits everything."""
+    """Names of DLight's rules in the order in which they are tried."""
     return [name for name in ("Matmul", "GEMV", "Reduction", "GeneralReduction", "Fallback") if name not in skip]
 
 
@@ -70,12 +105,14 @@ def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = Non
 
     Args:
         skip: Names of DLight's rules not to be used.
-        rules: The rules, in order; DLight's by default.
+        rules: The rules, in order; DLight's and `OuterLoops` by default.
     """
     import tvm
     from tvm.s_tir import dlight
 
-    chosen = list(rules) if rules is not None else [getattr(dlight.gpu, name)() for name in rule_names(skip)]
+    if rules is None:
+        rules = [*(getattr(dlight.gpu, name)() for name in rule_names(skip)), OuterLoops()]
+    chosen = list(rules)
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
