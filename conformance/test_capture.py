@@ -1,4 +1,4 @@
-"""Components are cut out of the model where upstream cuts: each gives bit by bit what upstream's own forward passed on."""
+"""Components are cut out of the model where upstream cuts: each gives, bit by bit, what upstream passed on."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ def test_strategy_that_does_not_apply() -> None:
     assert_one_sentence(sam3_tvm("verify", *QUICK, "--strategy", "none"), "box_head", "--strategy real")
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--seed", "x"), ("--seed", "-1"), ("--timeout", "0"), ("--frobnicate", "1")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--seed", "x"), ("--seed", "-1"), ("--timeout", "0"), ("--frobnicate", "1")]
+)
 def test_wrong_flag_value_is_a_usage_error(flag: str, value: str) -> None:
     assert_one_sentence(sam3_tvm("verify", flag, value), flag)
 
@@ -108,7 +110,9 @@ def test_missing_checkpoint(tmp_path: Path) -> None:
 
 def test_checkpoint_that_is_text(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_text("not a checkpoint")
-    done = sam3_tvm("verify", *QUICK, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report"))
+    done = sam3_tvm(
+        "verify", *QUICK, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report")
+    )
     assert_one_sentence(done, "weights.pt")
     assert list((tmp_path / "report").iterdir()) == []
 

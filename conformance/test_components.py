@@ -1,4 +1,4 @@
-"""Every case of the matrix: export, import, compile, load, run, judge, held to what `fixtures/expectations.toml` expects."""
+"""Every case of the matrix, from export to judgement, held to what `fixtures/expectations.toml` expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case: one component × strategy × target × scale × seed, the unit of verification; the matrix of them and its selection."""
+"""Case: one component × strategy × target × scale × seed, the unit of verification; and selecting cases."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def select(
     """All cases of the given names; an empty sequence stands for every known one.
 
     Raises:
-        HarnessError: If a name is unknown, or no strategy that was asked for applies to any component that was asked for.
+        HarnessError: If a name is unknown, or none of the strategies applies to any of the components.
     """
     components = checked("component", components, tuple(COMPONENTS))
     strategies = checked("strategy", strategies, tuple(STRATEGIES))

@@ -55,9 +55,9 @@ def verify(
     """
     from harness.machine import describe_machine, versions
     from harness.model.images import load_image
-    from harness.pipeline import Settings
     from harness.progress import show
     from harness.report import check_writable, write_report
+    from harness.settings import Settings
     from harness.verification import Limits, is_good, repro_flags, verify_cases
 
     cases = select(component or (), strategy or (), target or ("llvm",), scale or (Scale.SHALLOW,), seed)

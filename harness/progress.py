@@ -18,7 +18,7 @@ def show(
     console: Console,
     cases: Sequence[Case],
     run: Callable[[Callable[[Case, str], None]], Iterable[Result]],
-    finished: Callable[[Sequence[Result]], None],
+    finished: Callable[[Sequence[Result]], object],
 ) -> list[Result]:
     """Run cases with live progress; on something that is no terminal, one line a case.
 

@@ -10,9 +10,9 @@ from harness.case import Case
 from harness.components import COMPONENTS
 from harness.outcome import Outcome, Stage, Status
 from harness.parity.expectations import Expectation, expectation_for, load_expectations
-from harness.pipeline import REPOSITORY, Settings
 from harness.report import Result
 from harness.rope import STRATEGIES
+from harness.settings import REPOSITORY, Settings
 from harness.targets import TARGETS
 from harness.worker import WorkerEnd, WorkerResult, run_isolated
 
@@ -27,17 +27,22 @@ class Limits:
     memory_bytes: int | None = None
 
 
+SEEDED = Settings()
+UNLIMITED = Limits()
+
+
 @cache
 def expectations() -> tuple[Expectation, ...]:
     """The entries of `fixtures/expectations.toml`, checked against the registries."""
-    known = {"component": COMPONENTS, "strategy": STRATEGIES, "target": TARGETS}
-    return load_expectations(EXPECTATIONS, known)
+    return load_expectations(
+        EXPECTATIONS, {"component": COMPONENTS.keys(), "strategy": STRATEGIES.keys(), "target": TARGETS.keys()}
+    )
 
 
 def verify_case(
     case: Case,
-    settings: Settings = Settings(),
-    limits: Limits = Limits(),
+    settings: Settings = SEEDED,
+    limits: Limits = UNLIMITED,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Result:
     """Walk one case through its stages in a worker process and compare with what is expected.

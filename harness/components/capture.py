@@ -1,7 +1,7 @@
 """The tensors that really reach each component when upstream's model runs on a photograph with prompts.
 
-Upstream's own `forward_grounding` runs once with hooks on its submodules; nothing is rebuilt by hand, so a component that
-is cut out wrongly cannot agree with what was captured.
+Upstream's own `forward_grounding` runs once with hooks on its submodules; nothing is rebuilt by hand, so a component
+that is cut out wrongly cannot agree with what was captured.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor
 from harness.errors import HarnessError
 from harness.model.images import load_image, preprocess
 from harness.model.tokens import tokenize
+from harness.settings import REPOSITORY
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+FIXTURES = REPOSITORY / "fixtures"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Component:
         uses_rope: Whether rotary position encoding is inside; if not, only the strategy `real` makes sense.
         interactive: Whether the model must be built with upstream's SAM 2 neck (`enable_inst_interactivity`).
         build: Takes the SAM 3 image model, returns the module: tensors in, tuple of tensors out.
-        samples: Takes the captured tensors of one forward pass (see `harness.components.capture`), returns the inputs by
+        samples: Takes the captured tensors of one forward pass (`harness.components.capture`), returns the inputs by
             sample name; every sample is exported, compiled and judged. The first is the main one.
     """
 

@@ -114,7 +114,7 @@ class TransformerDecoder(nn.Module):
         self.decoder = decoder
 
     def forward(self, memory: Tensor, img_pos: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
-        """To hidden states [L, B, 200, 256], boxes [L, B, 200, 4], presence logits [L, B, 1] and features [1, B, 256]."""
+        """To hidden states [L, B, 200, 256], boxes [L, B, 200, 4], presence logits [L, B, 1], features [1, B, 256]."""
         batch = memory.shape[1]
         hs, reference_boxes, presence_logits, presence_feats = self.decoder(
             tgt=self.decoder.query_embed.weight.unsqueeze(1).repeat(1, batch, 1),

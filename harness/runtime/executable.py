@@ -1,0 +1,47 @@
+"""A compiled library on a device, with its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tvm
+
+TRANSFORM_PARAMETERS = "main_transform_params"
+"""The function that Relax's LiftTransformParams makes: parameters as imported to parameters as `main` wants them."""
+
+
+class Executable:
+    """A compiled component that is ready to run.
+
+    Attributes:
+        device: TVM's device that it runs on.
+    """
+
+    def __init__(self, library: Path, device: tvm.runtime.Device, parameters: Sequence[np.ndarray]) -> None:
+        """Load the library and move the parameters to the device, packed as the compiled code wants them.
+
+        Args:
+            library: Written by `harness.targets.compiling.compile_module`.
+            device: Where to run.
+            parameters: Values of everything that `main` takes after its inputs, in order.
+        """
+        import tvm
+        from tvm import relax
+
+        self.device = device
+        self._vm = relax.VirtualMachine(tvm.runtime.load_module(str(library)), device)
+        tensors: list[Any] = [tvm.runtime.tensor(array, device) for array in parameters]
+        if self._vm.module.implements_function(TRANSFORM_PARAMETERS):
+            tensors = list(self._vm[TRANSFORM_PARAMETERS](tensors))
+        self._parameters = tensors
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run once; the outputs come back in order, as arrays of their own."""
+        import tvm
+
+        arguments = [tvm.runtime.tensor(array, self.device) for array in inputs]
+        return [result.numpy() for result in self._vm["main"](*arguments, *self._parameters)]

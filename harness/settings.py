@@ -1,0 +1,32 @@
+"""What a verification depends on besides the identity of its cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.parity.expectations import Expectation
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+"""The checkout: harness/ and fixtures/ lie in it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Weights, inputs, expectation, and whether to run at all.
+
+    Attributes:
+        checkpoint: Weights file; None for seeded weights.
+        allow_partial: Whether a checkpoint may lack parameters.
+        expectation: The expectation that names the case, if there is one.
+        image: Photograph to capture the inputs from; None for the one in fixtures/.
+        judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
+    """
+
+    checkpoint: Path | None = None
+    allow_partial: bool = False
+    expectation: Expectation | None = None
+    image: Path | None = None
+    judge_saved: bool = False

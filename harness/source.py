@@ -1,0 +1,143 @@
+"""The PyTorch side of a case: model, module, inputs, reference and oracle; what is slow to make is cached on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.case import Case
+from harness.components import COMPONENTS
+from harness.settings import REPOSITORY, Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from harness.components.capture import Activations
+
+Arrays = dict[str, "np.ndarray"]
+
+CODE = tuple(REPOSITORY / "harness" / part for part in ("model", "components", "source.py", "parity/oracle.py"))
+"""The code that cached arrays depend on."""
+
+AGAIN = "again:"
+"""Prefix under which the second run of a reference is kept, for the outputs in which it differs from the first."""
+
+
+class Source:
+    """Everything about a case that PyTorch knows; to be used inside `harness.model.upstream.upstream()`.
+
+    Attributes:
+        component: The case's component.
+        module: Its torch module, fp32 on the CPU, in eval mode.
+        samples: Its captured inputs, by sample name; the first is the main one.
+    """
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        """Build the model and take the component out of it.
+
+        Raises:
+            HarnessError: If checkpoint, photograph or cache cannot be used.
+        """
+        from harness.components.capture import load_prompts
+        from harness.parity.cache import ArrayCache, cache_root
+
+        self.component = COMPONENTS[case.component]
+        self._case = case
+        self._settings = settings
+        self._cache = ArrayCache(cache_root())
+        prompts = load_prompts()
+        self._prompts = prompts if settings.image is None else replace(prompts, image=settings.image)
+        model = self._build(self.component.interactive)
+        self.module: torch.nn.Module = self.component.build(model).eval()
+        self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(self.component.samples(self._activations(model)))
+
+    def named(self, sample: str, arrays: Iterable[np.ndarray]) -> Arrays:
+        """Output arrays by name; those of all samples but the main one are prefixed by the sample's name.
+
+        Raises:
+            ValueError: If there are not as many as the component has outputs.
+        """
+        prefix = "" if sample == next(iter(self.samples)) else f"{sample}/"
+        return {f"{prefix}{name}": array for name, array in zip(self.component.outputs, arrays, strict=True)}
+
+    def reference(self) -> tuple[Arrays, Arrays]:
+        """PyTorch eager fp32 on the CPU, run twice."""
+        from harness.parity.metrics import bitwise_different
+        from harness.parity.oracle import reference
+
+        def twice() -> Arrays:
+            first, second = self._over_samples(reference), self._over_samples(reference)
+            return first | {
+                f"{AGAIN}{name}": second[name]
+                for name, array in first.items()
+                if bitwise_different(array, second[name])
+            }
+
+        cached = self._cache.get_or_make(self._key(f"reference {self.component.name}"), twice)
+        first = {name: array for name, array in cached.items() if not name.startswith(AGAIN)}
+        return first, {name: cached.get(f"{AGAIN}{name}", array) for name, array in first.items()}
+
+    def oracle(self) -> Arrays:
+        """PyTorch float64 on the CPU."""
+        from harness.parity.oracle import oracle
+
+        key = self._key(f"oracle {self.component.name}")
+        return self._cache.get_or_make(key, lambda: self._over_samples(oracle))
+
+    def _build(self, interactive: bool) -> Any:
+        from harness.model.build import build_model
+
+        settings = self._settings
+        return build_model(
+            self._case.scale,
+            self._case.seed,
+            settings.checkpoint,
+            interactive=interactive,
+            allow_partial=settings.allow_partial,
+        )
+
+    def _activations(self, model: Any) -> Activations:
+        """One captured forward pass of upstream's model, without the interactive neck."""
+        import torch
+
+        from harness.components.capture import Activations, capture
+
+        def make() -> Arrays:
+            plain = self._build(interactive=False) if self.component.interactive else model
+            captured = vars(capture(plain, self._prompts))
+            return {name: tensor.contiguous().numpy() for name, tensor in captured.items()}
+
+        arrays = self._cache.get_or_make(self._key("activations"), make)
+        return Activations(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+
+    def _over_samples(self, run: Callable[..., Arrays]) -> Arrays:
+        results: Arrays = {}
+        for sample, args in self.samples.items():
+            results |= self.named(sample, run(self.module, tuple(args.values()), self.component.outputs).values())
+        return results
+
+    def _key(self, kind: str) -> dict[str, Any]:
+        """What a cached array depends on: kind, weights, inputs, code and versions."""
+        from harness.parity.cache import code_digest, versions
+
+        return {
+            "kind": kind,
+            "scale": str(self._case.scale),
+            "weights": self._weights(),
+            "prompts": repr(replace(self._prompts, image=Path(self._prompts.image.name))),
+            "image": hashlib.sha256(self._prompts.image.read_bytes()).hexdigest(),
+            "code": code_digest(*CODE),
+            "versions": versions(),
+        }
+
+    def _weights(self) -> str:
+        settings = self._settings
+        if settings.checkpoint is None:
+            return f"seed {self._case.seed}"
+        with settings.checkpoint.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return f"{digest}, the rest from seed {self._case.seed}"
