@@ -61,7 +61,7 @@ def _truncate(left: Any, right: Any, emit: Any) -> Any:
 
 
 def _floor(left: Any, right: Any, dtype: str, emit: Any) -> Any:
-    """Floor of the exact quotient: (left - mod) / right is nearly whole, so rounding it is safe; left / right is not."""
+    """Floor of the exact quotient: (left - mod) / right is nearly whole, so that rounding it is safe."""
     from tvm import relax
 
     zero, one = relax.const(0, dtype), relax.const(1, dtype)

@@ -43,11 +43,11 @@ DEFECTS = (
     Defect(
         name="empty_transpose",
         title="permute of a tensor without elements does not compile",
-        where="relax.transform.LegalizeOps, through relax.op.reshape",
+        where="relax.transform.RewriteDataflowReshape",
         what=(
-            "A permutation that moves no more than one dimension above one becomes a reshape, and "
-            "relax.op.reshape reads a 0 in the target shape as `copy this dimension of the input`, so that [2, 0, "
-            "3] becomes [2, 2, 3]. SAM 3's geometry encoder meets this with no points or no boxes."
+            "The pass takes the permutation for a reshape, as it moves nothing, and relax.op.reshape reads a 0 in the "
+            "target shape as `copy this dimension of the input`, so that [2, 0, 3] becomes [2, 2, 3]. SAM 3's geometry "
+            "encoder meets this with no points or no boxes."
         ),
         reproduction=lambda: (_Transpose(), (torch.zeros(0, 2, 3),)),
         raw=RawOutcome(Symptom.REJECTED, "ValueError", "Reshape expects the new shape to be convertible"),
