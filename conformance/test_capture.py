@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from conformance.shallow import shallow_model
+from conformance.shallow import interactive_model, photograph, shallow_model
 from harness.components import COMPONENTS
-from harness.components.capture import Activations, capture, load_prompts
+from harness.components.capture import load_prompts
 from harness.errors import HarnessError
+from harness.frontend import export_program
+from harness.frontend.operators import load_calls, operators_of
 from harness.model.upstream import upstream
+from harness.rope import STRATEGIES
 
 
-@pytest.fixture(scope="module")
-def activations() -> Iterator[Activations]:
-    with upstream():
-        yield capture(shallow_model(), load_prompts())
-
-
-def run_main_sample(name: str, activations: Activations) -> dict[str, torch.Tensor]:
+def run_main_sample(name: str) -> dict[str, torch.Tensor]:
     component = COMPONENTS[name]
     module = component.build(shallow_model()).eval()
-    args = next(iter(component.samples(activations).values()))
-    with torch.no_grad():
+    args = next(iter(component.samples(photograph()).values()))
+    with upstream(), torch.no_grad():
         return dict(zip(component.outputs, module(*args.values()), strict=True))
 
 
@@ -42,35 +39,46 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_component_gives_what_upstream_passed_on(name: str, activations: Activations) -> None:
-    outputs = run_main_sample(name, activations)
+def test_component_gives_what_upstream_passed_on(name: str) -> None:
+    outputs = run_main_sample(name)
     for output, where in SAME[name].items():
-        expected = getattr(activations, where.removeprefix("last "))
+        expected = getattr(photograph(), where.removeprefix("last "))
         actual = outputs[output][-1] if where.startswith("last ") else outputs[output]
         assert torch.equal(actual, expected), f"{name}.{output} is not upstream's {where}"
 
 
-def test_vit_feeds_the_neck(activations: Activations) -> None:
-    features = run_main_sample("vit", activations)["features"]
+def test_vit_feeds_the_neck() -> None:
+    features = run_main_sample("vit")["features"]
     neck = shallow_model().backbone.vision_backbone
     with torch.no_grad():
-        assert torch.equal(neck.convs[0](features), activations.fpn_0)
+        assert torch.equal(neck.convs[0](features), photograph().fpn_0)
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_samples_name_the_inputs(name: str, activations: Activations) -> None:
-    for sample, args in COMPONENTS[name].samples(activations).items():
+def test_samples_name_the_inputs(name: str) -> None:
+    for sample, args in COMPONENTS[name].samples(photograph()).items():
         assert tuple(args) == COMPONENTS[name].inputs, sample
 
 
-def test_prompt_holds_text_points_boxes_and_cls(activations: Activations) -> None:
+def test_prompt_holds_text_points_boxes_and_cls() -> None:
     prompts = load_prompts()
     tokens = 32 + len(prompts.points) + len(prompts.boxes) + 1
-    assert activations.prompt.shape == (tokens, 1, 256)
-    assert activations.prompt_mask.shape == (1, tokens)
-    assert int(activations.prompt_mask.sum()) == 32 - 3, "start, one word and end are not padding"
+    assert photograph().prompt.shape == (tokens, 1, 256)
+    assert photograph().prompt_mask.shape == (1, tokens)
+    assert int(photograph().prompt_mask.sum()) == 32 - 3, "start, one word and end are not padding"
 
 
-def test_missing_prompts_file_is_one_sentence(tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
+    component = COMPONENTS[name]
+    module = component.build(interactive_model() if component.interactive else shallow_model()).eval()
+    known = set(load_calls())
+    with upstream(), STRATEGIES["real"].apply(module):
+        for sample, args in component.samples(photograph()).items():
+            unknown = operators_of(export_program(module, tuple(args.values()))) - known
+            assert not unknown, f"{sample}: add {unknown} with `python -m harness.frontend.collect`"
+
+
+def test_missing_prompts_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="run from a checkout"):
         load_prompts(tmp_path / "prompts.toml")
