@@ -13,6 +13,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from harness.targets.host import cpu_model
+from harness.threads import cgroup_quota, usable_cpus
+
 _PACKAGES = (
     "sam3-tvm",
     "sam3",
@@ -35,18 +38,14 @@ def describe_machine() -> dict[str, Any]:
 
     `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota.
     """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    quota = _cgroup_cpus()
-    cores = os.cpu_count()
-    limits = [limit for limit in (cores, affinity, quota) if limit]
     memory, memory_limit = _memory_bytes(), _cgroup_memory_bytes()
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "features": _features(),
-        "cpus": cores,
-        "affinity": affinity,
-        "cgroup_cpus": quota,
-        "usable_cpus": min(limits, default=None),
+        "cpus": os.cpu_count(),
+        "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "cgroup_cpus": cgroup_quota(),
+        "usable_cpus": usable_cpus(),
         "memory_bytes": memory,
         "cgroup_memory_bytes": memory_limit,
         "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),
@@ -67,11 +66,6 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def _cpu_model() -> str | None:
-    match = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
-    return match.group(1).strip() if match else _sysctl("machdep.cpu.brand_string") or platform.processor() or None
-
-
 def _features() -> list[str]:
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
     if match:
@@ -90,19 +84,6 @@ def _memory_bytes() -> int | None:
         return int(match.group(1)) * 1024
     size = _sysctl("hw.memsize")
     return int(size) if size and size.isdigit() else None
-
-
-def _cgroup_cpus() -> float | None:
-    """CPU quota of the control group, version 2 or 1, in CPUs."""
-    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
-    if not quota.strip():
-        quota = _text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        period = _text("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    try:
-        cpus = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):
-        return None
-    return cpus if cpus > 0 else None
 
 
 def _cgroup_memory_bytes() -> int | None:
