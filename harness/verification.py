@@ -8,6 +8,7 @@ from functools import cache
 
 from harness.case import Case
 from harness.components import COMPONENTS
+from harness.errors import HarnessError
 from harness.outcome import Outcome, Stage, Status
 from harness.parity.expectations import Expectation, expectation_for, load_expectations
 from harness.report import Result
@@ -33,7 +34,13 @@ UNLIMITED = Limits()
 
 @cache
 def expectations() -> tuple[Expectation, ...]:
-    """The entries of `fixtures/expectations.toml`, checked against the registries."""
+    """The entries of `fixtures/expectations.toml`, checked against the registries.
+
+    Raises:
+        HarnessError: If there is no such file, as in an installation without a checkout, or an entry is wrong.
+    """
+    if not EXPECTATIONS.is_file():
+        raise HarnessError(f"{EXPECTATIONS} is missing: verify in a checkout, set up by `make setup`.")
     return load_expectations(
         EXPECTATIONS, {"component": COMPONENTS.keys(), "strategy": STRATEGIES.keys(), "target": TARGETS.keys()}
     )
