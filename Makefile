@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 		exit 2; \
 	fi; \
 	echo "Installing into $(VENV) with $$python (some GB the first time)"; \
-	"$$python" -m venv --clear $(VENV)
+	$(BIN)/python -c "$(USABLE)" >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
 		--editable ".[verify,test,perf]"
 	@touch $(STAMP)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +23,9 @@ from tvm.target import codegen
 
 from harness.errors import HarnessError
 from harness.frontend import export_program, import_program
-from harness.targets import TARGETS, cuda, gpu, host, llvm
+from harness.runtime.executable import Executable
+from harness.targets import TARGETS, cuda, gpu, host, linking, llvm
+from harness.targets.compiling import compile_module
 from harness.threads import VARIABLE, cgroup_quota, configure_threads, tvm_threads, usable_cpus
 from harness.worker import run_isolated
 
@@ -77,18 +78,17 @@ class Regions(nn.Module):
 
 BOXES = torch.tensor([[1.0, 2.0, 6.5, 8.0], [0.0, 0.0, 8.9, 4.0], [3.0, 3.0, 3.5, 3.5]])
 MODULES = {
-    "layers": (Layers(), (torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(0)),)),
-    "scoring": (ScoringHead(), (torch.ones(7, 1, 256), torch.ones(6, 1, 200, 256))),
-    "regions": (Regions(), (torch.rand(1, 4, 9, 9, generator=torch.Generator().manual_seed(0)), BOXES)),
+    "layers": (Layers().eval(), (torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(0)),)),
+    "scoring": (ScoringHead().eval(), (torch.ones(7, 1, 256), torch.ones(6, 1, 200, 256))),
+    "regions": (Regions().eval(), (torch.rand(1, 4, 9, 9, generator=torch.Generator().manual_seed(0)), BOXES)),
 }
 
 
-def compile_for(name: str, module: nn.Module, args: tuple) -> tuple[relax.VMExecutable, list[np.ndarray]]:
+def compile_for(name: str, module: nn.Module, args: tuple) -> relax.VMExecutable:
     target = TARGETS[name].tvm_target()
-    program, parameters = import_program(export_program(module.eval(), args))
+    program, _ = import_program(export_program(module, args))
     with target, tvm.transform.PassContext(opt_level=3):
-        executable = relax.build(TARGETS[name].pipeline(target)(program), target, relax_pipeline=None)
-    return executable, list(parameters.values())
+        return relax.build(TARGETS[name].pipeline(target)(program), target, relax_pipeline=None)
 
 
 def device_source(executable: relax.VMExecutable, kind: str) -> str:
@@ -130,7 +130,8 @@ def test_llvm_compiles_for_this_cpu_and_no_more():
     promised = set(codegen.llvm_get_cpu_features(target)) & set(host.VECTOR_FEATURES)
     present = host.cpu_features()
     assert present is None or promised <= present
-    assert TARGETS["llvm"].compile_problem() is TARGETS["llvm"].run_problem() is None
+    assert TARGETS["llvm"].compile_problem() is None
+    assert TARGETS["llvm"].run_problem() is None
 
 
 def test_another_cpu_can_be_named(monkeypatch):
@@ -183,18 +184,15 @@ def test_a_machine_that_does_not_tell_its_features_is_trusted():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_llvm_runs_what_it_compiled(name):
+def test_llvm_runs_what_it_compiled(name, tmp_path):
     module, args = MODULES[name]
-    executable, parameters = compile_for("llvm", module, args)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    tensors = [tvm.runtime.tensor(array) for array in parameters]
-    if machine.module.implements_function("main_transform_params"):
-        tensors = list(machine["main_transform_params"](tensors))
-    results = machine["main"](*(tvm.runtime.tensor(arg.numpy()) for arg in args), *tensors)
+    program, parameters = import_program(export_program(module, args))
+    compile_module(program, TARGETS["llvm"], tmp_path / "model.so")
+    results = Executable(tmp_path / "model.so", tvm.cpu(), list(parameters.values())).run([arg.numpy() for arg in args])
     with torch.no_grad():
         expected = module(*args)
     for result, reference in zip(results, expected if isinstance(expected, tuple) else (expected,), strict=True):
-        np.testing.assert_allclose(result.numpy(), reference.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result, reference.numpy(), rtol=1e-5, atol=1e-5)
 
 
 # --- cuda ---
@@ -212,7 +210,7 @@ def nvcc():
 def test_cuda_kernels_are_compiled_by_nvcc(nvcc, name, monkeypatch):
     monkeypatch.setenv(cuda.ARCHITECTURE_VARIABLE, "sm_90")
     before = cuda.compile_source.cache_info().misses
-    executable, _ = compile_for("cuda", *MODULES[name])
+    executable = compile_for("cuda", *MODULES[name])
     assert cuda.compile_source.cache_info().misses == before + 1  # nvcc ran while it was built, not here
     source = device_source(executable, "cuda")
     assert source.count("__global__") >= 1
@@ -273,19 +271,60 @@ def test_a_wrong_architecture_is_the_users_mistake(monkeypatch):
 
 @pytest.mark.metal
 @pytest.mark.parametrize("name", MODULES)
-def test_metal_source_is_generated_with_a_macos_host(name, tmp_path):
+def test_metal_source_is_generated(name):
     problem = TARGETS["metal"].compile_problem()
     if problem:
         pytest.skip(problem)
-    executable, _ = compile_for("metal", *MODULES[name])
+    executable = compile_for("metal", *MODULES[name])
     source = device_source(executable, "metal")
     assert source.count("kernel void") >= 1
     assert "#include <metal_stdlib>" in source
-    if platform.system() != "Darwin":
-        executable.export_library(str(tmp_path / "model.tar"))
-        subprocess.run(["tar", "xf", "model.tar"], cwd=tmp_path, check=True)
-        magic = {path.read_bytes()[:4] for path in tmp_path.glob("*.o")}
-        assert b"\xcf\xfa\xed\xfe" in magic  # a 64-bit Mach-O object
+
+
+@pytest.mark.metal
+def test_a_macos_library_is_linked_anywhere(tmp_path):
+    problem = TARGETS["metal"].compile_problem()
+    if problem:
+        pytest.skip(problem)
+    library = tmp_path / "model.so"
+    program, _ = import_program(export_program(*MODULES["scoring"]))
+    compile_module(program, TARGETS["metal"], library)
+    assert library.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # 64-bit Mach-O
+
+
+# --- linking ---
+
+
+def test_without_a_c_compiler_zig_links(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    for_macos = platform.system() == "Darwin"
+    assert "ziglang" in linking.linker(for_macos)
+    program, parameters = import_program(export_program(*MODULES["scoring"]))
+    compile_module(program, TARGETS["llvm"], tmp_path / "model.so")
+    executable = Executable(tmp_path / "model.so", tvm.cpu(), list(parameters.values()))
+    module, args = MODULES["scoring"]
+    (result,) = executable.run([arg.numpy() for arg in args])
+    with torch.no_grad():
+        np.testing.assert_allclose(result, module(*args).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_with_nothing_to_link_every_target_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(linking, "find_spec", lambda name: None)
+    for target in TARGETS.values():
+        assert target.compile_problem()
+    assert "install a C compiler, or pip install ziglang" in linking.link_problem()
+    with pytest.raises(RuntimeError, match="nothing to link"):
+        linking.link(str(tmp_path / "model.so"), [])
+
+
+def test_a_linker_that_fails_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"could not link .*model\.so"):
+        linking.link(str(tmp_path / "model.so"), [str(tmp_path / "missing.o")], for_macos=platform.system() == "Darwin")
 
 
 # --- schedule rules of the GPU targets ---
@@ -333,7 +372,7 @@ def test_a_kernel_that_no_rule_fits_is_an_error():
 def test_raw_dlight_crashes_on_the_scoring_head():
     from tvm.s_tir import dlight
 
-    program, _ = import_program(export_program(MODULES["scoring"][0].eval(), MODULES["scoring"][1]))
+    program, _ = import_program(export_program(*MODULES["scoring"]))
     with TARGETS["cuda"].tvm_target():
         program = relax.transform.LegalizeOps()(program)
         dlight.ApplyDefaultSchedule(dlight.gpu.Matmul(), dlight.gpu.GEMV(), dlight.gpu.Fallback())(program)
@@ -425,7 +464,3 @@ def test_affinity_limits_the_usable_cpus():
     code += "from harness.threads import usable_cpus; print(usable_cpus())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
-
-
-def test_tools_used_by_these_tests_are_here():
-    assert shutil.which("tar")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,29 +251,18 @@ def _machine() -> list[Finding]:
     import psutil
 
     from harness.targets.host import VECTOR_FEATURES, cpu_features, cpu_model
+    from harness.targets.linking import linker
 
     present = cpu_features() or frozenset()
     features = " ".join(feature for feature in VECTOR_FEATURES if feature in present) or "not told by the system"
-    compiler = _c_compiler()
+    command = linker(for_macos=platform.system() == "Darwin")
     return [
         Finding("machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         Finding("machine", f"{psutil.virtual_memory().total / 2**30:.1f} GiB of memory"),
         Finding("CPU", f"{cpu_model()}, {usable_cpus()} CPUs usable by this process"),
         Finding("CPU", f"features: {features}"),
-        Finding("linker", f"{compiler} links compiled models into libraries")
-        if compiler
-        else Finding(
-            "linker",
-            "no C compiler was found: compiled models run in memory, but cannot be saved as libraries; "
-            "install gcc or clang to save them",
-        ),
+        Finding("linker", " ".join(command) if command else "none, so nothing can be compiled"),
     ]
-
-
-def _c_compiler() -> str | None:
-    """What TVM links with: CXX, CC, or the first C compiler on the PATH."""
-    named = os.environ.get("CXX") or os.environ.get("CC")
-    return named or next(filter(None, map(shutil.which, ("g++", "gcc", "clang++", "clang", "c++", "cc"))), None)
 
 
 def _versions(versions: Mapping[str, str]) -> list[Finding]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
 from harness.targets.gpu import gpu_pipeline
+from harness.targets.linking import link_problem
 from harness.targets.target import Target
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def compile_problem() -> str | None:
         return "this build of TVM cannot generate CUDA code: install the apache-tvm wheel for Linux from PyPI"
     if find_nvcc() is None:
         return "nvcc was not found on the PATH, in CUDA_PATH or in /usr/local/cuda: install the CUDA toolkit"
-    return None
+    return link_problem()
 
 
 def run_problem() -> str | None:

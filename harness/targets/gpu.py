@@ -117,7 +117,7 @@ def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = Non
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        scheduled = module.shallow_copy() if hasattr(module, "shallow_copy") else module
+        scheduled = module.clone()
         for variable, function in module.functions_items():
             if isinstance(function, tvm.tirx.PrimFunc) and not _is_scheduled(function):
                 scheduled[variable] = schedule_kernel(variable.name_hint, function, target, chosen)
@@ -159,9 +159,21 @@ def _attempt(name: str, rule: Any, function: tvm.tirx.PrimFunc, target: tvm.targ
 
 def _is_scheduled(function: tvm.tirx.PrimFunc) -> bool:
     attributes = function.attrs
-    return attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
+    marked = attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
+    return marked or _launches_threads(function.body)
 
 
+def _launches_threads(statement: Any) -> bool:
+    """Whether the statement is written with its threads, as TVM's operators for GPUs are (scatter, sort)."""
+    from tvm import s_tir, tirx
+
+    if isinstance(statement, s_tir.SBlockRealize):
+        return _launches_threads(statement.block.body)
+    if isinstance(statement, tirx.SeqStmt):
+        return any(_launches_threads(part) for part in statement.seq)
+    if isinstance(statement, tirx.AttrStmt):
+        return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
+    return False
 
 
 def load_tensor_intrinsics() -> None:

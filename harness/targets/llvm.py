@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
 from harness.targets.host import cpu_features, safe_cpu
+from harness.targets.linking import link_problem
 from harness.targets.target import Target
 from harness.threads import usable_cpus
 
@@ -61,6 +63,11 @@ def compile_problem() -> str | None:
 
     if not codegen.llvm_version_major(allow_none=True):
         return "this build of TVM has no LLVM: install the apache-tvm wheel from PyPI"
+    return link_problem(for_macos=platform.system() == "Darwin")
+
+
+def run_problem() -> str | None:
+    """None: every machine that runs TVM can run code for its CPU."""
     return None
 
 
@@ -77,6 +84,6 @@ LLVM = Target(
     tvm_target=llvm_target,
     pipeline=llvm_pipeline,
     compile_problem=compile_problem,
-    run_problem=compile_problem,
+    run_problem=run_problem,
     device=cpu_device,
 )

@@ -1,8 +1,6 @@
 """Target `metal`: Apple GPUs.
 
-On Linux the Metal source and the arm64 macOS host code are generated, but nothing can turn the source into a library or
-run
-it: that needs macOS.
+On Linux the Metal source and the arm64 macOS host code are generated and linked; running them needs macOS.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.targets.gpu import gpu_pipeline, load_tensor_intrinsics
+from harness.targets.linking import MACOS_TRIPLE, link_problem
 from harness.targets.target import Target
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def metal_target() -> tvm.target.Target:
             "max_threads_per_block": 1024,
             "max_shared_memory_per_block": 32768,
             "thread_warp_size": 32,
-            "host": {"kind": "llvm", "mtriple": "arm64-apple-macos", "mcpu": "apple-m1"},
+            "host": {"kind": "llvm", "mtriple": MACOS_TRIPLE, "mcpu": "apple-m1"},
         }
     )
 
@@ -44,9 +43,9 @@ def compile_problem() -> str | None:
 
     if tvm.get_global_func("target.build.metal", allow_missing=True) is None:
         return "this build of TVM cannot generate Metal code: install the apache-tvm wheel from PyPI"
-    if not codegen.llvm_is_valid_cpu("apple-m1", "arm64-apple-macos"):
+    if not codegen.llvm_is_valid_cpu("apple-m1", MACOS_TRIPLE):
         return "the LLVM in this build of TVM has no arm64 code generator, which the macOS host code needs"
-    return None
+    return link_problem(for_macos=True)
 
 
 def run_problem() -> str | None:
