@@ -11,7 +11,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[
 
 help:
 	@echo "make verify   prove that every component compiled for the CPU is the model PyTorch runs; writes reports/latest"
-	@echo "make test     the conformance suite"
+	@echo "make test     the conformance suite on the CPU"
 	@echo "make doctor   what this machine can compile and run"
 	@echo "make lint     ruff"
 	@echo "make types    mypy --strict"
@@ -43,8 +43,9 @@ verify: $(STAMP)
 doctor: $(STAMP)
 	$(BIN)/sam3-tvm doctor
 
+# GPU cases compile for minutes each and have jobs of their own: pytest -m cuda, pytest -m metal.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not cuda and not metal"
 
 perf: $(STAMP)
 	$(BIN)/python -m pytest perf
