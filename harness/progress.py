@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.case import Case
-from harness.outcome import Stage
+from harness.outcome import Stage, Status
 from harness.report import Result
 
 STAGES = " → ".join(Stage)
@@ -56,8 +56,10 @@ def line(result: Result) -> str:
     outcome = result.outcome
     mark = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[yellow]–[/yellow]"}[result.expected]
     status = f"{outcome.status.value.replace('_', ' ')} at {outcome.stage}"
+    if result.expected and outcome.status is not Status.PASSED:
+        status += ", as predicted"
     seconds = f"{sum(outcome.seconds.values()):.0f} s"
-    text = f"{mark} {result.case.id:48} {status:24} {seconds:>6}"
+    text = f"{mark} {result.case.id:48} {status:32} {seconds:>6}"
     ratios = [verdict.r_rms for verdict in outcome.verdicts if verdict.r_rms == verdict.r_rms]
     if ratios:
         outside = sum(verdict.outside for verdict in outcome.verdicts)
