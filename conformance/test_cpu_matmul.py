@@ -133,6 +133,16 @@ def test_sum_of_several_products() -> None:
     hold(operator, reference, [normal((5, 24))], [weight(40, 24, seed) for seed in (1, 2, 3)])
 
 
+def test_an_expanded_weight_is_stored_once() -> None:
+    def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.matmul(x, op.broadcast_to(op.permute_dims(w), [6, 24, 40]))
+
+    inputs, weights = [normal((6, 5, 24))], [weight(40, 24)]
+    hold(operator, lambda x, w: torch.bmm(x, w.T.expand(6, 24, 40)), inputs, weights)
+    packed = lowered(operator, inputs, weights)["main"].params[-1].ty.shape
+    assert np.prod([int(extent) for extent in packed]) < 2 * weights[0].size, packed
+
+
 def test_a_product_that_is_used_twice_is_stored() -> None:
     def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
         y = relax.BlockBuilder.current().emit(linear(x, w))

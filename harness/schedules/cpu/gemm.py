@@ -168,6 +168,9 @@ def matrix_product(
 def _operand(
     context: Context, value: relax.Expr, shape: tuple[int, ...], batch: tuple[int, ...], *, may_transpose: bool
 ) -> Operand:
+    # PyTorch writes a linear layer on a strided input as a batched product with an expanded weight.
+    value = context.unexpanded(value)
+    shape = static_shape(value) or shape
     own = shape[:-2]
     aligned = (1,) * (len(batch) - len(own)) + own
     source = context.transposed(value) if may_transpose else None

@@ -63,6 +63,17 @@ class Context:
         rank = len(order)
         return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None
 
+    def unexpanded(self, value: relax.Expr) -> relax.Expr:
+        """What a value was before its leading dimensions were expanded; the value itself if they were not."""
+        definition = self.definition(value)
+        if not is_call(definition, "relax.broadcast_to"):
+            return value
+        source = definition.args[0]
+        before, after = static_shape(source), static_shape(value)
+        if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
+            return value
+        return self.unexpanded(source)
+
 
 def permutation(call: ir.Call) -> tuple[int, ...]:
     """The axes of a `relax.permute_dims`."""
