@@ -357,9 +357,7 @@ def test_a_rule_that_crashes_is_passed_over_and_told(caplog):
         scheduled = gpu.schedule_kernel("copy", copy_kernel(), target, [Declining(), Crashing(), dlight.gpu.Fallback()])
     assert "threadIdx.x" in scheduled.script()
     assert bool(scheduled.attrs["tirx.is_scheduled"])
-    assert caplog.messages == [
-        "copy: rule Crashing crashed ('Add' object has no attribute 'value'), trying the next"
-    ]
+    assert caplog.messages == ["copy: rule Crashing crashed ('Add' object has no attribute 'value'), trying the next"]
 
 
 def test_a_kernel_that_no_rule_fits_is_an_error():

@@ -49,7 +49,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_bytes": memory,
         "cgroup_memory_bytes": memory_limit,
         "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "architecture": platform.machine(),
         "python": platform.python_version(),
     }
