@@ -21,6 +21,8 @@ MARKERS = {
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
 }
 
+CASES = pytest.StashKey[tuple[Case, ...]]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("sam3-tvm", "which cases of the conformance suite to run; repeat a flag for several values")
@@ -41,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = [name for name in config.getoption("require_target") if name not in TARGETS]
     if unknown:
         raise pytest.UsageError(f"Unknown target {unknown[0]!r} in --require-target: known are {', '.join(TARGETS)}.")
+    config.stash[CASES] = selected_cases(config)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -73,6 +76,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 id=case.id,
                 marks=[getattr(pytest.mark, name) for name in (case.component, case.strategy, case.target, case.scale)],
             )
-            for case in selected_cases(metafunc.config)
+            for case in metafunc.config.stash[CASES]
         ]
         metafunc.parametrize("case", parameters)

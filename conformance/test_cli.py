@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from harness.components import COMPONENTS
+from harness.model.build import build_model
 from harness.report import read_report
 
 QUICK = ("--component", "box_head")
@@ -56,6 +58,17 @@ def test_saved_outputs_can_be_judged_again(tmp_path: Path) -> None:
     assert cases[0]["outputs"] == cases[1]["outputs"]
     assert "compile" in cases[0]["seconds"]
     assert "compile" not in cases[1]["seconds"]
+
+
+def test_verify_with_a_checkpoint(tmp_path: Path) -> None:
+    other_weights = build_model("shallow", seed=1).state_dict()
+    path = tmp_path / "sam3.safetensors"
+    save_file({f"detector.{name}": value for name, value in other_weights.items() if not value.is_complex()}, path)
+    done = sam3_tvm("verify", *QUICK, "--checkpoint", str(path), "--report", str(tmp_path / "report"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    case = read_report(tmp_path / "report" / "verification_report.json")["cases"][0]
+    assert [output["verdict"] for output in case["outputs"]] == ["strict", "strict"]
+    assert case["repro"].endswith(f"--checkpoint {path}")
 
 
 def test_list_names_every_component() -> None:

@@ -1,0 +1,78 @@
+"""pytest selects the same cases as the command, by flag, marker and id; a missing device fails where it is required."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.case import Case, select, strategies_of
+from harness.components import COMPONENTS
+from harness.errors import HarnessError
+from harness.rope import STRATEGIES
+from harness.targets import TARGETS
+
+SUITE = "conformance/test_components.py"
+
+
+def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def collected(*arguments: str) -> set[str]:
+    done = run_pytest("--collect-only", SUITE, *arguments)
+    return {line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "[" in line}
+
+
+def test_everything_is_selected_by_default() -> None:
+    cases = select()
+    assert {case.component for case in cases} == set(COMPONENTS)
+    assert {case.target for case in cases} == set(TARGETS)
+    assert {(case.component, case.strategy) for case in cases} == {
+        (component, strategy) for component in COMPONENTS for strategy in strategies_of(component)
+    }
+    assert len(set(cases)) == len(cases)
+
+
+def test_control_strategy_is_for_rotary_encoding_only() -> None:
+    assert {case.component for case in select(strategies=["none"])} == {"vit", "vision_backbone", "image_encoder"}
+    assert all("real" in strategies_of(component) for component in COMPONENTS)
+    assert set(strategies_of("vit")) == set(STRATEGIES)
+
+
+def test_repeated_names_count_once() -> None:
+    expected = (Case("box_head", "real", "llvm", "shallow", 7),)
+    assert select(["box_head", "box_head"], targets=["llvm", "llvm"], seed=7) == expected
+
+
+@pytest.mark.parametrize("name", ["", "VIT", "vision-backbone", "vit "])
+def test_names_are_exact(name: str) -> None:
+    with pytest.raises(HarnessError, match="Unknown component"):
+        select([name])
+
+
+def test_flags_markers_and_ids_select_the_same_cases() -> None:
+    expected = {"vit-real-metal-full"}
+    assert collected("--component", "vit", "--strategy", "real", "--target", "metal", "--scale", "full") == expected
+    assert collected("-m", "vit and real and metal and full", "--scale", "full", "--scale", "shallow") == expected
+    assert collected("-k", "vit-real-metal-full", "--scale", "full") == expected
+
+
+def test_unknown_name_is_a_usage_error() -> None:
+    done = run_pytest(SUITE, "--component", "vti")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean 'vit'" in done.stderr
+    assert run_pytest(SUITE, "--require-target", "cudaa").returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def test_required_target_that_cannot_run_fails() -> None:
+    missing = next((name for name, target in TARGETS.items() if target.compile_problem() or target.run_problem()), None)
+    if missing is None:
+        pytest.skip("every target runs on this machine")
+    selection = (SUITE, "--component", "box_head", "--target", missing)
+    assert run_pytest(*selection).returncode == pytest.ExitCode.OK
+    required = run_pytest(*selection, "--require-target", missing)
+    assert required.returncode == pytest.ExitCode.TESTS_FAILED
+    assert f"--require-target {missing}" in required.stdout
