@@ -28,6 +28,8 @@ def gpu_pipeline(
     import tvm
     from tvm import relax
 
+    from harness.schedules.vm import lower_to_vm
+
     passes = tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),
@@ -39,17 +41,7 @@ def gpu_pipeline(
             relax.transform.FuseTIR(),
             *prepare,
             schedule_kernels(skip),
-            relax.transform.RewriteDataflowReshape(),
-            relax.transform.ToNonDataflow(),
-            relax.transform.RemovePurityChecking(),
-            relax.transform.CallTIRRewrite(),
-            relax.transform.StaticPlanBlockMemory(),
-            relax.transform.LowerAllocTensor(),
-            relax.transform.KillAfterLastUse(),
-            relax.transform.LowerRuntimeBuiltin(),
-            relax.transform.ComputePrimValue(),
-            relax.transform.VMShapeLower(),
-            relax.transform.AttachGlobalSymbol(),
+            lower_to_vm(),
         ]
     )
 

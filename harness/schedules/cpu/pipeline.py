@@ -7,6 +7,7 @@ from tvm import relax
 
 from harness.schedules.cpu import elementwise, normalization, softmax
 from harness.schedules.cpu.rewrite import call_kernels
+from harness.schedules.vm import lower_to_vm
 
 _LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE}
 """By Relax operator: our legalization, where TVM's loses accuracy or speed."""
@@ -39,17 +40,7 @@ def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
                     relax.transform.FuseOps(),
                     relax.transform.FuseTIR(),
                     elementwise.schedule_remaining(),
-                    relax.transform.RewriteDataflowReshape(),
-                    relax.transform.ToNonDataflow(),
-                    relax.transform.RemovePurityChecking(),
-                    relax.transform.CallTIRRewrite(),
-                    relax.transform.StaticPlanBlockMemory(),
-                    relax.transform.LowerAllocTensor(),
-                    relax.transform.KillAfterLastUse(),
-                    relax.transform.LowerRuntimeBuiltin(),
-                    relax.transform.ComputePrimValue(),
-                    relax.transform.VMShapeLower(),
-                    relax.transform.AttachGlobalSymbol(),
+                    lower_to_vm(),
                 ]
             )(module)
 

@@ -1,0 +1,25 @@
+"""What every target needs after its kernels are scheduled: from Relax calls to code for TVM's virtual machine."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+
+def lower_to_vm() -> tvm.transform.Pass:
+    """Plans memory and lowers Relax to what `tvm.relax.build` with `relax_pipeline=None` generates code from."""
+    return tvm.transform.Sequential(
+        [
+            relax.transform.RewriteDataflowReshape(),
+            relax.transform.ToNonDataflow(),
+            relax.transform.RemovePurityChecking(),
+            relax.transform.CallTIRRewrite(),
+            relax.transform.StaticPlanBlockMemory(),
+            relax.transform.LowerAllocTensor(),
+            relax.transform.KillAfterLastUse(),
+            relax.transform.LowerRuntimeBuiltin(),
+            relax.transform.ComputePrimValue(),
+            relax.transform.VMShapeLower(),
+            relax.transform.AttachGlobalSymbol(),
+        ]
+    )
