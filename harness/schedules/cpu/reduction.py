@@ -55,6 +55,17 @@ def tasks(count: int, elements: int) -> AbstractContextManager[Any]:
     return loop
 
 
+def each_block(outer: int, count: int, inner: int, block: Callable[[Any, Any, int], None]) -> None:
+    """Runs `block(i, first column, width)` over [outer, count, inner], LANES columns at a time and then the rest."""
+    whole, rest = divmod(inner, LANES)
+    if whole:
+        with tasks(outer * whole, outer * count * inner) as task:
+            block(task // whole, task % whole * LANES, LANES)
+    if rest:
+        with tasks(outer, outer * count * rest) as i:
+            block(i, whole * LANES, rest)
+
+
 def scalar(value: Any, dtype: str) -> Any:
     """Emits a local variable that holds the value, and returns it."""
     cell = T.alloc_buffer((1,), dtype, scope="local")
@@ -284,13 +295,7 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> t
                 lambda j: T.buffer_store(out, reduction.finish([lane[j] for lane in lanes], count), [i, first + j]),
             )
 
-        whole, rest = divmod(inner, LANES)
-        if whole:
-            with tasks(outer * whole, outer * count * inner) as task:
-                block(task // whole, task % whole * LANES, LANES)
-        if rest:
-            with tasks(outer, outer * count * rest) as i:
-                block(i, whole * LANES, rest)
+        each_block(outer, count, inner, block)
 
     arguments = [Argument("data", (outer, count, inner)), Argument("out", (outer, inner))]
     return prim_func(reduction.name, arguments, body)

@@ -17,6 +17,7 @@ from harness.schedules.cpu.reduction import (
     Fold,
     Legalize,
     default,
+    each_block,
     fold_line,
     fp64,
     narrow,
@@ -87,13 +88,7 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFun
 
                 each(finish)
 
-        whole, rest = divmod(inner, LANES)
-        if whole:
-            with tasks(outer * whole, outer * count * inner) as task:
-                block(task // whole, task % whole * LANES, LANES)
-        if rest:
-            with tasks(outer, outer * count * rest) as i:
-                block(i, whole * LANES, rest)
+        each_block(outer, count, inner, block)
 
     shape = (outer, count, inner)
     return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body)
