@@ -116,18 +116,17 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
 
 def _compile_and_run(case: Case, source: Source, progress: Progress) -> Arrays | None:
     """From the module to the outputs of the compiled code; None if this machine can compile but not run it."""
-    import harness.frontend as frontend
+    from harness.frontend import export_program
     from harness.runtime.executable import Executable
     from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 
-    target = TARGETS[case.target]
-    with progress.during(Stage.EXPORT), STRATEGIES[case.strategy].apply(source.module):
+    target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
+    with progress.during(Stage.EXPORT), strategy.apply(source.module):
         programs = {
-            sample: frontend.export_program(source.module, tuple(args.values()))
-            for sample, args in source.samples.items()
+            sample: export_program(source.module, tuple(args.values())) for sample, args in source.samples.items()
         }
     with progress.during(Stage.IMPORT):
-        imported = {sample: frontend.import_program(program) for sample, program in programs.items()}
+        imported = {sample: strategy.import_program(program) for sample, program in programs.items()}
     del programs
     actual: Arrays = {}
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:

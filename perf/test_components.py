@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from harness.case import Case
-from harness.frontend import export_program, import_program
+from harness.frontend import export_program
 from harness.machine import describe_machine
 from harness.model.upstream import upstream
 from harness.outcome import VerdictKind
@@ -49,10 +49,11 @@ def test_latency(case: Case, benchmark, tmp_path: Path) -> None:  # type: ignore
         source = Source(case, Settings())
         sample, args = next(iter(source.samples.items()))
         inputs = tuple(args.values())
-        with STRATEGIES[case.strategy].apply(source.module):
+        strategy = STRATEGIES[case.strategy]
+        with strategy.apply(source.module):
             program = export_program(source.module, inputs)
         reference, oracle = source.reference()[0], source.oracle()
-        module, parameters = import_program(program)
+        module, parameters = strategy.import_program(program)
         library = tmp_path / f"{sample}{LIBRARY_SUFFIX}"
         compile_module(module, target, library)
         executable = Executable(library, target.device(), list(parameters.values()))

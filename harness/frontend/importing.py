@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -10,11 +11,14 @@ if TYPE_CHECKING:
     import tvm
 
 
-def import_program(program: torch.export.ExportedProgram) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+def import_program(
+    program: torch.export.ExportedProgram, converters: Mapping[str, Callable[..., Any]] | None = None
+) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
     """Imports an exported program.
 
     Args:
         program: From `export_program`; it is not changed.
+        converters: Of more operators, by name as in the importer's `custom_convert_map`; they come before the defects'.
 
     Returns:
         The module and its parameters. The module's `main` takes the user inputs in order (their number is its attribute
@@ -35,9 +39,10 @@ def import_program(program: torch.export.ExportedProgram) -> tuple[tvm.IRModule,
     for defect in DEFECTS:
         for graph_pass in defect.passes:
             graph_pass(program.graph_module)
-    converters = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
+    every = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
+    every |= dict(converters or {})
     module = from_exported_program(
-        program, keep_params_as_input=True, run_ep_decomposition=False, custom_convert_map=converters
+        program, keep_params_as_input=True, run_ep_decomposition=False, custom_convert_map=every
     )
     module["main"] = module["main"].without_attr("params")
     return module, parameter_values(program)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from harness.rope.strategy import Strategy
 
 NONE = Strategy(
     name="none",
     summary="upstream's complex64 RoPE, untouched: the control, which the Relax import cannot take",
-    apply=lambda module: nullcontext(),
 )

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    import tvm
+
+
+def _no_change(_module: torch.nn.Module) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _as_exported(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    return program
 
 
 @dataclass(frozen=True)
@@ -20,8 +29,19 @@ class Strategy:
         summary: One line for `sam3-tvm list`.
         apply: Changes the module for the duration of the context, so that torch.export sees the strategy's form; leaves
             module and upstream classes as they were afterwards.
+        transform: Takes the exported program, returns the one to import; leaves its argument as it was.
+        converters: Makes additional converters for TVM's importer, by operator name as in its `custom_convert_map`;
+            called when they are needed, since they need TVM.
     """
 
     name: str
     summary: str
-    apply: Callable[[torch.nn.Module], AbstractContextManager[None]]
+    apply: Callable[[torch.nn.Module], AbstractContextManager[None]] = _no_change
+    transform: Callable[[torch.export.ExportedProgram], torch.export.ExportedProgram] = _as_exported
+    converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
+
+    def import_program(self, program: torch.export.ExportedProgram) -> tuple[tvm.IRModule, dict[str, Any]]:
+        """`harness.frontend.import_program` of a program that was exported inside `apply`, the strategy's way."""
+        from harness.frontend import import_program
+
+        return import_program(self.transform(program), self.converters())
