@@ -23,8 +23,9 @@ from tvm.target import codegen
 
 from harness.errors import HarnessError
 from harness.frontend import export_program, import_program
+from harness.runtime import cpu
 from harness.runtime.executable import Executable
-from harness.targets import TARGETS, cuda, gpu, host, linking, llvm
+from harness.targets import TARGETS, cuda, gpu, linking, llvm
 from harness.targets.compiling import compile_module
 from harness.threads import VARIABLE, cgroup_quota, configure_threads, tvm_threads, usable_cpus
 from harness.worker import run_isolated
@@ -127,8 +128,8 @@ def test_problems_are_none_or_one_sentence(name):
 def test_llvm_compiles_for_this_cpu_and_no_more():
     target = llvm.llvm_target()
     assert int(target.attrs["num-cores"]) == usable_cpus()
-    promised = set(codegen.llvm_get_cpu_features(target)) & set(host.VECTOR_FEATURES)
-    present = host.cpu_features()
+    promised = set(codegen.llvm_get_cpu_features(target)) & set(cpu.VECTOR_FEATURES)
+    present = cpu.cpu_features()
     assert present is None or promised <= present
     assert TARGETS["llvm"].compile_problem() is None
     assert TARGETS["llvm"].run_problem() is None
@@ -157,8 +158,8 @@ EVERY_FEATURE = frozenset().union(*X86_LEVEL_FEATURES.values())
 @given(st.frozensets(st.sampled_from(sorted(EVERY_FEATURE))))
 def test_a_cpu_whose_features_are_hidden_falls_back_to_what_is_there(hidden):
     """Whatever a hypervisor hides, the chosen CPU promises no more than is left."""
-    chosen = host.safe_cpu("znver5", EVERY_FEATURE, EVERY_FEATURE - hidden)
-    if not hidden & set(host.VECTOR_FEATURES):
+    chosen = llvm.safe_cpu("znver5", EVERY_FEATURE, EVERY_FEATURE - hidden)
+    if not hidden & set(cpu.VECTOR_FEATURES):
         assert chosen == "znver5"
     else:
         levels = list(X86_LEVEL_FEATURES)
@@ -175,12 +176,12 @@ def test_the_levels_are_llvms():
     for level, added in X86_LEVEL_FEATURES.items():
         known = set(codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": level})))
         assert added <= known - before
-        assert host.x86_level(frozenset(known)) == level
+        assert cpu.x86_level(frozenset(known)) == level
         before = known
 
 
 def test_a_machine_that_does_not_tell_its_features_is_trusted():
-    assert host.safe_cpu("apple-m1", frozenset({"fma"}), None) == "apple-m1"
+    assert llvm.safe_cpu("apple-m1", frozenset({"fma"}), None) == "apple-m1"
 
 
 @pytest.mark.parametrize("name", MODULES)

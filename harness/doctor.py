@@ -188,8 +188,8 @@ def probe_tvm(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
     import tvm
     from tvm.target import codegen
 
+    from harness.runtime.cpu import VECTOR_FEATURES
     from harness.targets import TARGETS
-    from harness.targets.host import VECTOR_FEATURES
     from harness.targets.llvm import host_cpu
 
     enter("MetaSchedule's TuneContext")  # what crashes with a mismatched apache-tvm-ffi
@@ -250,7 +250,7 @@ def probe_torch(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
 def _machine() -> list[Finding]:
     import psutil
 
-    from harness.targets.host import VECTOR_FEATURES, cpu_features, cpu_model
+    from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model
     from harness.targets.linking import linker
 
     present = cpu_features() or frozenset()

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from harness.targets.host import cpu_model
+from harness.runtime.cpu import cpu_model
 from harness.threads import cgroup_quota, usable_cpus
 
 _PACKAGES = (

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.runtime.loading import load_library
+
 if TYPE_CHECKING:
     import numpy as np
     import tvm
@@ -28,12 +30,14 @@ class Executable:
             library: Written by `harness.targets.compiling.compile_module`.
             device: Where to run.
             parameters: Values of everything that `main` takes after its inputs, in order.
+
+        Raises:
+            LoadError: The library is none, or was compiled for a processor that this machine has not.
         """
         import tvm
-        from tvm import relax
 
         self.device = device
-        self._vm = relax.VirtualMachine(tvm.runtime.load_module(str(library)), device)
+        self._vm = load_library(library, device)
         tensors: list[Any] = [tvm.runtime.tensor(array, device) for array in parameters]
         if self._vm.module.implements_function(TRANSFORM_PARAMETERS):
             tensors = list(self._vm[TRANSFORM_PARAMETERS](tensors))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
+from harness.targets import llvm
 from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import link_problem
 from harness.targets.target import Target
@@ -49,8 +50,6 @@ def cuda_target() -> tvm.target.Target:
     """TVM's target for `architecture()`, with the CPU of this machine as host."""
     import tvm
 
-    from harness.targets.llvm import host_cpu
-
     install_compiler()
     return tvm.target.Target(
         {
@@ -59,7 +58,7 @@ def cuda_target() -> tvm.target.Target:
             "max_threads_per_block": 1024,
             "max_shared_memory_per_block": 49152,
             "thread_warp_size": 32,
-            "host": {"kind": "llvm", "mcpu": host_cpu()},
+            "host": {"kind": "llvm", "mcpu": llvm.host_cpu()},
         }
     )
 
@@ -146,7 +145,7 @@ def run_problem() -> str | None:
         return "no NVIDIA driver on this machine: TVM could not load its CUDA runtime"  # it needs libcuda.so.1
     if not tvm.cuda().exist:
         return "no NVIDIA GPU on this machine"
-    return None
+    return llvm.run_problem()  # the library's other half runs on the CPU
 
 
 def cuda_device() -> tvm.runtime.Device:

@@ -10,7 +10,9 @@ import platform
 from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
-from harness.targets.host import cpu_features, safe_cpu
+from harness.runtime.cpu import VECTOR_FEATURES, common_cpu, cpu_features
+from harness.runtime.loading import cpu_problem
+from harness.targets.compiling import required_cpu
 from harness.targets.linking import link_problem
 from harness.targets.target import Target
 from harness.threads import usable_cpus
@@ -43,6 +45,21 @@ def host_cpu() -> str:
     return safe_cpu(name, frozenset(promised), cpu_features())
 
 
+def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str] | None) -> str:
+    """The CPU name to compile for: `name`, unless it promises vector instructions that the machine does not show.
+
+    A hypervisor may hide instruction sets of the processor that it names; code that used them would die of SIGILL.
+
+    Args:
+        name: LLVM's name of the host processor.
+        promised: Features that LLVM connects with that name.
+        present: Features that the operating system shows; None if it does not tell.
+    """
+    if present is None or promised.intersection(VECTOR_FEATURES) <= present:
+        return name
+    return common_cpu(present)
+
+
 def llvm_target() -> tvm.target.Target:
     """TVM's target for `host_cpu()`, with the number of CPUs that this process may use."""
     import tvm
@@ -67,8 +84,11 @@ def compile_problem() -> str | None:
 
 
 def run_problem() -> str | None:
-    """None: every machine that runs TVM can run code for its CPU."""
-    return None
+    """Why this machine cannot run code for `host_cpu()`, or None: another CPU was named that has more than this one."""
+    import tvm
+
+    problem = cpu_problem(*required_cpu(tvm.target.Target({"kind": "llvm", "mcpu": host_cpu()})))
+    return problem and f"code {problem}: unset {MCPU_VARIABLE}"
 
 
 def cpu_device() -> tvm.runtime.Device:

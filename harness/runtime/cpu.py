@@ -1,0 +1,194 @@
+"""The processor of this machine: its name, and which instruction sets it has, in LLVM's spelling."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+VECTOR_FEATURES = (
+    "popcnt",
+    "lzcnt",
+    "movbe",
+    "sse3",
+    "ssse3",
+    "sse4.1",
+    "sse4.2",
+    "sse4a",
+    "avx",
+    "f16c",
+    "fma",
+    "fma4",
+    "xop",
+    "tbm",
+    "bmi",
+    "bmi2",
+    "avx2",
+    "avxvnni",
+    "avxvnniint8",
+    "avxvnniint16",
+    "avxifma",
+    "gfni",
+    "avx512f",
+    "avx512cd",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
+    "avx512ifma",
+    "avx512vbmi",
+    "avx512vbmi2",
+    "avx512vnni",
+    "avx512bitalg",
+    "avx512vpopcntdq",
+    "avx512bf16",
+    "avx512fp16",
+    "egpr",
+    "neon",
+    "fp-armv8",
+    "fullfp16",
+    "fp16fml",
+    "lse",
+    "rdm",
+    "dotprod",
+    "bf16",
+    "i8mm",
+    "complxnum",
+    "sha3",
+    "sve",
+    "sve2",
+    "cssc",
+    "mops",
+)
+"""What LLVM may use by itself in compiled loops; a CPU name must not promise more of these than the machine has.
+
+What only intrinsics use (AMX tiles, AES) is left out: no kernel needs it, and hypervisors often hide it.
+"""
+
+# The levels of the x86-64 ABI, best first, with the features that each adds to the next.
+X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("x86-64-v4", frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})),
+    ("x86-64-v3", frozenset({"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"})),
+    ("x86-64-v2", frozenset({"cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"})),
+    ("x86-64", frozenset()),
+)
+
+# Linux names (arch/x86/include/asm/cpufeatures.h) that LLVM spells otherwise; the rest are equal without "_".
+_LINUX_X86 = {
+    "sse4_1": "sse4.1",
+    "sse4_2": "sse4.2",
+    "pni": "sse3",
+    "abm": "lzcnt",
+    "bmi1": "bmi",
+    "apx": "egpr",
+}
+# Linux names (Documentation/arch/arm64/elf_hwcaps.rst) that LLVM spells otherwise.
+_LINUX_ARM = {
+    "fp": "fp-armv8",
+    "asimd": "neon",
+    "asimdhp": "fullfp16",
+    "asimdfhm": "fp16fml",
+    "atomics": "lse",
+    "asimdrdm": "rdm",
+    "asimddp": "dotprod",
+    "fcma": "complxnum",
+}
+# What macOS lists below machdep.cpu on Intel, in lower case, that LLVM spells otherwise.
+_MACOS_X86 = {"avx1.0": "avx", "bmi1": "bmi"}
+# What macOS lists below hw.optional.arm, where 0 means that the processor lacks it.
+_MACOS_ARM = {
+    "FEAT_FP16": "fullfp16",
+    "FEAT_FHM": "fp16fml",
+    "FEAT_LSE": "lse",
+    "FEAT_RDM": "rdm",
+    "FEAT_DotProd": "dotprod",
+    "FEAT_BF16": "bf16",
+    "FEAT_I8MM": "i8mm",
+    "FEAT_FCMA": "complxnum",
+    "FEAT_SHA3": "sha3",
+    "FEAT_CSSC": "cssc",
+}
+
+
+def cpu_model() -> str:
+    """Name of the processor as its vendor writes it, or the architecture where it is not to be found."""
+    name = _cpuinfo(_text(Path("/proc/cpuinfo"))).get("model name") or _sysctl("-n", "machdep.cpu.brand_string")
+    return name or platform.processor() or platform.machine()
+
+
+def architecture() -> str:
+    """`x86_64`, `aarch64` or whatever else this process runs on, the same on every system."""
+    return normalized(platform.machine())
+
+
+def normalized(machine: str) -> str:
+    """The one name of an architecture that systems and compilers call by several."""
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
+
+
+def cpu_features() -> frozenset[str] | None:
+    """Features of this machine's processor in LLVM's spelling; None where the system does not tell."""
+    if platform.system() == "Darwin":
+        return features_of_macos(_sysctl("hw.optional", "machdep.cpu"))
+    return features_of_linux(_text(Path("/proc/cpuinfo")))
+
+
+def features_of_linux(cpuinfo: str) -> frozenset[str] | None:
+    """The features that `/proc/cpuinfo` lists; None if it lists none."""
+    first = _cpuinfo(cpuinfo)
+    if "flags" in first:
+        return frozenset(_LINUX_X86.get(flag, flag.replace("_", "")) for flag in first["flags"].split())
+    if "Features" in first:
+        return frozenset(_LINUX_ARM.get(name, name) for name in first["Features"].split())
+    return None
+
+
+def features_of_macos(listing: str) -> frozenset[str] | None:
+    """The features in what `sysctl hw.optional machdep.cpu` prints; None if there are none.
+
+    Apple names the features of its own processors one by one, more with each release: one that is not listed is not
+    known to be absent.
+    """
+    values = dict(re.findall(r"^([\w.]+): (.*)$", listing, re.M))
+    keys = ("machdep.cpu.features", "machdep.cpu.leaf7_features", "machdep.cpu.extfeatures")
+    intel = [name for key in keys for name in values.get(key, "").lower().split()]
+    if intel:
+        return frozenset(_MACOS_X86.get(name, name) for name in intel)
+    told = {name: values.get(f"hw.optional.arm.{name}") for name in _MACOS_ARM}
+    if not any(told.values()):
+        return None
+    return frozenset({"neon", "fp-armv8", *(_MACOS_ARM[name] for name, value in told.items() if value != "0")})
+
+
+def x86_level(features: frozenset[str]) -> str:
+    """The highest level of the x86-64 ABI that `features` (LLVM's spelling) fulfil."""
+    for index, (level, _) in enumerate(X86_LEVELS):
+        if all(needed <= features for _, needed in X86_LEVELS[index:]):
+            return level
+    return "x86-64"
+
+
+def common_cpu(features: frozenset[str]) -> str:
+    """LLVM's name of a CPU that has no more than `features` (LLVM's spelling)."""
+    return "generic" if "neon" in features else x86_level(features)
+
+
+def _cpuinfo(text: str) -> Mapping[str, str]:
+    """The first processor of `/proc/cpuinfo`."""
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _sysctl(*arguments: str) -> str:
+    if platform.system() != "Darwin":
+        return ""
+    answer = subprocess.run(["/usr/sbin/sysctl", *arguments], capture_output=True, text=True, check=False)
+    return answer.stdout.strip()

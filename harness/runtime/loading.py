@@ -1,0 +1,127 @@
+"""Loading a compiled library, or saying in one sentence why this machine cannot run it.
+
+A processor that meets an instruction it lacks kills the process with SIGILL; the dynamic loader reports a library of
+another architecture as a file that is not there, and dies of SIGBUS where a file is cut off. So the file's header is
+read before it is loaded, and the library says itself what its code needs: `harness.targets.compiling` puts a function
+into it that only returns text.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.runtime.cpu import architecture, common_cpu, cpu_features, cpu_model
+
+if TYPE_CHECKING:
+    import tvm
+
+REQUIRED_CPU = "required_cpu"
+"""The function of a library that returns the CPU it was compiled for, then the features of it that its code may use.
+
+One line, separated by spaces, in LLVM's spelling; it runs in TVM's virtual machine, not on compiled code.
+"""
+
+_ELF_MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+"""`e_machine` of the ELF header (System V ABI)."""
+_MACH_O_CPUS = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
+"""`cputype` of a 64-bit Mach-O header (mach/machine.h)."""
+_SYSTEMS = {"Darwin": "macOS"}
+_HEADER_BYTES = 64
+"""Of an ELF header; a Mach-O header is shorter."""
+
+
+class LoadError(Exception):
+    """A library that this machine cannot run, told in one sentence: which, why, and what to do."""
+
+
+def load_library(library: Path, device: tvm.runtime.Device) -> Any:
+    """TVM's virtual machine with a library that is known to run here.
+
+    Args:
+        library: Written by `harness.targets.compiling.compile_module`.
+        device: Where to run.
+
+    Raises:
+        LoadError: There is no such library, or its code is not for this machine.
+    """
+    import tvm
+    from tvm import relax
+
+    problem = header_problem(library)
+    if problem:
+        raise LoadError(problem)
+    try:
+        module = tvm.runtime.load_module(str(library))
+    except Exception as error:
+        reason = str(error).splitlines()[0].rpartition(f"{library}: ")[2]
+        raise LoadError(f"{library} cannot be loaded ({reason}): compile it again") from error
+    machine = relax.VirtualMachine(module, device)
+    if machine.module.implements_function(REQUIRED_CPU):
+        compiled_for, *required = str(machine[REQUIRED_CPU]()).split()
+        problem = cpu_problem(compiled_for, required)
+        if problem:
+            here = common_cpu(cpu_features() or frozenset())
+            raise LoadError(f"{library} was {problem}: compile it on this machine, or with SAM3_TVM_MCPU={here}")
+    return machine
+
+
+def cpu_problem(compiled_for: str, required: list[str]) -> str | None:
+    """Why this machine's processor cannot run code compiled for another one, or None; also where that is not known.
+
+    Args:
+        compiled_for: LLVM's name of that CPU.
+        required: The features of it that the code may use, in LLVM's spelling.
+    """
+    present = cpu_features()
+    missing = [] if present is None else [feature for feature in required if feature not in present]
+    if present is None or not missing:
+        return None
+    return f"compiled for {compiled_for}, whose {', '.join(missing)} this machine's {cpu_model()} lacks"
+
+
+def header_problem(library: Path) -> str | None:
+    """Why this system cannot load the file as a library, from its first bytes; None if they are in order."""
+    try:
+        with library.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+            size = file.seek(0, os.SEEK_END)
+    except OSError as error:
+        return f"{library} cannot be read ({error.strerror}): give the library that was compiled"
+    found = _origin(header)
+    if found is None:
+        return f"{library} is not a compiled library: give the file that was compiled for this machine"
+    if size < _least_size(header):
+        return f"{library} is cut off: compile it again"
+    here = (_SYSTEMS.get(platform.system(), platform.system()), architecture())
+    if found == here:
+        return None
+    return (
+        f"{library} was compiled for {found[0]} on {found[1]}, this is {here[0]} on {here[1]}: "
+        "compile it on this machine"
+    )
+
+
+def _origin(header: bytes) -> tuple[str, str] | None:
+    """System and architecture of a shared library; None if it is none."""
+    if len(header) < _HEADER_BYTES:
+        return None
+    if header[:4] == b"\x7fELF":
+        (machine,) = struct.unpack_from("<H" if header[5] == 1 else ">H", header, 18)
+        return "Linux", _ELF_MACHINES.get(machine, f"architecture {machine}")
+    if header[:4] == b"\xcf\xfa\xed\xfe":
+        (cpu,) = struct.unpack_from("<I", header, 4)
+        return "macOS", _MACH_O_CPUS.get(cpu, f"architecture {cpu:#x}")
+    return None
+
+
+def _least_size(header: bytes) -> int:
+    """Where the table of sections ends, which linkers write last; 0 if the header does not tell."""
+    if header[:6] != b"\x7fELF\2\1":
+        return 0
+    (table,) = struct.unpack_from("<Q", header, 40)
+    size, count = struct.unpack_from("<HH", header, 58)
+    return int(table + size * count)
