@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 import mpmath
 import numpy as np
@@ -13,10 +14,14 @@ import torch
 import tvm
 from tvm import relax
 
-from conformance.operators import compiled, normal, rms
+from conformance.operators import compiled, module_of, normal, rms
+from harness.schedules.cpu import cpu_pipeline
 
 FUNCTIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
     "exp": relax.op.exp,
+    "log": relax.op.log,
+    "sin": relax.op.sin,
+    "cos": relax.op.cos,
     "erf": relax.op.erf,
     "sigmoid": relax.op.sigmoid,
     "silu": relax.op.nn.silu,
@@ -24,13 +29,20 @@ FUNCTIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
 }
 ORACLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "exp": torch.exp,
+    "log": torch.log,
+    "sin": torch.sin,
+    "cos": torch.cos,
     "erf": torch.erf,
     "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "gelu": lambda x: 0.5 * x * torch.special.erfc(-x / math.sqrt(2)),
 }
+LARGEST = float(np.finfo(np.float32).max)
 BOUNDS = [
     ("exp", -math.inf, math.inf, 1.0),
+    ("log", 0.0, math.inf, 0.9),
+    ("sin", -LARGEST, LARGEST, 0.51),
+    ("cos", -LARGEST, LARGEST, 0.51),
     ("erf", -math.inf, math.inf, 2.0),
     ("sigmoid", -88.0, math.inf, 3.0),
     ("silu", -88.0, math.inf, 3.0),
@@ -50,13 +62,41 @@ def every_value() -> np.ndarray:
     return np.ascontiguousarray(values[: len(values) // 4096 * 4096])
 
 
-@cache
-def results(name: str, generic: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(compiled, fp64) at `every_value`."""
+@lru_cache(maxsize=1)
+def exact_results(name: str) -> np.ndarray:
+    """fp64 at `every_value`."""
+    return ORACLES[name](torch.from_numpy(every_value()).double()).numpy()
+
+
+@lru_cache(maxsize=2)
+def results(name: str, generic: bool) -> np.ndarray:
+    """What the compiled function gives at `every_value`."""
     x = every_value()
     target = tvm.target.Target({"kind": "llvm"}) if generic else None
-    actual = compiled(FUNCTIONS[name], [x.shape], target=target)(x)
-    return actual, ORACLES[name](torch.from_numpy(x).double()).numpy()
+    return compiled(FUNCTIONS[name], [x.shape], target=target)(x)
+
+
+@cache
+def near_multiples_of_half_pi() -> np.ndarray:
+    """For every exponent of fp32 the numbers closest to multiples of π/2, closest of all 1.6e-9 of one.
+
+    With m·2ᵉ·2/π near an integer, m is the denominator of a convergent of the continued fraction of 2ᵉ·2/π.
+    """
+    values = []
+    with mpmath.workprec(400):
+        for exponent in range(-24, 105):
+            rest = mpmath.ldexp(2 / mpmath.pi, exponent)
+            previous, denominator = 1, 0
+            while True:
+                whole = int(mpmath.floor(rest))
+                previous, denominator = denominator, whole * denominator + previous
+                if denominator >= 2**24:
+                    break
+                if denominator > 0:
+                    values.append(math.ldexp(denominator, exponent))
+                rest = 1 / (rest - whole)
+    positive = np.unique(np.array(values).astype(np.float32))
+    return np.concatenate([positive, -positive])
 
 
 def ulps(actual: np.ndarray, exact: np.ndarray) -> np.ndarray:
@@ -73,7 +113,7 @@ def ulps(actual: np.ndarray, exact: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("name", "low", "high", "bound"), BOUNDS)
 def test_error_stays_within_the_stated_bound(name: str, low: float, high: float, bound: float, generic: bool) -> None:
     x = every_value()
-    actual, exact = results(name, generic)
+    actual, exact = results(name, generic), exact_results(name)
     inside = (x >= low) & (x <= high)
     assert inside.sum() > 1_000_000
     errors = ulps(actual[inside], exact[inside])
@@ -87,12 +127,19 @@ def test_error_stays_within_the_stated_bound(name: str, low: float, high: float,
 def test_oracle_agrees_with_fifty_digits(name: str) -> None:
     exact: dict[str, Callable[[mpmath.mpf], mpmath.mpf]] = {
         "exp": mpmath.exp,
+        "log": mpmath.log,
+        "sin": mpmath.sin,
+        "cos": mpmath.cos,
         "erf": mpmath.erf,
         "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
         "silu": lambda x: x / (1 + mpmath.exp(-x)),
         "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
     }
     x = normal((200,), seed=1, scale=5.0)
+    if name == "log":
+        x = np.abs(x)
+    elif name in ("sin", "cos"):
+        x = np.concatenate([x * np.float32(10.0**n) for n in (0, 6, 18, 36)])
     with mpmath.workdps(50):
         want = np.array([float(exact[name](mpmath.mpf(float(v)))) for v in x])
     got = ORACLES[name](torch.from_numpy(x).double()).numpy()
@@ -111,6 +158,63 @@ def test_special_values() -> None:
     np.testing.assert_array_equal(run("sigmoid")[:4], np.array([1, 0, np.nan, 0.5], np.float32))
     np.testing.assert_array_equal(run("silu")[:4], np.array([np.inf, np.nan, np.nan, 0], np.float32))
     np.testing.assert_array_equal(run("gelu")[:4], np.array([np.inf, 0, np.nan, 0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("log", [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, -1e-45, -LARGEST]),
+        ("sin", [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, -1e-45, 1e-20]),
+        ("cos", [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, -1e-20]),
+    ],
+)
+def test_special_values_are_those_of_pytorch(name: str, values: list[float]) -> None:
+    x = np.resize(np.array(values, np.float32), 4096)
+    got = compiled(FUNCTIONS[name], [x.shape])(x)
+    want = ORACLES[name](torch.from_numpy(x)).numpy()
+    np.testing.assert_array_equal(got, want)
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(want[numbers]))
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["this-cpu", "any-cpu"])
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_arguments_next_to_multiples_of_half_pi(name: str, generic: bool) -> None:
+    x = near_multiples_of_half_pi()
+    target = tvm.target.Target({"kind": "llvm"}) if generic else None
+    with mpmath.workprec(300):
+        exact = np.array([float(getattr(mpmath, name)(mpmath.mpf(float(v)))) for v in x])
+    assert 1e-9 < np.abs(exact).min() < 1e-7
+    assert ulps(compiled(FUNCTIONS[name], [x.shape], target=target)(x), exact).max() <= 0.51
+
+
+@pytest.mark.parametrize(
+    ("target", "call", "vector"),
+    [
+        ({"mcpu": "x86-64-v3"}, r"call\w*\s+(\w+)", r"vfn?m(add|sub)\w+p[sd]\s.*%ymm"),
+        (
+            {"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
+            r"\bbl\s+(\w+)",
+            r"fml[as](\.2d|\.4s|\s+v\d+\.(2d|4s))",
+        ),
+    ],
+    ids=["x86-64-v3", "aarch64"],
+)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiles_to_vector_instructions_without_calls(
+    name: str, target: dict[str, str], call: str, vector: str
+) -> None:
+    machine = tvm.target.Target({"kind": "llvm", **target})
+    library = {"expf", "logf", "sinf", "cosf", "erff"}
+
+    def assembly(pipeline: tvm.transform.Pass | str) -> str:
+        executable = relax.build(module_of(FUNCTIONS[name], [(4096,)]), machine, relax_pipeline=pipeline)
+        return executable.mod.imports[0].inspect_source("asm")
+
+    ours = assembly(cpu_pipeline(machine))
+    assert not library & set(re.findall(call, ours))
+    assert re.search(vector, ours)
+    assert library & set(re.findall(call, assembly("default"))), "TVM's own lowering needs no replacement any more"
 
 
 def test_exp_keeps_subnormal_results() -> None:

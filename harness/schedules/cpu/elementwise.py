@@ -469,10 +469,13 @@ def _power(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
 
 LEGALIZE: dict[str, Legalize] = {
     "relax.exp": _unary(elementary.exp, "exp"),
+    "relax.log": _unary(elementary.log, "log"),
+    "relax.sin": _unary(elementary.sin, "sin"),
+    "relax.cos": _unary(elementary.cos, "cos"),
     "relax.erf": _unary(elementary.erf, "erf"),
     "relax.sigmoid": _unary(elementary.sigmoid, "sigmoid"),
     "relax.nn.gelu": _unary(elementary.gelu, "gelu"),
     "relax.nn.silu": _unary(elementary.silu, "silu"),
     "relax.power": _power,
 }
-"""Legalizations of fp32 elementary functions, by operator; logarithms, sin, cos stay TVM's: accurate and not hot."""
+"""Legalizations of fp32 elementary functions, by operator."""

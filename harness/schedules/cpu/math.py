@@ -1,15 +1,15 @@
 """Elementary functions in fp32 as plain TIR arithmetic, so that LLVM vectorizes them.
 
 TVM lowers `tirx.exp`, `tirx.erf` and others to calls of the C library, one scalar at a time. The functions here take
-and return a float32 expression and use only additions, products, `fma`, selects, shifts and bit casts: everything
-that both TVM's `VectorizeLoop` and LLVM's loop vectorizer turn into vector code. The same source serves loops of any
-instruction set; `fma` falls back to a product and a sum where the machine has none, and the reductions are exact
-either way.
+and return a float32 expression and use only additions, products, `fma`, selects, shifts, casts and bit casts:
+everything that both TVM's `VectorizeLoop` and LLVM's loop vectorizer turn into vector code. The same source serves
+loops of any instruction set; `fma` falls back to a product and a sum where the machine has none, and the reductions
+are exact either way. `sin` and `cos` compute in fp64, in vectors of half as many elements.
 
 Every polynomial is a weighted minimax fit, made for this file by a Remez exchange in 50 digits and then rounded to
-fp32; the weight is that of the relative error of the final result. Bounds in the docstrings are in units in the last
-place (ULP) of the correctly rounded result, measured against float64 over the whole range of fp32 by
-`conformance/test_cpu_math.py`, with and without fma.
+the type that it is evaluated in; the weight is that of the relative error of the final result. Bounds in the
+docstrings are in units in the last place (ULP) of the correctly rounded result, measured against float64 over the
+whole range of fp32 by `conformance/test_cpu_math.py`, with and without fma.
 
 Intermediate values are bound with `Let`, since TIR has no shared subexpressions: without it a polynomial in x would
 copy x's expression once per coefficient.
@@ -17,6 +17,7 @@ copy x's expression once per coefficient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,36 @@ _LN2_LOW = -2.12194442e-4
 _EXP = (0.49999994, 0.166665152, 0.041668456, 0.00836941879, 0.00138131483)
 """(eʳ - 1 - r)/r² on |r| ≤ 0.35; relative error 2⁻²⁸ of eʳ."""
 
+_SMALLEST_NORMAL = 2.0**-126
+_LARGEST = (2.0 - 2.0**-23) * 2.0**127
+_INFINITY_BITS = 0x7F800000
+_NAN_BITS = 0x7FC00000
+_SQRT_HALF_BITS = 0x3F3504F3
+_FRACTION_MASK = 0x007FFFFF
+_LOG = (
+    *(0.33333313, -0.2500001, 0.2000212, -0.16667996, 0.1421952),
+    *(-0.12405544, 0.11888377, -0.11676052, 0.06746637),
+)
+"""(ln(1 + f) - f + f²/2)/f³ on √½ ≤ 1 + f ≤ √2; relative error 2⁻²⁸ of the logarithm."""
+
+_F64_SHIFTER = 6755399441055744.0
+"""1.5·2⁵²: like `_SHIFTER`, for a double below 2⁵¹."""
+_TWO_OVER_PI = (
+    (math.inf, ("0x1.abe8fa9p-79", "0x1.4ddc0dbp-108", "0x1.8a5664f10e410p-138")),
+    (2.0**103, ("0x1.4a7f09cp-54", "0x1.5f47d4dp-82", "0x1.bb81b6c52b328p-113")),
+    (2.0**77, ("0x1.727220ap-27", "0x1.29fc275p-56", "0x1.f47d4d377036ep-86")),
+    (2.0**51, ("0x1.45f306dp-1", "0x1.9391054p-30", "0x1.4fe13abe8fa9ap-59")),
+)
+"""2/π in parts of 29, 29 and 53 bits, for magnitudes below a limit, without the bits that count whole turns.
+
+An fp32 number of at least 2ᵃ is a multiple of 2ᵃ⁻²³, so bits of 2/π with the weight 2²⁵⁻ᵃ or more contribute multiples
+of 4 quarter turns. What is left times a number below 2ᵃ⁺²⁶ stays below 2⁵¹, where `_F64_SHIFTER` works, and its
+products with the first two parts are exact in fp64."""
+_SIN = (1.5707963267861704, -0.6459640958599194, 0.07969257621859019, -0.0046812198777943246, 0.00015810445682646118)
+"""sin(πf/2)/f in f² on |f| ≤ 0.51, in fp64; relative error 2⁻³⁷."""
+_COS = (0.9999999999311874, -1.2337005376966796, 0.2536691406141516, -0.020859638720548523, 0.0009027131961893494)
+"""cos(πf/2) in f² on |f| ≤ 0.51, in fp64; relative error 2⁻³³·⁷."""
+
 _ERF_SMALL_LIMIT = 0.875
 _ERF_ONE = 4.0
 """From 3.92 on erf rounds to 1."""
@@ -62,6 +93,10 @@ def _f32(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
+def _f64(value: float) -> Expr:
+    return tirx.const(value, "float64")
+
+
 def _i32(value: int) -> Expr:
     return tirx.const(value, "int32")
 
@@ -78,6 +113,25 @@ def _let(value: Expr, body: Callable[[Expr], Expr], name: str = "t") -> Expr:
     return tirx.Let(variable, value, body(variable))
 
 
+class _Bindings:
+    """Values bound to names one after the other: `around` puts an expression that uses them into their `Let`s."""
+
+    def __init__(self) -> None:
+        self._bound: list[tuple[tirx.Var, Expr]] = []
+
+    def __call__(self, value: Expr, name: str) -> Expr:
+        if isinstance(value, tirx.Var):
+            return value
+        variable = tirx.Var(name, value.ty)
+        self._bound.append((variable, value))
+        return variable
+
+    def around(self, body: Expr) -> Expr:
+        for variable, value in reversed(self._bound):
+            body = tirx.Let(variable, value, body)
+        return body
+
+
 def _bits(x: Expr) -> Expr:
     return tirx.reinterpret("int32", x)
 
@@ -86,11 +140,11 @@ def _from_bits(x: Expr) -> Expr:
     return tirx.reinterpret("float32", x)
 
 
-def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
+def _polynomial(x: Expr, coefficients: tuple[float, ...], constant: Callable[[float], Expr] = _f32) -> Expr:
     """Horner's scheme; the first coefficient is the constant one."""
-    result = _f32(coefficients[-1])
+    result = constant(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        result = _fma(result, x, _f32(coefficient))
+        result = _fma(result, x, constant(coefficient))
     return result
 
 
@@ -138,6 +192,87 @@ def exp(x: Expr) -> Expr:
     exp(-inf) = 0, exp(inf) = inf, exp(NaN) = NaN; overflow gives inf, underflow subnormals and then 0.
     """
     return _let(x, lambda x: _let(_clamp(x, _EXP_SMALLEST, _EXP_LARGEST), _exp_reduced, "clamped"), "x")
+
+
+def log(x: Expr) -> Expr:
+    """The natural logarithm within 0.9 ULP, of subnormal numbers too.
+
+    log(±0) = -inf, log(inf) = inf, log(NaN) = NaN; NaN for negative numbers.
+    """
+    let = _Bindings()
+    x = let(x, "x")
+    subnormal = x < _f32(_SMALLEST_NORMAL)
+    normal = let(tirx.Select(subnormal, x * _f32(2.0**23), x), "normal")
+    # normal = 2ᵏ·m with m from √½ to √2; the subtraction carries into the exponent where the fraction is above √2.
+    offset = let(_bits(normal) - _i32(_SQRT_HALF_BITS), "offset")
+    m = _from_bits(tirx.bitwise_and(offset, _i32(_FRACTION_MASK)) + _i32(_SQRT_HALF_BITS))
+    f = let(m - _f32(1.0), "f")
+    exponent = tirx.shift_right(offset, _i32(23)) - tirx.Select(subnormal, _i32(23), _i32(0))
+    k = let(exponent.astype("float32"), "k")
+    # high + f is split into its rounding and the error of that, since |high| is 0 or above |f|; high is exact.
+    high = let(k * _f32(_LN2_HIGH), "high")
+    total = let(high + f, "total")
+    rest = (high - total) + f
+    tail = f * f * _fma(f, _polynomial(f, _LOG), _f32(-0.5))
+    result = total + (rest + _fma(k, _f32(_LN2_LOW), tail))
+    outside = tirx.Select(x == _f32(0.0), _from_bits(_i32(_INFINITY_BITS - 2**31)), _from_bits(_i32(_NAN_BITS)))
+    finite = tirx.Select(x > _f32(_LARGEST), x, result)
+    return let.around(tirx.Select(x > _f32(0.0), finite, outside))
+
+
+def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
+    """(f, q) with x = (f + q)·π/2 up to whole turns: f a float64 within ±0.51, NaN for ±inf; q an int32.
+
+    The error of f is below 2⁻⁵⁷ + 2⁻⁵²·|f|, and without the first term while |x| < π/4. From there on no fp32 number is
+    closer than 2⁻³⁰ to a multiple of π/2.
+    """
+
+    def part(n: int) -> Expr:
+        result = _f64(float.fromhex(_TWO_OVER_PI[0][1][n]))
+        for limit, parts in _TWO_OVER_PI[1:]:
+            result = tirx.Select(tirx.abs(x) < _f32(limit), _f64(float.fromhex(parts[n])), result)
+        return result
+
+    def split(value: Expr) -> tuple[Expr, Expr]:
+        """The nearest integer, once in its low bits and once as a number."""
+        shifted = let(value + _f64(_F64_SHIFTER), "shifted")
+        return tirx.reinterpret("int64", shifted), let(shifted - _f64(_F64_SHIFTER), "integer")
+
+    wide = let(x.astype("float64"), "wide")
+    high, middle = let(wide * part(0), "high"), let(wide * part(1), "middle")
+    high_bits, high_integer = split(high)
+    middle_bits, middle_integer = split(middle)
+    high_rest, middle_rest = let(high - high_integer, "rest"), let(middle - middle_integer, "rest")
+    sum_bits, sum_integer = split(high_rest + middle_rest)
+    # Exact up to here; the differences are formed first, so that the one rounding is relative to what they leave.
+    f = let(_fma(wide, part(2), (high_rest - sum_integer) + middle_rest), "f")
+    return f, let((high_bits + middle_bits + sum_bits).astype("int32"), "quarters")
+
+
+def _sine(x: Expr, quarters: int) -> Expr:
+    """sin(x + quarters·π/2)."""
+    let = _Bindings()
+    x = let(x, "x")
+    f, q = _quarter_turns(let, x)
+    q = let(q + _i32(quarters), "quadrant") if quarters else q
+    square = let(f * f, "square")
+    sine = let(_bits((f * _polynomial(square, _SIN, _f64)).astype("float32")), "sine")
+    cosine = _bits(_polynomial(square, _COS, _f64).astype("float32"))
+    # The cosine in odd quadrants, the sign changed in the last two; by masks, since TE widens integers of conditions.
+    odd = _i32(0) - tirx.bitwise_and(q, _i32(1))
+    magnitude = tirx.bitwise_xor(sine, tirx.bitwise_and(tirx.bitwise_xor(sine, cosine), odd))
+    sign = tirx.shift_left(tirx.bitwise_and(q, _i32(2)), _i32(30))
+    return let.around(_from_bits(tirx.bitwise_xor(magnitude, sign)))
+
+
+def sin(x: Expr) -> Expr:
+    """The sine within 0.51 ULP for all of fp32, the largest numbers included; ±0 for ±0, NaN for ±inf and NaN."""
+    return _sine(x, 0)
+
+
+def cos(x: Expr) -> Expr:
+    """The cosine within 0.51 ULP for all of fp32, the largest numbers included; NaN for ±inf and NaN."""
+    return _sine(x, 1)
 
 
 def sigmoid(x: Expr) -> Expr:
