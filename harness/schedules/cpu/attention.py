@@ -22,7 +22,16 @@ from tvm import ir, relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import math as elementary
-from harness.schedules.cpu.emit import Argument, accumulate, ceil_div, chunk_length, for_each_vector, fp32, prim_func
+from harness.schedules.cpu.emit import (
+    Argument,
+    ceil_div,
+    chunk_length,
+    for_each_vector,
+    fp32,
+    multiply,
+    multiply_panels,
+    prim_func,
+)
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.lowering import Context, Lowering, call, is_call, permutation, static_shape
 from harness.schedules.cpu.product import Read, pack_function
@@ -207,8 +216,10 @@ def _kernel(
                     value = T.Select(key <= first + j + attention.diagonal, value, fp32(-math.inf))
                 return value
 
+            panels = ceil_div(width, output.rows)
+            totals = T.alloc_buffer((max(panels, 1), output.size), "float32")
             with T.serial(0, ceil_div(count, scores.rows)) as panel:
-                tile = accumulate(scores, channels, lambda k, i: keys[m, panel, k, i], lambda k, j: block[k, j])
+                tile = _scores(scores, channels, lambda k, i: keys[m, panel, k, i], lambda k, j: block[k, j])
                 rows = scores.rows
                 if count % rows:
                     rows = T.min(rows, count - panel * rows)
@@ -216,7 +227,7 @@ def _kernel(
                     key = T.Bind(panel * scores.rows + i)
 
                     def score(j: Any, i: Any = i, key: Any = key, tile: Any = tile) -> None:
-                        T.buffer_store(strip, finish(key, j, tile[i * columns + j]), [key, j])
+                        T.buffer_store(strip, finish(key, j, tile(i * columns + j)), [key, j])
                         T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
 
                     for_each_vector(columns, lanes, score)
@@ -227,29 +238,50 @@ def _kernel(
                 T.buffer_store(highest, T.Select(tirx.EQ(highest[j], lowest), fp32(0.0), highest[j]), [j])
 
             for_each_vector(columns, lanes, unmask)
-            _exponentials(strip, highest, total, count, columns, lanes)
+            _fill(total, columns, lanes, 0.0)
 
-            with T.serial(0, ceil_div(width, output.rows)) as panel:
-                tile = accumulate(output, count, lambda k, i: values[m, panel, k, i], lambda k, j: strip[k, j])
+            def exponentials(first_key: Any, keys_here: Any) -> None:
+                """strip[key, j] = exp(strip[key, j] - highest[j]); total[j] += their sum over the keys of a chunk."""
+                partial = T.alloc_buffer((columns,), "float32", scope="local")
+                _fill(partial, columns, lanes, 0.0)
+                with T.serial(0, keys_here) as k:
+                    for start in range(0, columns, lanes):
+                        with T.vectorized(0, lanes) as j:
+                            at = [first_key + k, start + j]
+                            T.buffer_store(strip, elementary.exp(strip[tuple(at)] - highest[start + j]), at)
+                            T.buffer_store(partial, partial[start + j] + strip[tuple(at)], [start + j])
+                for_each_vector(columns, lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
+
+            multiply_panels(
+                output,
+                count,
+                panels,
+                lambda p, k, i: values[m, p, k, i],
+                lambda k, j: strip[k, j],
+                totals,
+                before=exponentials,
+            )
+            queries_left = columns if length % columns == 0 else T.min(columns, length - first)
+            with T.serial(0, panels) as panel:
 
                 def divide(i: Any) -> Callable[[Any], None]:
-                    def at(j: Any, tile: Any = tile) -> None:
+                    def at(j: Any) -> None:
                         here = i * columns + j
-                        quotient = tile[here] / total[j]
-                        T.buffer_store(tile, T.Select(tirx.EQ(total[j], fp32(0.0)), fp32(0.0), quotient), [here])
+                        quotient = totals[panel, here] / total[j]
+                        quotient = T.Select(tirx.EQ(total[j], fp32(0.0)), fp32(0.0), quotient)
+                        T.buffer_store(totals, quotient, [panel, here])
 
                     return at
 
                 with T.serial(0, output.rows) as i:
                     for_each_vector(columns, lanes, divide(i))
-                queries_left = columns if length % columns == 0 else T.min(columns, length - first)
                 rows = output.rows
                 if width % rows:
                     rows = T.min(rows, width - panel * rows)
                 with T.serial(0, queries_left) as j, T.serial(0, rows) as i:
                     index = (b, first + j, h, panel * output.rows + i)
                     stored = [index[attention.result.index(d)] for d in range(4)]
-                    T.buffer_store(result, tile[i * columns + j], stored)
+                    T.buffer_store(result, totals[panel, i * columns + j], stored)
 
     arguments = [Argument("query", query.shape), Argument("keys", keys_shape), Argument("values", values_shape)]
     if attention.bias is not None:
@@ -262,24 +294,13 @@ def _fill(buffer: tirx.Buffer, count: int, lanes: int, value: float) -> None:
     for_each_vector(count, lanes, lambda j: T.buffer_store(buffer, fp32(value), [j]))
 
 
-def _exponentials(
-    strip: tirx.Buffer, highest: tirx.Buffer, total: tirx.Buffer, count: int, columns: int, lanes: int
-) -> None:
-    """strip[key, j] = exp(strip[key, j] - highest[j]) and total[j] = their sum over keys, in two levels."""
-    partial = T.alloc_buffer((columns,), "float32", scope="local")
-    chunk = chunk_length(count)
-    chunks = ceil_div(count, chunk)
-    _fill(total, columns, lanes, 0.0)
-    with T.serial(0, chunks) as c:
-        _fill(partial, columns, lanes, 0.0)
-        with T.serial(0, chunk if count % chunk == 0 else T.min(chunk, count - c * chunk)) as k:
-            key = c * chunk + k
-
-            def step(j: Any) -> None:
-                T.buffer_store(strip, elementary.exp(strip[key, j] - highest[j]), [key, j])
-                T.buffer_store(partial, partial[j] + strip[key, j], [j])
-
-            for start in range(0, columns, lanes):
-                with T.vectorized(0, lanes) as j:
-                    step(start + j)
-        for_each_vector(columns, lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
+def _scores(
+    tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
+) -> Callable[[Any], Any]:
+    """Emits one register tile of scores; returns what reads an element of it."""
+    if chunk_length(depth) >= depth:
+        partial = multiply(tile, 0, depth, left, right)
+        return lambda at: partial[at]
+    totals = T.alloc_buffer((1, tile.size), "float32")
+    multiply_panels(tile, depth, 1, lambda p, k, i: left(k, i), right, totals)
+    return lambda at: totals[0, at]

@@ -183,40 +183,48 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
     """Packs the columns of one panel of output pixels; padding reads as zero, the last pixel is repeated."""
     height, width = window.image[2:]
     (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
-    planes = view(image, window.image[0] * window.groups, window.channels, height, width)
+    matrices = window.image[0] * window.groups
+    planes = view(image, matrices, window.channels, height, width)
+    flat = view(image, matrices, window.channels, height * width)
+    # Then a panel of neighbouring pixels reads neighbouring pixels, across the ends of lines too.
+    keeps_lines = window.strides == (1, 1) and out_width == width
 
     def pack(workspace: tirx.Buffer, slot: Any, b: Any, first: Any) -> None:
         tops = T.alloc_buffer((tile.columns,), "int32", scope="local")
         lefts = T.alloc_buffer((tile.columns,), "int32", scope="local")
+        inside = T.alloc_buffer((math.prod(window.kernel), tile.columns), "int32")
         with T.serial(0, tile.columns) as j:
             pixel = T.Bind(T.min(first + j, window.pixels - 1))
             T.buffer_store(tops, pixel // out_width * window.strides[0] - window.padding[0], [j])
             T.buffer_store(lefts, pixel % out_width * window.strides[1] - window.padding[1], [j])
-        one_line = T.Bind(lefts[tile.columns - 1] - lefts[0] == tile.columns - 1)
+        with T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx, T.serial(0, tile.columns) as j:
+            y, x = tops[j] + ky * window.dilation[0], lefts[j] + kx * window.dilation[1]
+            within = tirx.all(y >= 0, y < height, x >= 0, x < width)
+            T.buffer_store(inside, tirx.Cast("int32", within), [ky * kernel_width + kx, j])
         with T.serial(0, window.channels) as c, T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx:
-            k = T.Bind((c * kernel_height + ky) * kernel_width + kx)
+            place = T.Bind(ky * kernel_width + kx)
+            k = T.Bind(c * math.prod(window.kernel) + place)
             down, right = T.Bind(ky * window.dilation[0]), T.Bind(kx * window.dilation[1])
 
             def element() -> None:
                 with T.serial(0, tile.columns) as j:
-                    y, x = tops[j] + down, lefts[j] + right
-                    inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
-                    T.buffer_store(workspace, T.if_then_else(inside, planes[b, c, y, x], fp32(0.0)), [slot, k, j])
+                    value = planes[b, c, tops[j] + down, lefts[j] + right]
+                    T.buffer_store(workspace, T.if_then_else(inside[place, j] != 0, value, fp32(0.0)), [slot, k, j])
 
-            def line(y: Any, x: Any) -> None:
-                for_each_vector(
-                    tile.columns,
-                    tile.lanes,
-                    lambda j: T.buffer_store(workspace, planes[b, c, y, x + j], [slot, k, j]),
-                )
+            def line(start: Any) -> None:
+                def copy(j: Any) -> None:
+                    value = T.Select(inside[place, j] != 0, flat[b, c, start + j], fp32(0.0))
+                    T.buffer_store(workspace, value, [slot, k, j])
 
-            if window.strides[1] != 1:
+                for_each_vector(tile.columns, tile.lanes, copy)
+
+            if not keeps_lines:
                 element()
             else:
-                y, x = T.Bind(tops[0] + down), T.Bind(lefts[0] + right)
-                with T.If(tirx.all(one_line, y >= 0, y < height, x >= 0, x + tile.columns <= width)):
+                start = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
+                with T.If(tirx.all(start >= 0, start + tile.columns <= height * width)):
                     with T.Then():
-                        line(y, x)
+                        line(start)
                     with T.Else():
                         element()
 

@@ -17,6 +17,8 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.tile import Tile
 
+_SHORTEST = 64
+"""Terms of a sum that one register accumulates at least, if there are as many."""
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
 
@@ -25,9 +27,9 @@ def chunk_length(terms: int) -> int:
     """Terms that one register accumulates before their sum is added to a second one, in equal parts.
 
     The rounding error of a two-level sum is least near √terms: with random signs its variance grows with terms·part
-    inside the parts and with terms²/part across them. Measured on SAM 3, longer parts are no faster.
+    inside the parts and with terms²/part across them. Parts much shorter than `_SHORTEST` cost time.
     """
-    longest = 8 * math.ceil(math.sqrt(terms) / 8)
+    longest = max(_SHORTEST, 8 * math.ceil(math.sqrt(terms) / 8))
     return ceil_div(terms, ceil_div(terms, longest))
 
 
@@ -95,43 +97,66 @@ def for_each_vector(count: int, lanes: int, body: Callable[[Any], None]) -> None
                 body(start + j)
 
 
-def accumulate(
-    tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
+def each_vector(tile: Tile, body: Callable[[int, Any, Any], None]) -> None:
+    """Emits `body(row, column, index in [rows · columns])` for a register tile, in vector operations, unrolled."""
+    for i in range(tile.rows):
+        for start in range(0, tile.columns, tile.lanes):
+            with T.vectorized(0, tile.lanes) as j:
+                body(i, start + j, i * tile.columns + start + j)
+
+
+def multiply(
+    tile: Tile, first: Any, count: Any, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
 ) -> tirx.Buffer:
-    """Emits the product of one register tile and returns the buffer [rows · columns] that holds it.
+    """Emits a part of the product of one register tile and returns the buffer [rows · columns] that holds it.
 
     Args:
-        tile: The shape of the tile.
-        depth: Number of terms of each sum.
+        tile: The shape of the tile; all of it stays in registers.
+        first: The first term of the sums.
+        count: Number of terms.
         left: (k, row of the tile) → element of the left operand.
         right: (k, column of the tile) → element of the right operand; contiguous in the column.
     """
-    total = T.alloc_buffer((tile.size,), "float32", scope="local")
     partial = T.alloc_buffer((tile.size,), "float32", scope="local")
+    each_vector(tile, lambda i, j, at: T.buffer_store(partial, fp32(0.0), [at]))
+    with T.serial(0, count) as k:
+        each_vector(
+            tile,
+            lambda i, j, at: T.buffer_store(partial, partial[at] + left(first + k, i) * right(first + k, j), [at]),
+        )
+    return partial
 
-    def each(body: Callable[[int, Any, Any], None]) -> None:
-        for i in range(tile.rows):
-            for start in range(0, tile.columns, tile.lanes):
-                with T.vectorized(0, tile.lanes) as j:
-                    body(i, start + j, i * tile.columns + start + j)
 
-    def clear(buffer: tirx.Buffer) -> None:
-        each(lambda i, j, at: T.buffer_store(buffer, fp32(0.0), [at]))
+def multiply_panels(
+    tile: Tile,
+    depth: int,
+    panels: Any,
+    left: Callable[[Any, Any, int], Any],
+    right: Callable[[Any, Any], Any],
+    totals: tirx.Buffer,
+    before: Callable[[Any, Any], None] | None = None,
+) -> None:
+    """Emits totals[p] = left panel p · one right panel, for every p below `panels`.
 
-    def steps(first: Any, count: Any) -> None:
-        with T.serial(0, count) as k:
-            each(lambda i, j, at: T.buffer_store(partial, partial[at] + left(first + k, i) * right(first + k, j), [at]))
+    The sums are cut into chunks, and a chunk is done for all left panels before the next: the right panel's part stays
+    in the first-level cache meanwhile, and LLVM cannot promote the totals to registers that it would have to spill.
 
+    Args:
+        tile: The register tile.
+        depth: Number of terms of each sum.
+        panels: Number of left panels.
+        left: (panel, k, row of the tile) → element.
+        right: (k, column of the tile) → element; contiguous in the column.
+        totals: Gets the products, [at least panels, rows · columns].
+        before: (first term, number of terms): emits what makes a chunk of the right panel ready.
+    """
     chunk = chunk_length(depth)
-    chunks = ceil_div(depth, chunk)
-    if chunks == 1:
-        clear(partial)
-        steps(0, depth)
-        each(lambda i, j, at: T.buffer_store(total, partial[at], [at]))
-        return total
-    clear(total)
-    with T.serial(0, chunks) as c:
-        clear(partial)
-        steps(c * chunk, chunk if depth % chunk == 0 else T.min(chunk, depth - c * chunk))
-        each(lambda i, j, at: T.buffer_store(total, total[at] + partial[at], [at]))
-    return total
+    with T.serial(0, panels) as p:
+        each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), [p, at]))
+    with T.serial(0, ceil_div(depth, chunk)) as c:
+        count = chunk if depth % chunk == 0 else T.min(chunk, depth - c * chunk)
+        if before is not None:
+            before(c * chunk, count)
+        with T.serial(0, panels) as p:
+            partial = multiply(tile, c * chunk, count, lambda k, i: left(p, k, i), right)
+            each_vector(tile, lambda i, j, at: T.buffer_store(totals, totals[p, at] + partial[at], [p, at]))

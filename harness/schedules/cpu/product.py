@@ -17,13 +17,15 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, accumulate, ceil_div, for_each_vector, fp32, prim_func
+from harness.schedules.cpu.emit import Argument, ceil_div, for_each_vector, fp32, multiply_panels, prim_func
 from harness.schedules.cpu.tile import Tile
 
 Side = Literal["left", "right"]
 
-_BLOCK_BYTES = 384 * 1024
-"""Workspace of one task: leaves room in a 1 MB second-level cache for a panel of the resident operand."""
+_BLOCK_BYTES = 6 * 1024 * 1024
+"""Workspace of one task at most. It is read in order, chunk by chunk, and need not fit the second-level cache."""
+_LEFT_PANELS = 48
+"""Left panels that share one pass over the right operand; their sums, 1.5 KB each, stay in the second-level cache."""
 _TASKS = 16
 """Tasks wanted at least, so that static scheduling keeps a few threads busy."""
 
@@ -121,17 +123,18 @@ def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
     """Blocks that fit the workspace, and enough tasks."""
     panel = panel_width(streaming, tile)
     panels = ceil_div(problem.width(streaming), panel)
-    # Every panel of the resident right operand, wider than ours, is read once per block: a few rows must share it.
-    least = 4 if streaming == "left" else 1
-    fitting = max(least, _BLOCK_BYTES // (4 * panel * problem.depth))
+    fitting = max(1, _BLOCK_BYTES // (4 * panel * problem.depth))
+    if streaming == "left":
+        fitting = min(fitting, _LEFT_PANELS)
     slots = max(1, min(fitting, panels, ceil_div(panels * problem.batch, _TASKS)))
     blocks = ceil_div(panels, slots)
-    slots = ceil_div(panels, blocks)
     tasks = problem.batch * blocks
     resident: Side = "right" if streaming == "left" else "left"
     others = ceil_div(problem.width(resident), panel_width(resident, tile))
     splits = max(1, min(others, ceil_div(_TASKS, tasks)))
-    return Blocking(slots, ceil_div(others, ceil_div(others, splits)))
+    if streaming == "right":
+        splits = max(splits, ceil_div(others, _LEFT_PANELS))
+    return Blocking(ceil_div(panels, blocks), ceil_div(others, ceil_div(others, splits)))
 
 
 PanelRead = Callable[[Any, Any, Any, Any], Any]
@@ -178,22 +181,22 @@ def product_function(
             workspace = T.alloc_buffer((blocking.slots, problem.depth, panel), "float32")
             with T.serial(0, slots) as slot:
                 pack(workspace, slot, b, (first_panel + slot) * panel)
-            with T.serial(0, parts) as part, T.serial(0, slots) as slot:
-                other = T.Bind(first_other + part)
-                current = T.Bind(first_panel + slot)
+            left_panels, right_panels = (slots, parts) if streaming == "left" else (parts, slots)
+            left_first, right_first = (first_panel, first_other) if streaming == "left" else (first_other, first_panel)
+            most = blocking.slots if streaming == "left" else per_split
+            totals = T.alloc_buffer((most, tile.size), "float32")
+            with T.serial(0, right_panels) as r:
 
-                def from_workspace(k: Any, i: Any, slot: Any = slot) -> Any:
-                    return workspace[slot, k, i]
+                def left(p: Any, k: Any, i: Any) -> Any:
+                    return workspace[p, k, i] if streaming == "left" else packed(b, left_first + p, k, i)
 
-                def from_packed(k: Any, i: Any, other: Any = other) -> Any:
-                    return packed(b, other, k, i)
+                def right(k: Any, j: Any) -> Any:
+                    return packed(b, right_first + r, k, j) if streaming == "left" else workspace[r, k, j]
 
-                if streaming == "left":
-                    total = accumulate(tile, problem.depth, from_workspace, from_packed)
-                    _write(problem, tile, store, total, b, current * tile.rows, other * tile.columns)
-                else:
-                    total = accumulate(tile, problem.depth, from_packed, from_workspace)
-                    _write(problem, tile, store, total, b, other * tile.rows, current * tile.columns)
+                multiply_panels(tile, problem.depth, left_panels, left, right, totals)
+                with T.serial(0, left_panels) as p:
+                    row, column = (left_first + p) * tile.rows, (right_first + r) * tile.columns
+                    _write(problem, tile, store, lambda at: totals[p, at], b, row, column)
 
     return prim_func(name, arguments, emit)
 
@@ -203,12 +206,14 @@ def _at_most(count: int, total: int, first: Any) -> Any:
     return count if total % count == 0 else T.min(count, total - first)
 
 
-def _write(problem: Problem, tile: Tile, store: Store, total: tirx.Buffer, b: Any, row: Any, column: Any) -> None:
+def _write(
+    problem: Problem, tile: Tile, store: Store, total: Callable[[Any], Any], b: Any, row: Any, column: Any
+) -> None:
     """Emits the store of one register tile, without what lies beyond the edges."""
     rows = _at_most(tile.rows, problem.rows, row)
 
     def line(i: Any, width: int) -> None:
-        for_each_vector(width, tile.lanes, lambda j: store(b, row + i, column + j, total[i * tile.columns + j]))
+        for_each_vector(width, tile.lanes, lambda j: store(b, row + i, column + j, total(i * tile.columns + j)))
 
     tail = problem.columns % tile.columns
     with T.serial(0, rows) as i:
