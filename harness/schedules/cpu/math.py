@@ -33,6 +33,8 @@ _SHIFTER_BITS = 0x4B400000
 
 _EXP_LARGEST = 88.8
 """Above it exp overflows (the largest finite result is at 88.7228)."""
+_EXP_NORMAL = -87.33654
+"""Below it exp is subnormal."""
 _EXP_SMALLEST = -104.0
 """Below it exp rounds to zero (the smallest subnormal result is at -103.9721)."""
 _LN2_HIGH = 0.693359375
@@ -105,14 +107,6 @@ def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
     return tirx.op.fma(x, y, z)
 
 
-def _let(value: Expr, body: Callable[[Expr], Expr], name: str = "t") -> Expr:
-    """Binds a value to a name for the expression that `body` makes of it."""
-    if isinstance(value, tirx.Var):
-        return body(value)
-    variable = tirx.Var(name, value.ty if hasattr(value, "ty") else value.dtype)
-    return tirx.Let(variable, value, body(variable))
-
-
 class _Bindings:
     """Values bound to names one after the other: `around` puts an expression that uses them into their `Let`s."""
 
@@ -160,30 +154,18 @@ def _power_of_two(n: Expr) -> Expr:
 
 def _exp_reduced(x: Expr, low: Expr | None = None) -> Expr:
     """exp(x + low) for x already within the limits; `low` is a correction of at most 0.04."""
-
-    def scaled(shifted: Expr) -> Expr:
-        def with_integer(n: Expr) -> Expr:
-            # The remainder is exact in its first step: n·_LN2_HIGH has at most 18 bits.
-            r = _fma(n, _f32(-_LN2_LOW), _fma(n, _f32(-_LN2_HIGH), x))
-            if low is not None:
-                r = r + low
-
-            def with_remainder(r: Expr) -> Expr:
-                e = _fma(r * r, _polynomial(r, _EXP), r) + _f32(1.0)
-                exponent = _bits(shifted) - _i32(_SHIFTER_BITS)
-
-                def with_exponent(k: Expr) -> Expr:
-                    # Two factors, so that both ends work: 2¹²⁸ is no float, and subnormal results round only once.
-                    half = tirx.shift_right(k, _i32(1))
-                    return _let(half, lambda h: e * _power_of_two(h) * _power_of_two(k - h), "half")
-
-                return _let(exponent, with_exponent, "exponent")
-
-            return _let(r, with_remainder, "r")
-
-        return _let(shifted - _f32(_SHIFTER), with_integer, "n")
-
-    return _let(_fma(x, _f32(_LOG2_E), _f32(_SHIFTER)), scaled, "shifted")
+    let = _Bindings()
+    x = let(x, "x")
+    shifted = let(_fma(x, _f32(_LOG2_E), _f32(_SHIFTER)), "shifted")
+    n = let(shifted - _f32(_SHIFTER), "n")
+    # The remainder is exact in its first step: n·_LN2_HIGH has at most 18 bits.
+    remainder = _fma(n, _f32(-_LN2_LOW), _fma(n, _f32(-_LN2_HIGH), x))
+    r = let(remainder if low is None else remainder + low, "r")
+    power = _fma(r * r, _polynomial(r, _EXP), r) + _f32(1.0)
+    exponent = let(_bits(shifted) - _i32(_SHIFTER_BITS), "exponent")
+    # Two factors, so that both ends work: 2¹²⁸ is no float, and subnormal results round only once.
+    half = let(tirx.shift_right(exponent, _i32(1)), "half")
+    return let.around(power * _power_of_two(half) * _power_of_two(exponent - half))
 
 
 def exp(x: Expr) -> Expr:
@@ -191,7 +173,25 @@ def exp(x: Expr) -> Expr:
 
     exp(-inf) = 0, exp(inf) = inf, exp(NaN) = NaN; overflow gives inf, underflow subnormals and then 0.
     """
-    return _let(x, lambda x: _let(_clamp(x, _EXP_SMALLEST, _EXP_LARGEST), _exp_reduced, "clamped"), "x")
+    let = _Bindings()
+    return let.around(_exp_reduced(_clamp(let(x, "x"), _EXP_SMALLEST, _EXP_LARGEST)))
+
+
+def exp_below_zero(x: Expr) -> Expr:
+    """eˣ for x ≤ 0 within 1 ULP, and 0 where it would be subnormal (below 2⁻¹²⁶); exp(NaN) = NaN, exp(-inf) = 0.
+
+    For terms of a softmax, of which the largest is 1.
+    """
+    let = _Bindings()
+    x = let(x, "x")
+    limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
+    shifted = let(_fma(limited, _f32(_LOG2_E), _f32(_SHIFTER)), "shifted")
+    n = let(shifted - _f32(_SHIFTER), "n")
+    r = let(_fma(n, _f32(-_LN2_LOW), _fma(n, _f32(-_LN2_HIGH), limited)), "r")
+    e = _fma(r * r, _polynomial(r, _EXP), r) + _f32(1.0)
+    # The low bits of the shifted number are the exponent; adding them to those of e multiplies it by a power of two.
+    scaled = _from_bits(_bits(e) + tirx.shift_left(_bits(shifted), _i32(23)))
+    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled))
 
 
 def log(x: Expr) -> Expr:
@@ -282,27 +282,21 @@ def sigmoid(x: Expr) -> Expr:
 
 def silu(x: Expr) -> Expr:
     """x·sigmoid(x) within 3 ULP for x ≥ -88; -0 below, NaN at -inf (both as in PyTorch)."""
-    return _let(x, lambda x: x / (_f32(1.0) + exp(_f32(0.0) - x)), "x")
+    let = _Bindings()
+    x = let(x, "x")
+    return let.around(x / (_f32(1.0) + exp(_f32(0.0) - x)))
 
 
 def erf(x: Expr) -> Expr:
     """The error function within 2 ULP; exactly ±1 from |x| = 4 on."""
-
-    def with_x(x: Expr) -> Expr:
-        def with_square(s: Expr) -> Expr:
-            small = _fma(x, _polynomial(s, _ERF_SMALL), x)
-
-            def with_magnitude(a: Expr) -> Expr:
-                exponent = _f32(0.0) - _polynomial(a, _ERF_LARGE)
-                large = _f32(1.0) - _let(exponent, _exp_reduced, "exponent")
-                signed = _let(large, lambda v: tirx.Select(x < _f32(0.0), _f32(0.0) - v, v), "large")
-                return tirx.Select(tirx.abs(x) < _f32(_ERF_SMALL_LIMIT), small, signed)
-
-            return _let(_clamp(tirx.abs(x), 0.0, _ERF_ONE), with_magnitude, "a")
-
-        return _let(x * x, with_square, "s")
-
-    return _let(x, with_x, "x")
+    let = _Bindings()
+    x = let(x, "x")
+    square = let(x * x, "square")
+    small = _fma(x, _polynomial(square, _ERF_SMALL), x)
+    a = let(_clamp(tirx.abs(x), 0.0, _ERF_ONE), "a")
+    large = let(_f32(1.0) - _exp_reduced(_f32(0.0) - _polynomial(a, _ERF_LARGE)), "large")
+    signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
+    return let.around(tirx.Select(tirx.abs(x) < _f32(_ERF_SMALL_LIMIT), small, signed))
 
 
 def gelu(x: Expr) -> Expr:
@@ -312,21 +306,15 @@ def gelu(x: Expr) -> Expr:
     and t = 1/(1 + a/4). Within 4 ULP for x > -1 and 8 ULP below, where ½·x·(1 + erf(x/√2)) loses every digit from x =
     -5 on. gelu(inf) = inf; gelu(-inf) = 0, the limit, where PyTorch computes -inf·0 = NaN.
     """
-
-    def with_x(x: Expr) -> Expr:
-        def with_magnitude(a: Expr) -> Expr:
-            def with_high(high: Expr) -> Expr:
-                # a² = high² + (a - high)·(a + high), both without a rounding error that the exponential would magnify.
-                low = (a - high) * (a + high) * _f32(-0.5)
-                bell = _let(high * high * _f32(-0.5), lambda e: _exp_reduced(e, low), "e")
-                t = _f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0))
-                tail = _let(t, lambda t: a * t * _polynomial(t - _f32(0.5), _TAIL) * bell, "t")
-                large = tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail
-                small = _let(a * a, lambda s: x * _fma(x, _polynomial(s, _GELU_SMALL), _f32(0.5)), "s")
-                return tirx.Select(a < _f32(_GELU_SMALL_LIMIT), small, large)
-
-            return _let(_from_bits(tirx.bitwise_and(_bits(a), _i32(-4096))), with_high, "high")
-
-        return _let(_clamp(tirx.abs(x), 0.0, _TAIL_END), with_magnitude, "a")
-
-    return _let(x, with_x, "x")
+    let = _Bindings()
+    x = let(x, "x")
+    a = let(_clamp(tirx.abs(x), 0.0, _TAIL_END), "a")
+    small = x * _fma(x, _polynomial(let(a * a, "square"), _GELU_SMALL), _f32(0.5))
+    # a² = high² + (a - high)·(a + high), both without a rounding error that the exponential would magnify.
+    high = let(_from_bits(tirx.bitwise_and(_bits(a), _i32(-4096))), "high")
+    low = (a - high) * (a + high) * _f32(-0.5)
+    bell = _exp_reduced(high * high * _f32(-0.5), low)
+    t = let(_f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0)), "t")
+    tail = a * t * _polynomial(t - _f32(0.5), _TAIL) * bell
+    large = tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail
+    return let.around(tirx.Select(a < _f32(_GELU_SMALL_LIMIT), small, large))
