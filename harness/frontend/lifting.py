@@ -64,8 +64,15 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
 
 
 def parameter_values(program: ExportedProgram) -> dict[str, np.ndarray]:
-    """The values of a lifted program's parameters, by name, in the order of the imported function's inputs."""
-    return {name: value.detach().contiguous().numpy() for name, value in program.named_parameters()}
+    """The values of a lifted program's parameters, by name, in the order of the imported function's inputs.
+
+    Complex values are pairs of real and imaginary parts, [..., 2].
+    """
+    return {name: _as_pairs(value.detach()).contiguous().numpy() for name, value in program.named_parameters()}
+
+
+def _as_pairs(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _parameter(value: torch.Tensor) -> torch.nn.Parameter:

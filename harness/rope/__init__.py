@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.rope.converter import CONVERTER
 from harness.rope.none import NONE
 from harness.rope.real import REAL
 from harness.rope.strategy import Strategy
@@ -11,6 +12,7 @@ STRATEGIES: dict[str, Strategy] = {
     for strategy in (
         NONE,
         REAL,
+        CONVERTER,
     )
 }
 """Every strategy by name, in the order in which they are listed; a new one is one file and one line here."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     import tvm
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 
 def _no_change(_module: torch.nn.Module) -> AbstractContextManager[None]:
@@ -18,6 +19,10 @@ def _no_change(_module: torch.nn.Module) -> AbstractContextManager[None]:
 
 def _as_exported(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     return program
+
+
+def _tvms_own() -> ExportedProgramImporter | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Strategy:
         transform: Takes the exported program, returns the one to import; leaves its argument as it was.
         converters: Makes additional converters for TVM's importer, by operator name as in its `custom_convert_map`;
             called when they are needed, since they need TVM.
+        importer: Makes the importer that translates the program; TVM's own by default.
     """
 
     name: str
@@ -39,9 +45,10 @@ class Strategy:
     apply: Callable[[torch.nn.Module], AbstractContextManager[None]] = _no_change
     transform: Callable[[torch.export.ExportedProgram], torch.export.ExportedProgram] = _as_exported
     converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
+    importer: Callable[[], ExportedProgramImporter | None] = _tvms_own
 
     def import_program(self, program: torch.export.ExportedProgram) -> tuple[tvm.IRModule, dict[str, Any]]:
         """`harness.frontend.import_program` of a program that was exported inside `apply`, the strategy's way."""
         from harness.frontend import import_program
 
-        return import_program(self.transform(program), self.converters())
+        return import_program(self.transform(program), self.converters(), self.importer())
