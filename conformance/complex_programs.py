@@ -116,7 +116,8 @@ class Leaf:
         shape = (*self.shape, 2) if self.dtype.is_complex else self.shape
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
         values = values * torch.exp(torch.randn(shape, generator=generator, dtype=torch.float64))
-        return (torch.view_as_complex(values) if self.dtype.is_complex else values).to(self.dtype)
+        # a view would bring torch.export's guard on its base, which PyTorch's own run_decompositions then fails on
+        return (torch.view_as_complex(values) if self.dtype.is_complex else values).to(self.dtype, copy=True)
 
 
 class ProgramModule(torch.nn.Module):

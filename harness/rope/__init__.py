@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.rope.converter import CONVERTER
+from harness.rope.lowering import LOWERING
 from harness.rope.none import NONE
 from harness.rope.real import REAL
 from harness.rope.strategy import Strategy
@@ -12,6 +13,7 @@ STRATEGIES: dict[str, Strategy] = {
     for strategy in (
         NONE,
         REAL,
+        LOWERING,
         CONVERTER,
     )
 }

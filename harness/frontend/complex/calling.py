@@ -1,0 +1,55 @@
+"""Complex tensors at the door of a lowered program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
+
+
+def as_real(value: Any) -> Any:
+    """A complex tensor [...] as a real one [..., 2]; everything else as it is."""
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return torch.view_as_real(value.resolve_conj())
+    return value
+
+
+def as_complex(value: torch.Tensor) -> torch.Tensor:
+    """A real tensor [..., 2] as a complex one [...]."""
+    return torch.view_as_complex(value.contiguous())
+
+
+def complex_outputs(program: ExportedProgram) -> tuple[bool, ...]:
+    """Which of the user outputs of a program, in order, are complex tensors."""
+    (output,) = program.graph.find_nodes(op="output")
+    specs = program.graph_signature.output_specs
+    return tuple(
+        isinstance(node, torch.fx.Node) and isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].is_complex()
+        for node, spec in zip(output.args[0], specs, strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT
+    )
+
+
+def complex_call(program: ExportedProgram, lowered: ExportedProgram) -> Callable[..., Any]:
+    """Runs a lowered program in PyTorch like the program that it was made from.
+
+    Args:
+        program: The program with complex tensors.
+        lowered: What `lower_complex` made of it.
+
+    Returns:
+        A function that takes and returns what the exported module did, complex tensors where it did.
+    """
+    module, is_complex = lowered.module(), complex_outputs(program)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map(as_real, (args, kwargs))
+        results, structure = pytree.tree_flatten(module(*args, **kwargs))
+        changed = [as_complex(r) if complex_ else r for r, complex_ in zip(results, is_complex, strict=True)]
+        return pytree.tree_unflatten(changed, structure)
+
+    return call

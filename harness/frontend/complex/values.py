@@ -1,0 +1,136 @@
+"""What stands for a complex tensor in the lowered graph, and the writing of that graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+_aten = torch.ops.aten
+
+_KEPT_META = ("stack_trace", "nn_module_stack")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A complex tensor as two real ones of one shape and dtype.
+
+    Attributes:
+        re: The real part.
+        im: The imaginary part; None where it is known to be zero.
+        packed: The same values as one tensor with a last dimension of 2, if the graph has it anyway.
+    """
+
+    re: Node
+    im: Node | None
+    packed: Node | None = None
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """torch.view_as_real of a pair, not yet written down: whoever takes it apart again can have the pair."""
+
+    pair: Pair
+
+
+Value: TypeAlias = Node | Pair | Interleaved | list[Pair]
+"""What a node of the original graph is in the lowered one; a list for an operator that returns several tensors."""
+
+
+def is_complex(node: Node) -> bool:
+    """Whether a node's result is a complex tensor, or holds one."""
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(part, torch.Tensor) and part.is_complex() for part in parts)
+
+
+TENSOR = (Node, Pair, Interleaved)
+"""The types of one tensor, for isinstance; arguments of other types are Python values."""
+
+
+class Writer:
+    """Appends calls to the lowered graph, each with the fake tensor that stands for its result.
+
+    Attributes:
+        graph: The graph that is written.
+        source: The node of the original graph that is being lowered; its line goes into the metadata of every call.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.source: Node | None = None
+        self.written: list[Node] = []
+        self._packed: dict[tuple[Node, Node | None], Node] = {}
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """Appends a call of an operator on nodes of the lowered graph and plain values."""
+        node = self.graph.call_function(target, args, kwargs)
+        fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
+        node.meta["val"] = target(*fake_args, **fake_kwargs)
+        if self.source is not None:
+            node.meta |= {key: self.source.meta[key] for key in _KEPT_META if key in self.source.meta}
+        self.written.append(node)
+        return node
+
+    @property
+    def part_dtype(self) -> torch.dtype:
+        """The real dtype of each part of the result of `source`, which is complex."""
+        assert self.source is not None
+        value = self.source.meta["val"]
+        return real_dtype((value[0] if isinstance(value, list | tuple) else value).dtype)
+
+    def cast(self, node: Node, dtype: torch.dtype) -> Node:
+        """The node in a dtype."""
+        return node if node.meta["val"].dtype == dtype else self.call(_aten._to_copy.default, node, dtype=dtype)
+
+    def pair(self, value: Value, dtype: torch.dtype) -> Pair:
+        """A complex or real tensor as a pair in a real dtype."""
+        if isinstance(value, Interleaved):
+            value = self.packed(value.pair)
+        if isinstance(value, Node):
+            return Pair(self.cast(value, dtype), None)
+        assert isinstance(value, Pair)
+        if value.re.meta["val"].dtype == dtype:
+            return value
+        return Pair(self.cast(value.re, dtype), None if value.im is None else self.cast(value.im, dtype))
+
+    def imaginary(self, pair: Pair) -> Node:
+        """The imaginary part, written out where it is zero."""
+        return self.call(_aten.full_like.default, pair.re, 0.0) if pair.im is None else pair.im
+
+    def packed(self, pair: Pair) -> Node:
+        """The two parts interleaved along a last dimension of 2; written once for each pair."""
+        if pair.packed is not None:
+            return pair.packed
+        key = (pair.re, pair.im)
+        if key not in self._packed:
+            self._packed[key] = self.call(_aten.stack.default, [pair.re, self.imaginary(pair)], -1)
+        return self._packed[key]
+
+    def unpacked(self, packed: Node) -> Pair:
+        """The pair in a real tensor with a last dimension of 2."""
+        last = packed.meta["val"].dim() - 1
+        re, im = (self.call(_aten.select.int, packed, last, part) for part in (0, 1))
+        return Pair(re, im, packed)
+
+    def real(self, value: Value) -> Node:
+        """A real tensor of the original graph as a node of the lowered one."""
+        if isinstance(value, Interleaved):
+            return self.packed(value.pair)
+        assert isinstance(value, Node)
+        return value
+
+    def erase_unused(self) -> None:
+        """Takes away calls that nothing reads in the end, such as one part where the other is enough."""
+        for node in reversed(self.written):
+            if not node.users:
+                self.graph.erase_node(node)
+        self.written.clear()
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the parts of a complex dtype; other dtypes as they are."""
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
