@@ -1,14 +1,16 @@
 """Scaled dot-product attention without the full score matrix, its softmax exact and its sums in two levels.
 
-One task computes a block of queries of one head. Scores are kept transposed, as a strip [keys, queries], so that
-everything that happens per query (maximum, exponentials, their sum, the final division) is vectorized over queries and
-needs no reduction across lanes:
+One task computes blocks of queries of one head. It first copies the head's keys and values into its workspace, one row
+each, so that whatever moved or rotated them happens on the way. Scores are kept transposed, as a strip [keys, queries],
+so that everything that happens per query (maximum, exponentials, their sum) is vectorized over queries and needs no
+reduction across lanes:
 
-    strip[key, query] = scale · Σ_d k[key, d] · q[query, d]  (+ bias, -inf where masked)
+    strip[key, query] = Σ_d key[key, d] · (scale · query[query, d])  (+ bias, -inf where masked)
     strip = exp(strip - maximum),  sum = Σ_key strip
-    result[query, d] = (Σ_key v[key, d] · strip[key, query]) / sum
+    result[query, c] = (Σ_key strip[key, query] · value[key, c]) / sum
 
-Keys and values are packed into panels once per head. A query whose keys are all masked gives zero, as in PyTorch.
+The exponentials of a chunk of keys are computed just before the product takes the chunk. A query whose keys are all
+masked gives zero, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import math as elementary
@@ -33,37 +35,12 @@ from harness.schedules.cpu.emit import (
     prim_func,
 )
 from harness.schedules.cpu.epilogue import Epilogue
-from harness.schedules.cpu.lowering import Context, Lowering, call, is_call, permutation, static_shape
-from harness.schedules.cpu.product import Read, pack_function
+from harness.schedules.cpu.folding import Folded, Reader, fold
+from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
 from harness.schedules.cpu.tile import Tile, VectorUnit
 
-_IDENTITY = (0, 1, 2, 3)
-
-
-@dataclass(frozen=True)
-class Tensor4:
-    """A tensor [batch, length, head, channel], stored with its dimensions in another order.
-
-    Attributes:
-        value: The Relax expression that is stored.
-        shape: Its shape as stored.
-        axes: For each of batch, length, head and channel, the dimension as stored.
-    """
-
-    value: relax.Expr
-    shape: tuple[int, ...]
-    axes: tuple[int, ...] = _IDENTITY
-
-    def extent(self, dimension: int) -> int:
-        """Extent of batch (0), length (1), head (2) or channel (3)."""
-        return self.shape[self.axes[dimension]]
-
-    def at(self, *index: Any) -> list[Any]:
-        """The stored index of [batch, length, head, channel]."""
-        stored: list[Any] = [None] * 4
-        for dimension, value in zip(self.axes, index, strict=True):
-            stored[dimension] = value
-        return stored
+_TASKS = 16
+"""Tasks wanted at least; each copies keys and values of its head."""
 
 
 @dataclass(frozen=True)
@@ -71,34 +48,34 @@ class Attention:
     """Everything that the kernel depends on.
 
     Attributes:
-        query, key, value: The operands.
+        query, key, value: The operands, [batch, length, head, channel].
         bias: Broadcast to [batch, head, query, key]; added if fp32, and if bool false masks a key out.
         scale: Factor of the scores.
         diagonal: Query i sees keys up to i + diagonal; None if it sees all.
-        result: Dimension order of the result, as in `Tensor4.axes`.
+        result: For each of batch, length, head and channel, the dimension of the result.
     """
 
-    query: Tensor4
-    key: Tensor4
-    value: Tensor4
+    query: Folded
+    key: Folded
+    value: Folded
     bias: relax.Expr | None
     scale: float
     diagonal: int | None
-    result: tuple[int, ...] = _IDENTITY
+    result: tuple[int, ...] = (0, 1, 2, 3)
 
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     """`relax.nn.attention` and `relax.nn.attention_bias`, fp32 and of static shape."""
     attributes = attention.attrs
-    operands = [_tensor4(context, argument) for argument in attention.args[:3]]
-    if any(operand is None for operand in operands) or attributes.window_size is not None:
+    shapes = [static_shape(argument) for argument in attention.args[:3]]
+    if any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes) or attributes.window_size is not None:
         return None
-    query, key, value = (operand for operand in operands if operand is not None)
+    query, key, value = (fold(context, argument) for argument in attention.args[:3])
     bias = attention.args[3] if len(attention.args) > 3 else None
     if bias is not None and (static_shape(bias, None) is None or str(bias.ty.dtype) not in ("float32", "bool")):
         return None
-    scale = 1.0 / math.sqrt(query.extent(3)) if attributes.scale is None else float(attributes.scale)
-    offset = {None: None, "TopLeft": 0, "BottomRight": key.extent(1) - query.extent(1)}
+    scale = 1.0 / math.sqrt(query.shape[3]) if attributes.scale is None else float(attributes.scale)
+    offset = {None: None, "TopLeft": 0, "BottomRight": key.shape[1] - query.shape[1]}
     causal = None if attributes.causal_mask is None else str(attributes.causal_mask)
     return _lowering(context.unit, Attention(query, key, value, bias, scale, offset[causal]))
 
@@ -108,193 +85,221 @@ def _lowering(unit: VectorUnit, attention: Attention) -> Lowering:
         # Dimension d of the permuted result is dimension axes[d] of ours.
         return _lowering(unit, replace(attention, result=tuple(axes.index(d) for d in attention.result)))
 
-    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return _build(unit, attention, builder, inputs)
-
-    stored = [attention.query, attention.key, attention.value]
+    operands = (attention.query, attention.key, attention.value)
     bias = [] if attention.bias is None else [attention.bias]
-    return Lowering((*(operand.value for operand in stored), *bias), None, build, permuted)
 
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
+        return call(builder, "attention", _kernel(unit, attention), inputs)
 
-def _tensor4(context: Context, value: relax.Expr) -> Tensor4 | None:
-    shape = static_shape(value)
-    if shape is None or len(shape) != 4 or 0 in shape:
-        return None
-    definition = context.definition(value)
-    if is_call(definition, "relax.permute_dims"):
-        source = static_shape(definition.args[0])
-        if source is not None:
-            return Tensor4(definition.args[0], source, permutation(definition))
-    return Tensor4(value, shape)
+    return Lowering((*(value for operand in operands for value in operand.inputs), *bias), None, build, permuted)
 
 
 def _tiles(unit: VectorUnit, attention: Attention) -> tuple[Tile, Tile]:
-    """Register tiles of scores (keys × queries) and of the result (channels × queries)."""
-    vectors = 2 if attention.query.extent(1) > unit.lanes else 1
-    most = 12 if unit.registers > 16 else 6
-    channels = attention.value.extent(3)
+    """Register tiles of scores (keys × queries) and of the result (queries × channels)."""
+    length, width = attention.query.shape[1], attention.value.shape[3]
+    accumulators = 24 if unit.registers > 16 else 12
 
-    def work(rows: int) -> float:
-        return ceil_div(channels, rows) * rows * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+    def work(vectors: int) -> float:
+        columns = vectors * unit.lanes
+        rows = accumulators // vectors
+        return ceil_div(length, columns) * columns * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
 
-    rows = min(range(1, most + 1), key=work)
-    columns = vectors * unit.lanes
-    return Tile(min(most, attention.key.extent(1)), columns, unit.lanes), Tile(rows, columns, unit.lanes)
+    queries = min((3, 2, 1), key=work)
+    columns = queries * unit.lanes
+    heights = [rows for rows in range(1, 13) if columns % rows == 0]
+
+    def cost(shape: tuple[int, int]) -> float:
+        rows, vectors = shape
+        padded = ceil_div(width, vectors * unit.lanes) * vectors * unit.lanes
+        return padded * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+
+    shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
+    rows, vectors = min(shapes, key=cost)
+    return Tile(min(12, accumulators // queries), columns, unit.lanes), Tile(rows, vectors * unit.lanes, unit.lanes)
 
 
-def _build(
-    unit: VectorUnit, attention: Attention, builder: relax.BlockBuilder, inputs: Sequence[relax.Expr]
-) -> relax.Expr:
-    query, key, value = attention.query, attention.key, attention.value
-    heads = query.extent(2)
-    matrices = query.extent(0) * heads
+def _kernel(unit: VectorUnit, attention: Attention) -> tirx.PrimFunc:
+    operands = (attention.query, attention.key, attention.value)
+    batch, length, heads, channels = attention.query.shape
+    count, width = attention.key.shape[1], attention.value.shape[3]
     scores, output = _tiles(unit, attention)
-
-    def packed(
-        tensor: Tensor4, source: relax.Expr, width: int, depth: int, tile: Tile, *, channels: bool
-    ) -> relax.Expr:
-        def reader(buffer: tirx.Buffer) -> Read:
-            def read(m: Any, i: Any, k: Any) -> Any:
-                length, channel = (k, i) if channels else (i, k)
-                return buffer[tuple(tensor.at(m // heads, length, m % heads, channel))]
-
-            return read
-
-        function = pack_function("left", Argument("source", tensor.shape), matrices, width, depth, tile, reader)
-        return builder.emit(call(builder, "pack", function, [source]))
-
-    keys = packed(key, inputs[1], key.extent(1), key.extent(3), scores, channels=False)
-    values = packed(value, inputs[2], value.extent(3), value.extent(1), output, channels=True)
-    function = _kernel(attention, scores, output, _shape(keys), _shape(values))
-    return call(builder, "attention", function, [inputs[0], keys, values, *inputs[3:]])
-
-
-def _shape(value: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in value.ty.shape)
-
-
-def _kernel(
-    attention: Attention, scores: Tile, output: Tile, keys_shape: tuple[int, ...], values_shape: tuple[int, ...]
-) -> tirx.PrimFunc:
-    query = attention.query
-    batch, length, heads, channels = (query.extent(d) for d in range(4))
-    count, width = attention.key.extent(1), attention.value.extent(3)
     columns, lanes = scores.columns, scores.lanes
     blocks = ceil_div(length, columns)
+    parts = min(blocks, ceil_div(_TASKS, batch * heads))
+    per_part = ceil_div(blocks, parts)
+    parts = ceil_div(blocks, per_part)
+    key_panels, channel_panels = ceil_div(count, scores.rows), ceil_div(width, output.columns)
     extents = (batch, length, heads, width)
     result_shape = tuple(extents[attention.result.index(d)] for d in range(4))
-    bias_shape = () if attention.bias is None else tuple(int(extent) for extent in attention.bias.ty.shape)
-    bias_shape = (1,) * (4 - len(bias_shape)) + bias_shape
 
-    def body(queries: tirx.Buffer, keys: tirx.Buffer, values: tirx.Buffer, *rest: tirx.Buffer) -> None:
-        result = rest[-1]
-        with T.parallel(0, batch * heads * blocks) as task:
-            m = T.Bind(task // blocks)
-            first = T.Bind(task % blocks * columns)
-            b, h = m // heads, m % heads
+    def body(*buffers: tirx.Buffer) -> None:
+        *inputs, result = buffers
+        sources = []
+        for operand in operands:
+            sources.append(inputs[: len(operand.inputs)])
+            inputs = inputs[len(operand.inputs) :]
+        with T.parallel(0, batch * heads * parts) as task:
+            m = T.Bind(task // parts)
+            b, h = T.Bind(m // heads), T.Bind(m % heads)
+            keys = T.alloc_buffer((key_panels * scores.rows, channels), "float32")
+            values = T.alloc_buffer((count, channel_panels * output.columns), "float32")
+            _copy_rows(attention.key, sources[1], (b, h), keys, lanes)
+            _copy_rows(attention.value, sources[2], (b, h), values, lanes)
+            rotated = T.alloc_buffer((columns, channels), "float32")
             block = T.alloc_buffer((channels, columns), "float32")
             strip = T.alloc_buffer((count, columns), "float32")
             highest = T.alloc_buffer((columns,), "float32", scope="local")
             total = T.alloc_buffer((columns,), "float32", scope="local")
+            totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
+            with T.serial(0, _at_most(per_part, blocks, task % parts * per_part)) as step:
+                first = T.Bind((task % parts * per_part + step) * columns)
+                queries = columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
+                _copy_rows(attention.query, sources[0], (b, h), rotated, lanes, first, queries, attention.scale)
+                with T.serial(0, channels) as d, T.serial(0, columns) as j:
+                    T.buffer_store(block, rotated[j, d], [d, j])
+                _scores(attention, scores, keys, block, strip, highest, (b, h, first), inputs)
+                _fill(total, columns, lanes, 0.0)
 
-            with T.serial(0, columns) as j, T.serial(0, channels) as d:
-                at = query.at(b, T.min(first + j, length - 1), h, d)
-                T.buffer_store(block, queries[tuple(at)], [d, j])
-            _fill(highest, columns, lanes, -math.inf)
+                def exponentials(first_key: Any, keys_here: Any) -> None:
+                    _exponentials(scores, strip, highest, total, first_key, keys_here)
 
-            def finish(key: Any, j: Any, value: Any) -> Any:
-                value = value * fp32(attention.scale)
-                if attention.bias is not None:
-                    row = T.min(first + j, length - 1) if length % columns else first + j
-                    index = [0 if e == 1 else i for e, i in zip(bias_shape, (b, h, row, key), strict=True)]
-                    stored = rest[0][tuple(index[4 - len(rest[0].shape) :])]
-                    if str(attention.bias.ty.dtype) == "bool":
-                        value = T.Select(stored, value, fp32(-math.inf))
-                    else:
-                        value = value + stored
-                if attention.diagonal is not None:
-                    value = T.Select(key <= first + j + attention.diagonal, value, fp32(-math.inf))
-                return value
+                if channel_panels > 1:
+                    chunk = chunk_length(count)
+                    with T.serial(0, ceil_div(count, chunk)) as c:
+                        exponentials(c * chunk, _at_most(chunk, count, c * chunk))
+                with T.serial(0, channel_panels) as panel:
+                    channel = T.Bind(panel * output.columns)
 
-            panels = ceil_div(width, output.rows)
-            totals = T.alloc_buffer((max(panels, 1), output.size), "float32")
-            with T.serial(0, ceil_div(count, scores.rows)) as panel:
-                tile = _scores(scores, channels, lambda k, i: keys[m, panel, k, i], lambda k, j: block[k, j])
-                rows = scores.rows
-                if count % rows:
-                    rows = T.min(rows, count - panel * rows)
-                with T.serial(0, rows) as i:
-                    key = T.Bind(panel * scores.rows + i)
+                    def value_of(k: Any, j: Any, channel: Any = channel) -> Any:
+                        return values[k, channel + j]
 
-                    def score(j: Any, i: Any = i, key: Any = key, tile: Any = tile) -> None:
-                        T.buffer_store(strip, finish(key, j, tile(i * columns + j)), [key, j])
-                        T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
+                    multiply_panels(
+                        output,
+                        count,
+                        columns // output.rows,
+                        lambda p, k, i: strip[k, p * output.rows + i],
+                        value_of,
+                        totals,
+                        before=exponentials if channel_panels == 1 else None,
+                    )
+                    with T.serial(0, queries) as i:
+                        weight = T.Bind(total[i])
 
-                    for_each_vector(columns, lanes, score)
+                        def write(j: Any, i: Any = i, weight: Any = weight, channel: Any = channel) -> None:
+                            value = totals[i // output.rows, i % output.rows * output.columns + j] / weight
+                            value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), value)
+                            index = (b, first + i, h, channel + j)
+                            T.buffer_store(result, value, [index[attention.result.index(d)] for d in range(4)])
 
-            # Without this exp(-inf - -inf) would be NaN where every key is masked.
-            def unmask(j: Any) -> None:
-                lowest = fp32(-math.inf)
-                T.buffer_store(highest, T.Select(tirx.EQ(highest[j], lowest), fp32(0.0), highest[j]), [j])
+                        if width % output.columns == 0:
+                            for_each_vector(output.columns, lanes, write)
+                        else:
+                            with T.serial(0, T.min(output.columns, width - channel)) as j:
+                                write(j)
 
-            for_each_vector(columns, lanes, unmask)
-            _fill(total, columns, lanes, 0.0)
-
-            def exponentials(first_key: Any, keys_here: Any) -> None:
-                """strip[key, j] = exp(strip[key, j] - highest[j]); total[j] += their sum over the keys of a chunk."""
-                partial = T.alloc_buffer((columns,), "float32", scope="local")
-                _fill(partial, columns, lanes, 0.0)
-                with T.serial(0, keys_here) as k:
-                    for start in range(0, columns, lanes):
-                        with T.vectorized(0, lanes) as j:
-                            at = [first_key + k, start + j]
-                            T.buffer_store(strip, elementary.exp(strip[tuple(at)] - highest[start + j]), at)
-                            T.buffer_store(partial, partial[start + j] + strip[tuple(at)], [start + j])
-                for_each_vector(columns, lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
-
-            multiply_panels(
-                output,
-                count,
-                panels,
-                lambda p, k, i: values[m, p, k, i],
-                lambda k, j: strip[k, j],
-                totals,
-                before=exponentials,
-            )
-            queries_left = columns if length % columns == 0 else T.min(columns, length - first)
-            with T.serial(0, panels) as panel:
-
-                def divide(i: Any) -> Callable[[Any], None]:
-                    def at(j: Any) -> None:
-                        here = i * columns + j
-                        quotient = totals[panel, here] / total[j]
-                        quotient = T.Select(tirx.EQ(total[j], fp32(0.0)), fp32(0.0), quotient)
-                        T.buffer_store(totals, quotient, [panel, here])
-
-                    return at
-
-                with T.serial(0, output.rows) as i:
-                    for_each_vector(columns, lanes, divide(i))
-                rows = output.rows
-                if width % rows:
-                    rows = T.min(rows, width - panel * rows)
-                with T.serial(0, queries_left) as j, T.serial(0, rows) as i:
-                    index = (b, first + j, h, panel * output.rows + i)
-                    stored = [index[attention.result.index(d)] for d in range(4)]
-                    T.buffer_store(result, totals[panel, i * columns + j], stored)
-
-    arguments = [Argument("query", query.shape), Argument("keys", keys_shape), Argument("values", values_shape)]
+    arguments = [
+        Argument(f"{name}{n}", argument.shape, argument.dtype)
+        for name, operand in zip(("query", "key", "value"), operands, strict=True)
+        for n, argument in enumerate(operand.arguments)
+    ]
     if attention.bias is not None:
         shape = tuple(int(extent) for extent in attention.bias.ty.shape)
         arguments.append(Argument("bias", shape, str(attention.bias.ty.dtype)))
     return prim_func("attention", [*arguments, Argument("result", result_shape)], body)
 
 
-def _fill(buffer: tirx.Buffer, count: int, lanes: int, value: float) -> None:
-    for_each_vector(count, lanes, lambda j: T.buffer_store(buffer, fp32(value), [j]))
+def _at_most(count: int, total: int, first: Any) -> Any:
+    return count if total % count == 0 else T.min(count, total - first)
+
+
+def _copy_rows(
+    operand: Folded,
+    buffers: Sequence[tirx.Buffer],
+    head: tuple[Any, Any],
+    target: tirx.Buffer,
+    lanes: int,
+    first: Any = 0,
+    rows: Any = None,
+    scale: float = 1.0,
+) -> None:
+    """Emits target[row, channel] = scale · operand[batch, first + row, head, channel]; zero beyond its edges."""
+    _, length, _, channels = operand.shape
+    total, padded = (int(extent) for extent in target.shape)
+    rows = min(length, total) if rows is None else rows
+    analyzer = sym.Analyzer()
+    pairs = channels // operand.period
+
+    def value(row: Any, channel: Any) -> Any:
+        element = operand.element(Reader(buffers, analyzer), [head[0], first + row, head[1], channel])
+        return element if scale == 1.0 else element * fp32(scale)
+
+    with T.serial(0, rows) as row:
+        analyzer.bind(row, ir.Range(0, total))
+        if operand.period == 1:
+            for_each_vector(channels, lanes, lambda c: T.buffer_store(target, value(row, c), [row, c]))
+        else:
+            with T.serial(0, pairs) as pair:
+                analyzer.bind(pair, ir.Range(0, pairs))
+                for n in range(operand.period):
+                    channel = pair * operand.period + n
+                    T.buffer_store(target, value(row, channel), [row, channel])
+        if padded > channels:
+            with T.serial(channels, padded) as c:
+                T.buffer_store(target, fp32(0.0), [row, c])
+    if not (isinstance(rows, int) and rows == total):
+        with T.serial(rows, total) as row, T.serial(0, padded) as c:
+            T.buffer_store(target, fp32(0.0), [row, c])
 
 
 def _scores(
+    attention: Attention,
+    tile: Tile,
+    keys: tirx.Buffer,
+    block: tirx.Buffer,
+    strip: tirx.Buffer,
+    highest: tirx.Buffer,
+    place: tuple[Any, Any, Any],
+    bias: Sequence[tirx.Buffer],
+) -> None:
+    """Emits the scores of a block of queries, and the highest of each query."""
+    b, h, first = place
+    length, channels, count = attention.query.shape[1], attention.query.shape[3], attention.key.shape[1]
+    columns = tile.columns
+    shape = () if attention.bias is None else tuple(int(extent) for extent in attention.bias.ty.shape)
+    _fill(highest, columns, tile.lanes, -math.inf)
+
+    def finish(key: Any, j: Any, value: Any) -> Any:
+        if attention.bias is not None:
+            row = T.min(first + j, length - 1) if length % columns else first + j
+            index = [0 if e == 1 else i for e, i in zip(shape, (b, h, row, key)[4 - len(shape) :], strict=True)]
+            stored = bias[0][tuple(index)]
+            if str(attention.bias.ty.dtype) == "bool":
+                value = T.Select(stored, value, fp32(-math.inf))
+            else:
+                value = value + stored
+        if attention.diagonal is not None:
+            value = T.Select(key <= first + j + attention.diagonal, value, fp32(-math.inf))
+        return value
+
+    with T.serial(0, ceil_div(count, tile.rows)) as panel:
+        product = _tile_of_scores(tile, channels, lambda k, i: keys[panel * tile.rows + i, k], lambda k, j: block[k, j])
+        with T.serial(0, _at_most(tile.rows, count, panel * tile.rows)) as i:
+            key = T.Bind(panel * tile.rows + i)
+
+            def score(j: Any) -> None:
+                T.buffer_store(strip, finish(key, j, product(i * columns + j)), [key, j])
+                T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
+
+            for_each_vector(columns, tile.lanes, score)
+
+    # Without this exp(-inf - -inf) would be NaN where every key is masked.
+    def unmask(j: Any) -> None:
+        T.buffer_store(highest, T.Select(tirx.EQ(highest[j], fp32(-math.inf)), fp32(0.0), highest[j]), [j])
+
+    for_each_vector(columns, tile.lanes, unmask)
+
+
+def _tile_of_scores(
     tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
 ) -> Callable[[Any], Any]:
     """Emits one register tile of scores; returns what reads an element of it."""
@@ -304,3 +309,22 @@ def _scores(
     totals = T.alloc_buffer((1, tile.size), "float32")
     multiply_panels(tile, depth, 1, lambda p, k, i: left(k, i), right, totals)
     return lambda at: totals[0, at]
+
+
+def _exponentials(
+    tile: Tile, strip: tirx.Buffer, highest: tirx.Buffer, total: tirx.Buffer, first: Any, count: Any
+) -> None:
+    """Emits strip[key, j] = exp(strip[key, j] - highest[j]) for a chunk of keys, and adds their sum to total[j]."""
+    partial = T.alloc_buffer((tile.columns,), "float32", scope="local")
+    _fill(partial, tile.columns, tile.lanes, 0.0)
+    with T.serial(0, count) as k:
+        for start in range(0, tile.columns, tile.lanes):
+            with T.vectorized(0, tile.lanes) as j:
+                at = [first + k, start + j]
+                T.buffer_store(strip, elementary.exp_below_zero(strip[tuple(at)] - highest[start + j]), at)
+                T.buffer_store(partial, partial[start + j] + strip[tuple(at)], [start + j])
+    for_each_vector(tile.columns, tile.lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
+
+
+def _fill(buffer: tirx.Buffer, count: int, lanes: int, value: float) -> None:
+    for_each_vector(count, lanes, lambda j: T.buffer_store(buffer, fp32(value), [j]))

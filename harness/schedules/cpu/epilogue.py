@@ -40,6 +40,8 @@ class Place:
         coordinates: (batch, row, column) → index along each dimension.
         cheap: The dimensions whose coordinate needs no division by a column; others are only read through `flat`.
         reshaped: Takes a new shape; returns the place of the same elements in the reshaped result.
+        permuted: Takes the axes of a permutation; returns the place of the same elements in the permuted result, None
+            if rows of the product would be torn apart.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +49,7 @@ class Place:
     coordinates: Callable[[Any, Any, Any], Sequence[Any]]
     cheap: frozenset[int]
     reshaped: Callable[[tuple[int, ...]], Place] | None = None
+    permuted: Callable[[tuple[int, ...]], Place | None] = lambda axes: None
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
@@ -66,11 +69,13 @@ class Step:
     """One elementwise operation: `op` applied to the running value and, if binary, to a constant or the next operand.
 
     Attributes:
-        op: Relax name; a reshape changes no value, but what the operands of later steps are broadcast to.
+        op: Relax name; a reshape or permutation changes no value, but where it is stored and what the operands of later
+            steps are broadcast to.
         constant: Second argument of a binary operation, if it is a number.
         operand: Whether the second argument is a tensor instead.
         swapped: Whether the running value is the right-hand side.
-        shape: The result of a reshape.
+        shape: The result of a reshape or permutation.
+        axes: Of a permutation.
     """
 
     op: str
@@ -78,6 +83,16 @@ class Step:
     operand: bool = False
     swapped: bool = False
     shape: tuple[int, ...] | None = None
+    axes: tuple[int, ...] | None = None
+
+    def moved(self, place: Place) -> Place:
+        """Where the elements lie after this step."""
+        if self.shape is None:
+            return place
+        after = place.permuted(self.axes) if self.axes is not None else place.reshaped and place.reshaped(self.shape)
+        if after is None:
+            raise ValueError(f"{self.op} cannot follow this product")
+        return after
 
 
 @dataclass(frozen=True)
@@ -97,17 +112,18 @@ class Epilogue:
         """Suffix for the kernel's name."""
         return "".join("_" + step.op.rpartition(".")[2] for step in self.steps if step.shape is None)
 
-    def result_shape(self, place: Place) -> tuple[int, ...]:
-        """The shape after the last step."""
-        return next((step.shape for step in reversed(self.steps) if step.shape is not None), place.shape)
+    def final(self, place: Place) -> Place:
+        """Where the elements lie after the last step."""
+        for step in self.steps:
+            place = step.moved(place)
+        return place
 
     def emitter(self, place: Place, buffers: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
         """(batch, row, column, value) → finished value; call it where views of the buffers may be declared."""
         readers: list[Callable[[Any, Any, Any], Any]] = []
         for step in self.steps:
-            if step.shape is not None and place.reshaped is not None:
-                place = place.reshaped(step.shape)
-            elif step.operand:
+            place = step.moved(place)
+            if step.operand:
                 readers.append(_reader(place, self.shapes[len(readers)], buffers[len(readers)]))
 
         def finish(b: Any, i: Any, j: Any, value: Any) -> Any:

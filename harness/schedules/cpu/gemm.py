@@ -7,15 +7,16 @@ with two activations the smaller one is. Leading dimensions that only the left o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.emit import Argument, view
 from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.folding import moved, ravel, row_starts
 from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
 from harness.schedules.cpu.product import (
     PanelRead,
@@ -27,6 +28,7 @@ from harness.schedules.cpu.product import (
     panel_width,
     product_function,
     stream,
+    stream_rows,
 )
 from harness.schedules.cpu.tile import choose_tile
 
@@ -107,12 +109,18 @@ def matrix_product(
     resident: Side = "right" if streaming == "left" else "left"
     width = problem.width(resident)
     place = _place(problem, shape)
+    starts = None
+    if streaming == "left" and not moving.transposed and problem.batch == 1:
+        moving, starts = _moved_rows(context, moving, problem)
 
     def pack_reader(buffer: tirx.Buffer) -> Read:
         if resident == "right":
             element = staying.reader(buffer, problem.depth, problem.columns)
             return lambda m, j, k: element(m, k, j)
         return staying.reader(buffer, problem.rows, problem.depth)
+
+    def panels_of(panels: tirx.Buffer) -> PanelRead:
+        return lambda b, p, k, i: panels[staying.index(batch, b), p, k, i]
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         packing = pack_function(
@@ -132,11 +140,14 @@ def matrix_product(
                     return by_row(m, k, j)
 
             line = view(result, math.prod(shape))
-            finish = epilogue.emitter(place, extras)
+            finish, final = epilogue.emitter(place, extras), epilogue.final(place)
 
             def store(b: Any, i: Any, j: Any, value: Any) -> None:
-                T.buffer_store(line, finish(b, i, j, value), [place.flat(b, i, j)])
+                T.buffer_store(line, finish(b, i, j, value), [final.flat(b, i, j)])
 
+            if starts is not None:
+                run = view(streamed, math.prod(moving.shape))
+                return stream_rows(run, starts, problem, tile), panels_of(panels), store
             pack = stream(
                 lambda b, i, k: element(moving.index(batch, b), i, k),
                 problem.width(streaming),
@@ -144,7 +155,7 @@ def matrix_product(
                 problem.depth,
                 tile.lanes if streaming == "right" and not moving.transposed else 1,
             )
-            return pack, lambda b, p, k, i: panels[staying.index(batch, b), p, k, i], store
+            return pack, panels_of(panels), store
 
         name = "matmul" + epilogue.label
         function = product_function(
@@ -156,13 +167,31 @@ def matrix_product(
                 Argument("streamed", moving.shape),
                 Argument("packed", packed_shape),
                 *epilogue.arguments,
-                Argument("result", epilogue.result_shape(place)),
+                Argument("result", epilogue.final(place).shape),
             ],
             body,
         )
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((moving.value, staying.value), place, build)
+
+
+def _moved_rows(context: Context, operand: Operand, problem: Problem) -> tuple[Operand, Callable[[Any], Any] | None]:
+    """Reads the rows of a left operand where they were before they were moved around.
+
+    Returns:
+        The operand to read, and (row) → where the row starts in it; None if its rows lie one after the other.
+    """
+    folded = moved(context, operand.value)
+    source = folded.inputs[0]
+    starts = None if source.same_as(operand.value) else row_starts(folded, problem.rows, problem.depth)
+    if starts is None:
+        return operand, None
+    shape = static_shape(source) or ()
+    operand = Operand(source, shape, operand.batch, transposed=False)
+    row = tirx.Var("row", "int32")
+    in_order = sym.Analyzer().can_prove_equal(starts(row), row * problem.depth)
+    return operand, None if in_order and math.prod(shape) == problem.rows * problem.depth else starts
 
 
 def _operand(
@@ -187,22 +216,43 @@ def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
     return "left" if math.prod(left.shape) >= math.prod(right.shape) else "right"
 
 
-def _place(problem: Problem, shape: tuple[int, ...]) -> Place:
-    """Results stored row by row: the columns are the last dimension, unless it was dropped."""
+def _place(problem: Problem, shape: tuple[int, ...], moved_row: Callable[[Any], Any] = lambda row: row) -> Place:
+    """Results stored row by row: the columns are the last dimension, unless it was dropped.
+
+    Args:
+        problem: The extents.
+        shape: Of the result.
+        moved_row: (row as the product counts them) → row of the result, if rows were permuted.
+    """
     rows, columns = problem.rows, problem.columns
+    ends_in_columns = bool(shape) and shape[-1] == columns
 
     def flat(b: Any, i: Any, j: Any) -> Any:
-        return (b * rows + i) * columns + j
+        return moved_row(b * rows + i) * columns + j
 
-    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
+    def split(row: Any) -> list[Any]:
         result: list[Any] = []
-        at = b * rows + i
-        inner = math.prod(shape) // columns
+        inner = math.prod(shape[:-1])
         for extent in shape[:-1]:
             inner //= extent
-            result.append(at // inner % extent)
-        return [*result, j]
+            result.append(row // inner % extent)
+        return result
 
-    ends_in_columns = bool(shape) and shape[-1] == columns
-    cheap = frozenset(range(len(shape))) if ends_in_columns else frozenset[int]()
-    return Place(shape, flat, coordinates, cheap, lambda reshaped: _place(problem, reshaped))
+    def permuted(axes: tuple[int, ...]) -> Place | None:
+        if not ends_in_columns or axes[-1] != len(axes) - 1:
+            return None
+
+        def row_after(row: Any) -> Any:
+            at = split(moved_row(row))
+            return ravel([at[axis] for axis in axes[:-1]], [shape[axis] for axis in axes[:-1]])
+
+        return _place(problem, tuple(shape[axis] for axis in axes), row_after)
+
+    return Place(
+        shape,
+        flat,
+        lambda b, i, j: [*split(moved_row(b * rows + i)), j],
+        frozenset(range(len(shape))) if ends_in_columns else frozenset[int](),
+        lambda reshaped: _place(problem, reshaped, moved_row),
+        permuted,
+    )

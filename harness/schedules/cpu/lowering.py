@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax, tirx
@@ -40,11 +40,13 @@ class Context:
         unit: The target's vector registers.
         bindings: The value of every bound variable.
         parameters: Variables that depend on nothing but parameters and constants.
+        results: Variables that hold what a kernel computes, as far as the function has been planned.
     """
 
     unit: VectorUnit
     bindings: dict[relax.Var, relax.Expr]
     parameters: frozenset[relax.Var]
+    results: set[relax.Var] = field(default_factory=set)
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Whether the value is known when the model is loaded."""

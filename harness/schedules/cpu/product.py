@@ -111,6 +111,27 @@ def stream(read: Read, width: int, panel: int, depth: int, lanes: int) -> Pack:
     return pack
 
 
+def stream_rows(data: tirx.Buffer, starts: Callable[[Any], Any], problem: Problem, tile: Tile) -> Pack:
+    """Packs rows that are runs of memory but do not lie one after the other; the last one is repeated beyond the edge.
+
+    Args:
+        data: The operand as one contiguous line.
+        starts: (row) → where it begins.
+        problem: The extents.
+        tile: The register tile.
+    """
+
+    def pack(workspace: tirx.Buffer, slot: Any, _b: Any, first: Any) -> None:
+        begin = T.alloc_buffer((tile.rows,), "int32", scope="local")
+        for i in range(tile.rows):
+            T.buffer_store(begin, starts(T.min(first + i, problem.rows - 1)), [i])
+        with T.serial(0, problem.depth) as k:
+            for i in range(tile.rows):
+                T.buffer_store(workspace, data[begin[i] + k], [slot, k, i])
+
+    return pack
+
+
 @dataclass(frozen=True)
 class Blocking:
     """How a product is cut into tasks: `slots` streaming panels each, times `splits` parts of the resident operand."""

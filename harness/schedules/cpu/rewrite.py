@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
+from harness.schedules.cpu.folding import moved, row_starts
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering, is_call, permutation, static_shape
 from harness.schedules.cpu.tile import vector_unit
@@ -27,6 +29,9 @@ KERNELS: dict[str, Lower] = {
     "relax.nn.attention_bias": lower_attention,
 }
 """By Relax operator: how it becomes a kernel."""
+
+
+_MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 
 def call_kernels(target: tvm.target.Target) -> tvm.transform.Pass:
@@ -131,7 +136,13 @@ def _plan(context: Context, facts: Any) -> _Plan:
             continue
         last = variable
         user = _only_user(facts, last)
-        if lowering.permuted is not None and user is not None and is_call(context.bindings[user], "relax.permute_dims"):
+        context.results.add(variable)
+        if (
+            lowering.permuted is not None
+            and user is not None
+            and is_call(context.bindings[user], "relax.permute_dims")
+            and not _read_as_rows(context, facts, variable)
+        ):
             other = lowering.permuted(permutation(context.bindings[user]))
             if other is not None:
                 covered.add(last)
@@ -144,9 +155,9 @@ def _plan(context: Context, facts: Any) -> _Plan:
             last, step, operand = following
             steps.append(step)
             operands += [] if operand is None else [operand]
-            if step.shape is not None and place.reshaped is not None:
-                place = place.reshaped(step.shape)
+            place = step.moved(place)
         shapes = tuple(static_shape(operand) or () for operand in operands)
+        context.results.add(last)
         kernels[last] = _Fused(lowering, tuple(operands), Epilogue(tuple(steps), shapes))
     return _Plan(kernels, frozenset(covered))
 
@@ -155,6 +166,21 @@ def _only_user(facts: Any, variable: relax.Var) -> relax.Var | None:
     """The binding that is the only one to use a variable of the same dataflow block, which it uses once."""
     users = facts.users.get(variable, [])
     return users[0] if isinstance(variable, relax.DataflowVar) and len(users) == 1 else None
+
+
+def _read_as_rows(context: Context, facts: Any, variable: relax.Var) -> bool:
+    """Whether only a matrix product reads the variable, and takes its rows as they are, however they are permuted."""
+    last = variable
+    while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *_MOVES):
+        last = user
+    if user is None or not is_call(context.bindings[user], "relax.matmul"):
+        return False
+    left = context.bindings[user].args[0]
+    shape = static_shape(left)
+    if not left.same_as(last) or shape is None:
+        return False
+    folded = moved(context, left)
+    return folded.inputs[0].same_as(variable) and bool(row_starts(folded, math.prod(shape[:-1]), shape[-1]))
 
 
 def _next_step(
@@ -166,9 +192,11 @@ def _next_step(
         return None
     value = context.bindings[user]
     shape = static_shape(value)
-    reshapes = is_call(value, "relax.reshape") and shape is not None and value.args[0].same_as(last)
-    if reshapes and place.reshaped is not None:
+    moves = is_call(value, "relax.reshape", "relax.permute_dims") and shape and value.args[0].same_as(last)
+    if moves and value.op.name == "relax.reshape" and place.reshaped is not None:
         return user, Step("relax.reshape", shape=shape), None
+    if moves and value.op.name == "relax.permute_dims" and place.permuted(permutation(value)) is not None:
+        return user, Step("relax.permute_dims", shape=shape, axes=permutation(value)), None
     if not is_call(value, *UNARY, *BINARY) or shape != place.shape:
         return None
     name = value.op.name

@@ -1,0 +1,298 @@
+"""Reads a tensor where it is needed instead of computing it beforehand: permutations, slices, windows, rotations.
+
+A kernel that copies an operand into its workspace anyway can compute each element on the way: from the operand's
+definition on Relax, followed through operations that only move elements (permutation, reshape, slice, selection,
+concatenation) and through a little arithmetic (as in rotary position encoding). What remains is a function from the
+index of an element to its value in terms of tensors that are in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, sym, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import Argument
+from harness.schedules.cpu.epilogue import BINARY
+from harness.schedules.cpu.lowering import Context, permutation, static_shape
+
+_MOST_OPERATIONS = 16
+"""Arithmetic operations per element up to which computing it where it is read is cheaper than a pass over memory."""
+
+Index = Sequence[Any]
+Element = Callable[["Reader", Index], Any]
+"""(what reads memory and simplifies indices, index of an element) → its value."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What an element is computed with.
+
+    Attributes:
+        buffers: One for each of the inputs of the `Folded`.
+        analyzer: Knows the ranges of the loop variables.
+    """
+
+    buffers: Sequence[tirx.Buffer]
+    analyzer: sym.Analyzer
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A tensor as a function of its index.
+
+    Attributes:
+        inputs: The tensors that are read from memory.
+        shape: Shape of the tensor.
+        element: Its elements.
+        operations: Arithmetic operations per element.
+        period: Neighbours along the last dimension are of that many kinds (real and imaginary parts: 2); whoever
+            unrolls a loop by it gets rid of the conditions.
+    """
+
+    inputs: tuple[relax.Expr, ...]
+    shape: tuple[int, ...]
+    element: Element
+    operations: int = 0
+    period: int = 1
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The kernel's parameters for the inputs."""
+        return [
+            Argument(f"input{n}", static_shape(value, None) or (), str(value.ty.dtype))
+            for n, value in enumerate(self.inputs)
+        ]
+
+
+def fold(context: Context, value: relax.Expr) -> Folded:
+    """The fp32 tensor `value` of static shape, as far back as that pays."""
+    shape = static_shape(value)
+    if shape is None:
+        raise ValueError("only fp32 tensors of static shape can be folded")
+    definition = context.definition(value)
+    folded = None
+    if isinstance(definition, ir.Call) and value not in context.results and not context.is_parameter(value):
+        rule = _RULES.get(getattr(definition.op, "name", ""))
+        folded = rule(context, definition, shape) if rule is not None else None
+    if folded is None or folded.operations > _MOST_OPERATIONS:
+        return stored(value)
+    return folded
+
+
+def stored(value: relax.Expr) -> Folded:
+    """A tensor that is read from memory as it is."""
+    return Folded((value,), static_shape(value, None) or (), lambda reader, at: _load(reader.buffers[0], at))
+
+
+def moved(context: Context, value: relax.Expr) -> Folded:
+    """Like `fold`, but only as far back as elements are moved and nothing is computed."""
+    folded = fold(context, value)
+    if folded.operations == 0 and len(folded.inputs) == 1:
+        return folded
+    return stored(value)
+
+
+def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | None:
+    """(row) → where in its one input a row of a matrix [rows, depth] starts, if each row is one run of memory there."""
+    if len(folded.inputs) != 1 or folded.operations:
+        return None
+    source = static_shape(folded.inputs[0]) or ()
+
+    def place(analyzer: sym.Analyzer, row: Any, k: Any) -> Any:
+        at = folded.element(Reader([_Indices()], analyzer), unravel(analyzer, row * depth + k, folded.shape))
+        return analyzer.simplify(tirx.convert(ravel(at, source)))
+
+    analyzer = sym.Analyzer()
+    row, k = tirx.Var("row", "int32"), tirx.Var("k", "int32")
+    analyzer.bind(row, ir.Range(0, rows))
+    analyzer.bind(k, ir.Range(0, depth))
+    if not analyzer.can_prove_equal(place(analyzer, row, k), place(analyzer, row, 0) + k):
+        return None
+    return lambda i: place(sym.Analyzer(), i, 0)
+
+
+class _Indices:
+    """In place of a buffer: gives the index that is read instead of the element."""
+
+    def __getitem__(self, index: tuple[Any, ...]) -> tuple[Any, ...]:
+        return index
+
+
+def _load(buffer: Any, at: Index) -> Any:
+    return buffer[tuple(at)] if at else buffer[()]
+
+
+def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[int]) -> list[Any]:
+    """The index of element number `flat` of a tensor of that shape."""
+    result: list[Any] = []
+    inner = math.prod(shape)
+    for n, extent in enumerate(shape):
+        inner //= extent
+        at = flat // inner if inner > 1 else flat
+        result.append(analyzer.simplify(at % extent) if n else analyzer.simplify(tirx.convert(at)))
+    return result
+
+
+def ravel(index: Index, shape: Sequence[int]) -> Any:
+    """The number of an element, counted row by row."""
+    flat: Any = 0
+    for at, extent in zip(index, shape, strict=True):
+        flat = flat * extent + at
+    return flat
+
+
+def _through(source: Folded, shape: tuple[int, ...], index: Callable[[Reader, Index], Index], period: int) -> Folded:
+    def element(reader: Reader, at: Index) -> Any:
+        return source.element(reader, index(reader, at))
+
+    return Folded(source.inputs, shape, element, source.operations, period)
+
+
+def _permute_dims(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    source = fold(context, value.args[0])
+    axes = permutation(value)
+
+    def index(_: Reader, at: Index) -> Index:
+        return [at[axes.index(d)] for d in range(len(axes))]
+
+    return _through(source, shape, index, source.period if axes[-1] == len(axes) - 1 else 1)
+
+
+def _reshape(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    if static_shape(value.args[0]) is None:
+        return None
+    source = fold(context, value.args[0])
+
+    def index(reader: Reader, at: Index) -> Index:
+        return unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(ravel(at, shape))), source.shape)
+
+    return _through(source, shape, index, source.period if shape and shape[-1] % source.period == 0 else 1)
+
+
+def _strided_slice(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    operands = [_integers(context, argument) for argument in value.args[1:]]
+    source_shape = static_shape(value.args[0])
+    if source_shape is None or any(operand is None for operand in operands):
+        return None
+    axes, begin, _end, *rest = (list(operand or ()) for operand in operands)
+    strides = rest[0] if rest else [1] * len(axes)
+    if any(stride < 1 for stride in strides):
+        return None
+    first, step = [0] * len(source_shape), [1] * len(source_shape)
+    for axis, start, stride in zip(axes, begin, strides, strict=True):
+        extent = source_shape[axis]
+        first[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+        step[axis] = stride
+    source = fold(context, value.args[0])
+    return _through(source, shape, lambda _, at: [f + s * i for f, s, i in zip(first, step, at, strict=True)], 1)
+
+
+def _take(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    source_shape = static_shape(value.args[0])
+    chosen = _integers(context, value.args[1])
+    if source_shape is None or chosen is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
+        return None
+    axis = int(value.attrs.axis) % len(source_shape)
+    if not 0 <= chosen[0] < source_shape[axis]:
+        return None
+    source = fold(context, value.args[0])
+    return _through(source, shape, lambda _, at: [*at[:axis], chosen[0], *at[axis:]], 1)
+
+
+def _concat(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    fields = context.definition(value.args[0])
+    if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
+        return None
+    if any(static_shape(field) is None for field in fields.fields) or value.attrs.axis is None:
+        return None
+    axis = int(value.attrs.axis) % len(shape)
+    parts = [fold(context, field) for field in fields.fields]
+    starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
+    inputs, placed = _joined(parts)
+
+    def element(reader: Reader, at: Index) -> Any:
+        def read(n: int) -> Any:
+            return parts[n].element(placed(reader, n), [*at[:axis], at[axis] - starts[n], *at[axis + 1 :]])
+
+        for n in range(len(parts) - 1):
+            if not reader.analyzer.can_prove(tirx.convert(at[axis]) >= starts[n + 1]):
+                if reader.analyzer.can_prove(tirx.convert(at[axis]) < starts[n + 1]):
+                    return read(n)
+                break
+        else:
+            return read(len(parts) - 1)
+        result = read(len(parts) - 1)
+        for n in range(len(parts) - 2, -1, -1):
+            result = T.if_then_else(at[axis] < starts[n + 1], read(n), result)
+        return result
+
+    period = len(parts) if axis == len(shape) - 1 and shape[axis] == len(parts) else 1
+    # Choosing between the parts counts as an operation.
+    return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
+
+
+def _binary(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    if any(static_shape(argument) is None for argument in value.args):
+        return None
+    parts = [fold(context, argument) for argument in value.args]
+    inputs, placed = _joined(parts)
+    operation = BINARY[value.op.name]
+
+    def element(reader: Reader, at: Index) -> Any:
+        values = []
+        for n, part in enumerate(parts):
+            own = at[len(at) - len(part.shape) :]
+            index = [0 if extent == 1 else i for extent, i in zip(part.shape, own, strict=True)]
+            values.append(part.element(placed(reader, n), index))
+        return operation(*values)
+
+    period = max(part.period for part in parts)
+    return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
+
+
+def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[Reader, int], Reader]]:
+    """The inputs of several parts without repetition, and what gives part n its own."""
+    inputs: list[relax.Expr] = []
+    places: list[list[int]] = []
+    for part in parts:
+        own = []
+        for value in part.inputs:
+            known = next((n for n, other in enumerate(inputs) if other.same_as(value)), len(inputs))
+            if known == len(inputs):
+                inputs.append(value)
+            own.append(known)
+        places.append(own)
+
+    def placed(reader: Reader, n: int) -> Reader:
+        return Reader([reader.buffers[place] for place in places[n]], reader.analyzer)
+
+    return tuple(inputs), placed
+
+
+def _integers(context: Context, value: relax.Expr) -> list[int] | None:
+    """The values of a constant of integers, or of a tuple or shape of them."""
+    definition = context.definition(value)
+    if isinstance(definition, relax.Tuple | relax.ShapeExpr):
+        fields = definition.fields if isinstance(definition, relax.Tuple) else definition.values
+        return [int(field) for field in fields] if all(isinstance(n, tirx.IntImm) for n in fields) else None
+    if isinstance(definition, ir.GenericConst):
+        return [int(number) for number in definition.value.numpy().reshape(-1)]
+    return None
+
+
+_RULES: dict[str, Callable[[Context, ir.Call, tuple[int, ...]], Folded | None]] = {
+    "relax.permute_dims": _permute_dims,
+    "relax.reshape": _reshape,
+    "relax.expand_dims": _reshape,
+    "relax.squeeze": _reshape,
+    "relax.strided_slice": _strided_slice,
+    "relax.take": _take,
+    "relax.concat": _concat,
+    **dict.fromkeys(BINARY, _binary),
+}
+"""By Relax operator: how its result is read without computing it beforehand."""
