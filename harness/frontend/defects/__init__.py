@@ -13,6 +13,7 @@ from harness.frontend.defects import (
     group_norm,
     indexing,
     infinite_fill,
+    matmul_dtype,
     promotion,
     reductions,
     resize,
@@ -39,4 +40,5 @@ DEFECTS: tuple[Defect, ...] = (
     *stable_sort.DEFECTS,
     *infinite_fill.DEFECTS,
     *group_norm.DEFECTS,
+    *matmul_dtype.DEFECTS,
 )
