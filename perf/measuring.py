@@ -21,11 +21,16 @@ GNU's OpenMP spins for 8 ms after a parallel loop of torch, TVM's pool for 4 ms 
 SPIN_VARIABLE, SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", "10000"
 """How long TVM's idle threads spin. By default it is 115 ms, in which they would take a CPU from torch."""
 
-WAKE_SECONDS = 0.015
-"""Calls that are not timed at the start of a turn: a worker that has slept may wake up on the CPU of its caller, and
-runs at half speed until the system moves it, 12 ms later; measured."""
+WAKE_SECONDS, LONGEST_WAKE_SECONDS = 0.015, 0.1
+"""Length of the calls that are not timed at the start of a turn.
+
+A worker that has slept may wake up on the CPU of its caller, where both run at half speed until the system moves one of
+them; measured: mostly within 20 ms, seldom 70.
+"""
+AWAKE = 1.2
+"""A call that takes less than this many times the fastest one so far has all its threads on CPUs of their own."""
 LONG_SECONDS = 1.0
-"""A turn that is longer goes without."""
+"""A call that takes longer needs no waking."""
 
 
 def percentile(samples: Sequence[float], q: float, enough: int) -> float | str:
@@ -55,12 +60,34 @@ class Interleaved:
         }
 
 
-def duration(call: Callable[[], object], calls: int = 1) -> float:
-    """Seconds per call, of so many in a row."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls
+@dataclass
+class Side:
+    """Something to be called again and again, by threads that sleep in between.
+
+    Attributes:
+        call: Runs it once.
+        fastest: Seconds of the fastest call so far.
+    """
+
+    call: Callable[[], object]
+    fastest: float = math.inf
+
+    def once(self) -> float:
+        """Seconds of one call."""
+        start = time.perf_counter()
+        self.call()
+        seconds = time.perf_counter() - start
+        self.fastest = min(self.fastest, seconds)
+        return seconds
+
+    def wake(self) -> None:
+        """Calls it until all its threads run."""
+        start = time.perf_counter()
+        while self.fastest < LONG_SECONDS:
+            awake = self.once() < AWAKE * self.fastest
+            passed = time.perf_counter() - start
+            if passed > LONGEST_WAKE_SECONDS or (awake and passed > WAKE_SECONDS):
+                break
 
 
 def interleave(
@@ -86,34 +113,37 @@ def interleave(
         most: Rounds that are enough.
         turn: Seconds that a turn lasts at least, by as many calls as it takes.
     """
-    calls, wakes, per_round = [], [], 0.0
-    for call in (tvm_call, torch_call):
-        call()
-        seconds = duration(call)
-        calls.append(max(1, math.ceil(turn / seconds)))
-        wakes.append(0 if seconds > LONG_SECONDS else math.ceil(WAKE_SECONDS / seconds))
-        per_round += SETTLE_SECONDS + (calls[-1] + wakes[-1]) * seconds
+    tvm, torch = Side(tvm_call), Side(torch_call)
+    calls, per_round = [], 0.0
+    for side in (tvm, torch):
+        side.once()
+        side.wake()
+        calls.append(max(1, math.ceil(turn / side.fastest)))
+        waking = 0.0 if side.fastest > LONG_SECONDS else max(side.fastest, WAKE_SECONDS)
+        per_round += SETTLE_SECONDS + waking + calls[-1] * side.fastest
     rounds = max(least, min(most, int(budget / per_round)))
     torch_seconds: list[float] = []
     torch_comes_first = itertools.cycle((True, False))
 
-    def settle(call: Callable[[], object], wake: int) -> None:
+    def settle(side: Side) -> None:
         time.sleep(SETTLE_SECONDS)
-        for _ in range(wake):
-            call()
-
-    def torch_turn() -> None:
-        settle(torch_call, wakes[1])
-        torch_seconds.append(duration(torch_call, calls[1]))
+        side.wake()
 
     def tvm_turn() -> None:
         for _ in range(calls[0]):
             tvm_call()
 
+    def torch_turn() -> None:
+        settle(torch)
+        start = time.perf_counter()
+        for _ in range(calls[1]):
+            torch_call()
+        torch_seconds.append((time.perf_counter() - start) / calls[1])
+
     def before() -> None:
         if next(torch_comes_first):
             torch_turn()
-        settle(tvm_call, wakes[0])
+        settle(tvm)
 
     def after() -> None:
         if len(torch_seconds) < len(benchmark.stats.stats.data):

@@ -7,7 +7,7 @@ says how much a kernel loses and not how two compilers differ.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,9 +21,12 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu.emit import Argument, fp32, prim_func
 from harness.schedules.cpu.tile import VectorUnit, vector_unit
 from harness.targets import TARGETS
+from perf.measuring import Side
 
 STEPS = 200_000
 """Steps of one call of the arithmetic kernel: about a millisecond."""
+FIRST_SECONDS = 0.3
+"""Length of the first measurement, which nobody sees."""
 ARRAY_BYTES = 64 << 20
 """Size of each array of the triad at least."""
 ARRAY_CACHES = 4
@@ -31,34 +34,30 @@ ARRAY_CACHES = 4
 
 
 @dataclass(frozen=True)
-class Peak:
-    """What was measured at one moment.
+class Rate:
+    """A kernel that does a known amount of work.
 
     Attributes:
-        flops: fp32 multiply-adds in registers, two operations each, of all threads; FLOP/s.
-        bandwidth: a = b + s·c over arrays far larger than the caches, all threads; byte/s counted as STREAM does, two
-            reads and one write per element. Where a write first reads its cache line, 4/3 of that moves.
+        side: Runs it once.
+        work: Operations or bytes of one run.
     """
 
-    flops: float
-    bandwidth: float
+    side: Side
+    work: int
 
-
-def best_rate(call: Callable[[], object], work: float, seconds: float) -> float:
-    """Work per second of the fastest of the calls that fit the time, three at least; the first one is not counted."""
-    call()
-    durations: list[float] = []
-    until = time.perf_counter() + seconds
-    while len(durations) < 3 or time.perf_counter() < until:
-        start = time.perf_counter()
-        call()
-        durations.append(time.perf_counter() - start)
-    return work / min(durations)
+    def best(self, seconds: float) -> float:
+        """Work per second of the fastest of the runs that fit the time, three at least, with all threads awake."""
+        self.side.wake()
+        durations: list[float] = []
+        until = time.perf_counter() + seconds
+        while len(durations) < 3 or time.perf_counter() < until:
+            durations.append(self.side.once())
+        return self.work / min(durations)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The compiled kernels and their operands.
+    """The compiled kernels with their operands.
 
     Attributes:
         unit: Vector registers of the target.
@@ -67,29 +66,25 @@ class Probe:
 
     unit: VectorUnit
     threads: int
-    _library: Any
-    _registers: tuple[Any, Any]
-    _arrays: tuple[Any, Any, Any]
-    _moved: int
+    _multiply_add: Rate
+    _multiply_add_alone: Rate
+    _triad: Rate
 
     def flops(self, seconds: float = 0.05) -> float:
-        """FLOP/s of all threads, in registers."""
-        return best_rate(lambda: self._library["multiply_add"](*self._registers), self._flop() * self.threads, seconds)
+        """fp32 multiply-adds in registers, two operations each, of all threads; FLOP/s."""
+        return self._multiply_add.best(seconds)
 
     def flops_of_one_thread(self, seconds: float = 0.05) -> float:
         """FLOP/s of one thread while the others rest."""
-        return best_rate(lambda: self._library["multiply_add_alone"](*self._registers), self._flop(), seconds)
+        return self._multiply_add_alone.best(seconds)
 
     def bandwidth(self, seconds: float = 0.05) -> float:
-        """Byte/s of the triad."""
-        return best_rate(lambda: self._library["triad"](*self._arrays), self._moved, seconds)
+        """a = b + s·c over arrays far larger than the caches, by all threads; byte/s.
 
-    def peak(self, seconds: float = 0.05) -> Peak:
-        """Both, each for that long."""
-        return Peak(self.flops(seconds), self.bandwidth(seconds))
-
-    def _flop(self) -> int:
-        return 2 * STEPS * _accumulators(self.unit) * self.unit.lanes
+        Counted as STREAM does, two reads and one write per element. Where a write first reads its cache line, 4/3 of
+        that moves.
+        """
+        return self._triad.best(seconds)
 
 
 @cache
@@ -108,8 +103,23 @@ def probe(threads: int) -> Probe:
     library = tvm.compile(module, target)
     starts = np.random.default_rng(0).random((threads, _accumulators(unit), unit.lanes), np.float32)
     registers = (tvm.runtime.tensor(np.full(unit.lanes, 0.5, np.float32)), tvm.runtime.tensor(starts))
-    a, b, c = (tvm.runtime.tensor(np.full(length, value, np.float32)) for value in (0.0, 1.0, 2.0))
-    return Probe(unit, threads, library, registers, (a, b, c), 3 * 4 * length)
+    arrays = [tvm.runtime.tensor(np.full(length, value, np.float32)) for value in (0.0, 1.0, 2.0)]
+
+    def rate(name: str, operands: Sequence[Any], work: int) -> Rate:
+        kernel = library[name]
+        return Rate(Side(lambda: kernel(*operands)), work)
+
+    flop = 2 * STEPS * _accumulators(unit) * unit.lanes
+    result = Probe(
+        unit,
+        threads,
+        rate("multiply_add", registers, flop * threads),
+        rate("multiply_add_alone", registers, flop),
+        rate("triad", arrays, 3 * 4 * length),
+    )
+    for measure in (result.flops, result.bandwidth):
+        measure(FIRST_SECONDS)  # so that `Side.wake` knows how fast a run is
+    return result
 
 
 def last_level_cache() -> int:
