@@ -1,15 +1,17 @@
-"""Latency of each component, PyTorch eager against TVM untuned, interleaved round by round in one process.
+"""Latency and peak memory of each component, PyTorch eager against TVM untuned.
 
-The rounds that pytest-benchmark times are TVM's; before each of them PyTorch runs once, and its times stand in
-`extra_info` with the ratio of the medians. Percentiles are left out where the number of rounds does not support them.
+Latency: both in one process, interleaved round by round. The rounds that pytest-benchmark times are TVM's; PyTorch's
+stand in `extra_info` with the ratio of the medians. Memory: each in a process of its own (`perf/memory.py`).
 """
 
 from __future__ import annotations
 
+import gc
 import math
-import statistics
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,36 +29,44 @@ from harness.source import Source
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 from harness.threads import configure_threads
+from harness.worker import WorkerEnd, run_isolated
+from perf.measuring import interleave
+from perf.memory import Request, save
 
 BUDGET_SECONDS = 30.0
 """How long PyTorch and TVM together may take per component; at least five rounds run in any case."""
 
-ENOUGH_FOR_P95, ENOUGH_FOR_P99 = 20, 100
 
-
-def percentile(samples: list[float], q: float, enough: int) -> float | str:
-    """The q-quantile by rank, or `n/a` with too few samples to have one."""
-    return sorted(samples)[math.ceil(q * len(samples)) - 1] if len(samples) >= enough else "n/a"
-
-
-def test_latency(case: Case, benchmark, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_component(case: Case, benchmark: Any, component_results: list[dict[str, Any]]) -> None:
     target = TARGETS[case.target]
     problem = target.compile_problem() or target.run_problem()
     if problem or case.strategy == "none":
         pytest.skip(problem or "the control strategy does not compile")
     threads = configure_threads()
+    # Not pytest's folder, which stays: at full scale there are gigabytes of weights in it.
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name:
+        request = Request(Path(name), Path(name) / f"library{LIBRARY_SUFFIX}", case.target, threads)
+        result = {"case": case.id, "threads": threads, **latency(case, benchmark, request)}
+        gc.collect()
+        result |= {f"{side}_memory": peak_memory(side, request) for side in ("tvm", "torch")}
+    benchmark.extra_info |= result | {"machine": describe_machine()}
+    component_results.append(result)
+
+
+def latency(case: Case, benchmark: Any, request: Request) -> dict[str, Any]:
+    """Times the main sample in this process, once its outputs are strict; saves what the memory measurements need."""
+    target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
     with upstream():
         source = Source(case, Settings())
         sample, args = next(iter(source.samples.items()))
         inputs = tuple(args.values())
-        strategy = STRATEGIES[case.strategy]
         with strategy.apply(source.module):
             program = export_program(source.module, inputs)
         reference, oracle = source.reference()[0], source.oracle()
         module, parameters = strategy.import_program(program)
-        library = tmp_path / f"{sample}{LIBRARY_SUFFIX}"
-        compile_module(module, target, library)
-        executable = Executable(library, target.device(), list(parameters.values()))
+        compile_module(module, target, request.library)
+        save(source.module, inputs, list(parameters.values()), request.folder)
+        executable = Executable(request.library, target.device(), list(parameters.values()))
         arrays = [tensor.numpy() for tensor in inputs]
 
         start = time.perf_counter()
@@ -65,33 +75,20 @@ def test_latency(case: Case, benchmark, tmp_path: Path) -> None:  # type: ignore
         verdicts = judge(actual, {name: reference[name] for name in actual}, oracle)
         assert all(verdict.kind is VerdictKind.STRICT for verdict in verdicts), verdicts
 
-        torch_seconds: list[float] = []
-
         def run_torch() -> None:
-            begin = time.perf_counter()
             with torch.no_grad():
                 source.module(*inputs)
-            torch_seconds.append(time.perf_counter() - begin)
 
-        run_torch()
-        rounds = max(5, min(200, int(BUDGET_SECONDS / (torch_seconds.pop() + first_call))))
-        benchmark.pedantic(executable.run, args=(arrays,), setup=run_torch, rounds=rounds, warmup_rounds=1)
-    seconds = list(benchmark.stats.stats.data)
-    torch_seconds = torch_seconds[-len(seconds) :]
-    benchmark.extra_info |= {
-        "threads": threads,
-        "machine": describe_machine(),
-        "first_call": first_call,
-        "p95": percentile(seconds, 0.95, ENOUGH_FOR_P95),
-        "p99": percentile(seconds, 0.99, ENOUGH_FOR_P99),
-        "torch_median": statistics.median(torch_seconds),
-        "torch_seconds": torch_seconds,
-        "worst_r_rms": max((v.r_rms for v in verdicts if not math.isnan(v.r_rms)), default=math.nan),
-        "torch_over_tvm": statistics.median(torch_seconds) / statistics.median(seconds),
-    }
-    print(
-        f"\n{case.id}: PyTorch {statistics.median(torch_seconds) * 1e3:.1f} ms "
-        f"({min(torch_seconds) * 1e3:.1f}–{max(torch_seconds) * 1e3:.1f}), "
-        f"TVM {statistics.median(seconds) * 1e3:.1f} ms ({min(seconds) * 1e3:.1f}–{max(seconds) * 1e3:.1f}), "
-        f"{benchmark.extra_info['torch_over_tvm']:.2f}×, {len(seconds)} rounds, {threads} threads"
-    )
+        timed = interleave(benchmark, lambda: executable.run(arrays), run_torch, budget=BUDGET_SECONDS)
+    worst = max((v.r_rms for v in verdicts if not math.isnan(v.r_rms)), default=math.nan)
+    return timed.summary() | {"first_call": first_call, "worst_r_rms": worst}
+
+
+def peak_memory(side: str, request: Request) -> dict[str, int] | None:
+    """Bytes of the weights, of a run above them and of both, None where the system does not tell."""
+    ended = run_isolated(f"perf.memory:{side}_memory", request)
+    assert ended.kind is WorkerEnd.OK, ended.error
+    if ended.value is None:
+        return None
+    weights, run = ended.value.weights, ended.value.run
+    return {"weights_bytes": weights, "run_bytes": run, "peak_bytes": weights + run}
