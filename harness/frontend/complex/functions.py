@@ -55,9 +55,9 @@ def _abs(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, An
     im = writer.call(_aten.abs.default, pair.im)
     small, large, factor = _SCALING[re.meta["val"].dtype]
     largest = writer.call(_aten.maximum.default, re, im)
-    one, up, down = (writer.call(_aten.full_like.default, re, value) for value in (1.0, factor, 1 / factor))
-    scale = writer.call(_aten.where.self, writer.call(_aten.lt.Scalar, largest, small), up, one)
-    scale = writer.call(_aten.where.self, writer.call(_aten.gt.Scalar, largest, large), down, scale)
+    one = writer.call(_aten.full_like.default, re, 1.0)
+    scale = writer.call(_aten.where.ScalarSelf, writer.call(_aten.lt.Scalar, largest, small), factor, one)
+    scale = writer.call(_aten.where.ScalarSelf, writer.call(_aten.gt.Scalar, largest, large), 1 / factor, scale)
     scaled = [writer.call(_aten.mul.Tensor, part, scale) for part in (re, im)]
     squares = [writer.call(_aten.mul.Tensor, part, part) for part in scaled]
     root = writer.call(_aten.sqrt.default, writer.call(_aten.add.Tensor, *squares))

@@ -8,6 +8,7 @@ from harness.frontend.defects import (
     attention,
     clamp,
     division_rounding,
+    double_fill,
     empty_tensors,
     grid_sample,
     group_norm,
@@ -41,4 +42,5 @@ DEFECTS: tuple[Defect, ...] = (
     *infinite_fill.DEFECTS,
     *group_norm.DEFECTS,
     *matmul_dtype.DEFECTS,
+    *double_fill.DEFECTS,
 )

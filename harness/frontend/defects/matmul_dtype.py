@@ -48,15 +48,17 @@ def _convert_addmm(node: Node, importer: Any) -> Any:
     emit, dtype = importer.block_builder.emit, importer._convert_data_type(value_of(node).dtype)
     bias, a, b = node.args
     terms = []
-    for factor, make in (
-        (node.kwargs.get("beta", 1), lambda: importer.env[bias]),
-        (node.kwargs.get("alpha", 1), lambda: _matmul(importer, node, a, b)),
+    for factor, term in (
+        (node.kwargs.get("beta", 1), importer.env[bias]),
+        (node.kwargs.get("alpha", 1), _matmul(importer, node, a, b)),
     ):
+        # a factor of 0 drops the term, whatever is in it
         if factor != 0:
-            terms.append(make() if factor == 1 else emit(relax.op.multiply(make(), relax.const(factor, dtype))))
-    if len(terms) == 2:
-        return emit(relax.op.add(*terms))
-    return terms[0] if terms else emit(relax.op.zeros(list(value_of(node).shape), dtype))
+            terms.append(term if factor == 1 else emit(relax.op.multiply(term, relax.const(factor, dtype))))
+    if not terms:
+        return emit(relax.op.zeros(list(value_of(node).shape), dtype))
+    total = terms[0] if len(terms) == 1 else emit(relax.op.add(*terms))
+    return emit(relax.op.broadcast_to(total, list(value_of(node).shape))) if len(terms) == 1 else total
 
 
 DEFECTS = (
