@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.rope.converter import CONVERTER
+from harness.rope.llm import LLM
 from harness.rope.lowering import LOWERING
 from harness.rope.none import NONE
 from harness.rope.real import REAL
@@ -15,6 +16,7 @@ STRATEGIES: dict[str, Strategy] = {
         REAL,
         LOWERING,
         CONVERTER,
+        LLM,
     )
 }
 """Every strategy by name, in the order in which they are listed; a new one is one file and one line here."""

@@ -7,23 +7,14 @@ out: (re + i·im)(cos + i·sin) = (re·cos − im·sin) + i·(re·sin + im·cos)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import MethodType
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
+from harness.rope.rotation import Rotation, rotating
 from harness.rope.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch
-
-# Classes are told by name, because naming them must not import sam3 (it needs patches to be importable on some
-# machines).
-_TRUNK_ATTENTION = ("sam3.model.vitdet", "Attention")
-_TRACKER_ATTENTION = ("sam3.sam.transformer", "RoPEAttention")
-
-_COMPLEX = "freqs_cis"
-_COS, _SIN = "rope_cos", "rope_sin"
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, repeat: int = 1) -> torch.Tensor:
@@ -104,23 +95,18 @@ def real_tables(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def apply_real(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """Lets every RoPE attention in `module` compute with real numbers for the duration of the context.
-
-    No complex tensor is then left among the buffers: torch.export sees `rope_cos` and `rope_sin` instead of
-    `freqs_cis`. Only instances change, and each is as it was afterwards, whatever happens inside.
-    """
-    return _apply_real(module)
-
-
-@contextmanager
-def _apply_real(module: torch.nn.Module) -> Iterator[None]:
-    with ExitStack() as stack:
-        for part in module.modules():
-            if _is_a(part, _TRUNK_ATTENTION) and getattr(part, _COMPLEX, None) is not None:
-                stack.enter_context(_real_tables_in(part, "_apply_rope", _trunk_apply_rope))
-            elif _is_a(part, _TRACKER_ATTENTION) and getattr(part, _COMPLEX, None) is not None:
-                stack.enter_context(_real_tables_in(part, "forward", _tracker_forward))
-        yield
+    """Lets every RoPE attention in `module` compute with real numbers, from buffers of cosines and sines."""
+    cos, sin = "rope_cos", "rope_sin"
+    return rotating(
+        module,
+        Rotation(
+            convert=lambda table: dict(zip((cos, sin), real_tables(table), strict=True)),
+            compute=lambda head_size, width, height, theta: dict(
+                zip((cos, sin), axial_tables(head_size, width, height, theta), strict=True)
+            ),
+            rotate=lambda x, tables, repeat: rotate(x, tables[cos], tables[sin], repeat),
+        ),
+    )
 
 
 REAL = Strategy(
@@ -128,66 +114,3 @@ REAL = Strategy(
     summary="explicit cos/sin arithmetic on pairs of features, in float32",
     apply=apply_real,
 )
-
-
-def _is_a(module: torch.nn.Module, name: tuple[str, str]) -> bool:
-    return any((base.__module__, base.__qualname__) == name for base in type(module).__mro__)
-
-
-@contextmanager
-def _real_tables_in(module: torch.nn.Module, method: str, replacement: Any) -> Iterator[None]:
-    """Replaces the complex table of one attention by buffers of cosines and sines, and the method that reads it."""
-    buffers = list(module._buffers)
-    persistent = _COMPLEX in buffers and _COMPLEX not in module._non_persistent_buffers_set
-    table = getattr(module, _COMPLEX)
-    delattr(module, _COMPLEX)
-    cos, sin = real_tables(table)
-    module.register_buffer(_COS, cos, persistent=persistent)
-    module.register_buffer(_SIN, sin, persistent=persistent)
-    object.__setattr__(module, method, MethodType(replacement, module))
-    try:
-        yield
-    finally:
-        delattr(module, method)
-        delattr(module, _COS)
-        delattr(module, _SIN)
-        if _COMPLEX in buffers:
-            module.register_buffer(_COMPLEX, table, persistent=persistent)
-            for name in buffers[buffers.index(_COMPLEX) + 1 :]:  # state_dict lists buffers in the order of registration
-                module._buffers[name] = module._buffers.pop(name)
-        else:
-            setattr(module, _COMPLEX, table)
-
-
-def _trunk_apply_rope(self: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stands in for `sam3.model.vitdet.Attention._apply_rope`; q and k are [B, heads, L, D]."""
-    return rotate(q, self.rope_cos, self.rope_sin), rotate(k, self.rope_cos, self.rope_sin)
-
-
-def _tracker_forward(
-    self: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_k_exclude_rope: int = 0
-) -> torch.Tensor:
-    """Stands in for `sam3.sam.transformer.RoPEAttention.forward`, in evaluation mode.
-
-    The last `num_k_exclude_rope` keys (object pointers) keep their phase; the others may be several times the queries.
-    """
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    q, k, v = (
-        self._separate_heads(project(tokens), self.num_heads)
-        for project, tokens in ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
-    )
-    cos, sin = self.rope_cos, self.rope_sin
-    if cos.shape[0] != q.shape[-2]:
-        side = round(q.shape[-2] ** 0.5)  # upstream takes the queries as a square here
-        options = self.compute_cis.keywords
-        cos, sin = (
-            table.to(device=q.device) for table in axial_tables(options["dim"], side, side, theta=options["theta"])
-        )
-    rotated_keys = k.shape[-2] - num_k_exclude_rope
-    repeat = max(rotated_keys // q.shape[-2], 1) if self.rope_k_repeat else 1
-    q = rotate(q, cos, sin)
-    rotated = rotate(k[:, :, :rotated_keys], cos, sin, repeat)
-    k = torch.cat((rotated, k[:, :, rotated_keys:]), dim=-2)
-    return self.out_proj(self._recombine_heads(scaled_dot_product_attention(q, k, v)))  # type: ignore[no-any-return]
