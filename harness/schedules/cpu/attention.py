@@ -170,8 +170,8 @@ def _kernel(unit: VectorUnit, attention: Attention) -> tirx.PrimFunc:
                 with T.serial(0, channel_panels) as panel:
                     channel = T.Bind(panel * output.columns)
 
-                    def value_of(k: Any, j: Any, channel: Any = channel) -> Any:
-                        return values[k, channel + j]
+                    def value_of(first_key: Any, k: Any, j: Any, channel: Any = channel) -> Any:
+                        return values[first_key + k, channel + j]
 
                     multiply_panels(
                         output,
@@ -304,10 +304,10 @@ def _tile_of_scores(
 ) -> Callable[[Any], Any]:
     """Emits one register tile of scores; returns what reads an element of it."""
     if chunk_length(depth) >= depth:
-        partial = multiply(tile, 0, depth, left, right)
+        partial = multiply(tile, depth, left, right)
         return lambda at: partial[at]
     totals = T.alloc_buffer((1, tile.size), "float32")
-    multiply_panels(tile, depth, 1, lambda p, k, i: left(k, i), right, totals)
+    multiply_panels(tile, depth, 1, lambda p, k, i: left(k, i), lambda first, k, j: right(first + k, j), totals)
     return lambda at: totals[0, at]
 
 

@@ -22,7 +22,18 @@ from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_fun
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.gemm import Operand, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
-from harness.schedules.cpu.product import Pack, PanelRead, Problem, Read, Store, pack_function, product_function, stream
+from harness.schedules.cpu.product import (
+    Fill,
+    Pack,
+    PanelRead,
+    Problem,
+    Put,
+    Read,
+    Store,
+    pack_function,
+    product_function,
+    stream,
+)
 from harness.schedules.cpu.tile import Tile, choose_tile
 
 
@@ -165,7 +176,7 @@ def _columns(
 
             if window.pointwise:
                 rows = view(image, problem.batch, window.channels, window.pixels)
-                pack = stream(lambda b, j, k: rows[b, k, j], window.pixels, tile.columns, window.depth, tile.lanes)
+                pack = stream(lambda b, j, k: rows[b, k, j], window.pixels, tile.columns, tile.lanes)
             else:
                 pack = _gather(window, tile, image)
             return pack, lambda b, p, k, i: panels[b % window.groups, p, k, i], store
@@ -189,10 +200,12 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
     # Then a panel of neighbouring pixels reads neighbouring pixels, across the ends of lines too.
     keeps_lines = window.strides == (1, 1) and out_width == width
 
-    def pack(workspace: tirx.Buffer, slot: Any, b: Any, first: Any) -> None:
+    taps = math.prod(window.kernel)
+
+    def pack(b: Any, first: Any) -> Fill:
         tops = T.alloc_buffer((tile.columns,), "int32", scope="local")
         lefts = T.alloc_buffer((tile.columns,), "int32", scope="local")
-        inside = T.alloc_buffer((math.prod(window.kernel), tile.columns), "int32")
+        inside = T.alloc_buffer((taps, tile.columns), "int32")
         with T.serial(0, tile.columns) as j:
             pixel = T.Bind(T.min(first + j, window.pixels - 1))
             T.buffer_store(tops, pixel // out_width * window.strides[0] - window.padding[0], [j])
@@ -201,32 +214,33 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
             y, x = tops[j] + ky * window.dilation[0], lefts[j] + kx * window.dilation[1]
             within = tirx.all(y >= 0, y < height, x >= 0, x < width)
             T.buffer_store(inside, tirx.Cast("int32", within), [ky * kernel_width + kx, j])
-        with T.serial(0, window.channels) as c, T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx:
-            place = T.Bind(ky * kernel_width + kx)
-            k = T.Bind(c * math.prod(window.kernel) + place)
-            down, right = T.Bind(ky * window.dilation[0]), T.Bind(kx * window.dilation[1])
 
-            def element() -> None:
-                with T.serial(0, tile.columns) as j:
-                    value = planes[b, c, tops[j] + down, lefts[j] + right]
-                    T.buffer_store(workspace, T.if_then_else(inside[place, j] != 0, value, fp32(0.0)), [slot, k, j])
+        def fill(put: Put, start: Any, count: Any) -> None:
+            with T.serial(0, count) as k:
+                c, tap = T.Bind((start + k) // taps), T.Bind((start + k) % taps)
+                down = T.Bind(tap // kernel_width * window.dilation[0])
+                right = T.Bind(tap % kernel_width * window.dilation[1])
 
-            def line(start: Any) -> None:
-                def copy(j: Any) -> None:
-                    value = T.Select(inside[place, j] != 0, flat[b, c, start + j], fp32(0.0))
-                    T.buffer_store(workspace, value, [slot, k, j])
+                def element() -> None:
+                    with T.serial(0, tile.columns) as j:
+                        value = planes[b, c, tops[j] + down, lefts[j] + right]
+                        put(k, j, T.if_then_else(inside[tap, j] != 0, value, fp32(0.0)))
 
-                for_each_vector(tile.columns, tile.lanes, copy)
-
-            if not keeps_lines:
-                element()
-            else:
-                start = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
-                with T.If(tirx.all(start >= 0, start + tile.columns <= height * width)):
+                if not keeps_lines:
+                    element()
+                    return
+                place = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
+                with T.If(tirx.all(place >= 0, place + tile.columns <= height * width)):
                     with T.Then():
-                        line(start)
+                        for_each_vector(
+                            tile.columns,
+                            tile.lanes,
+                            lambda j: put(k, j, T.Select(inside[tap, j] != 0, flat[b, c, place + j], fp32(0.0))),
+                        )
                     with T.Else():
                         element()
+
+        return fill
 
     return pack
 
@@ -275,7 +289,7 @@ def _scatter(
             def store(b: Any, i: Any, j: Any, value: Any) -> None:
                 T.buffer_store(output, finish(b, i, j, value), coordinates(b, i, j))
 
-            pack = stream(lambda b, j, k: rows[b, k, j], problem.columns, tile.columns, depth, tile.lanes)
+            pack = stream(lambda b, j, k: rows[b, k, j], problem.columns, tile.columns, tile.lanes)
             return pack, lambda _, p, k, i: panels[0, p, k, i], store
 
         name = "conv2d_transpose" + epilogue.label

@@ -105,15 +105,12 @@ def each_vector(tile: Tile, body: Callable[[int, Any, Any], None]) -> None:
                 body(i, start + j, i * tile.columns + start + j)
 
 
-def multiply(
-    tile: Tile, first: Any, count: Any, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
-) -> tirx.Buffer:
+def multiply(tile: Tile, count: Any, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]) -> tirx.Buffer:
     """Emits a part of the product of one register tile and returns the buffer [rows · columns] that holds it.
 
     Args:
         tile: The shape of the tile; all of it stays in registers.
-        first: The first term of the sums.
-        count: Number of terms.
+        count: Number of terms of each sum.
         left: (k, row of the tile) → element of the left operand.
         right: (k, column of the tile) → element of the right operand; contiguous in the column.
     """
@@ -122,7 +119,7 @@ def multiply(
     with T.serial(0, count) as k:
         each_vector(
             tile,
-            lambda i, j, at: T.buffer_store(partial, partial[at] + left(first + k, i) * right(first + k, j), [at]),
+            lambda i, j, at: T.buffer_store(partial, partial[at] + left(k, i) * right(k, j), [at]),
         )
     return partial
 
@@ -132,7 +129,7 @@ def multiply_panels(
     depth: int,
     panels: Any,
     left: Callable[[Any, Any, int], Any],
-    right: Callable[[Any, Any], Any],
+    right: Callable[[Any, Any, Any], Any],
     totals: tirx.Buffer,
     before: Callable[[Any, Any], None] | None = None,
 ) -> None:
@@ -146,7 +143,7 @@ def multiply_panels(
         depth: Number of terms of each sum.
         panels: Number of left panels.
         left: (panel, k, row of the tile) → element.
-        right: (k, column of the tile) → element; contiguous in the column.
+        right: (first term of the chunk, k counted from it, column of the tile) → element; contiguous in the column.
         totals: Gets the products, [at least panels, rows · columns].
         before: (first term, number of terms): emits what makes a chunk of the right panel ready.
     """
@@ -158,5 +155,5 @@ def multiply_panels(
         if before is not None:
             before(c * chunk, count)
         with T.serial(0, panels) as p:
-            partial = multiply(tile, c * chunk, count, lambda k, i: left(p, k, i), right)
+            partial = multiply(tile, count, lambda k, i: left(p, c * chunk + k, i), lambda k, j: right(c * chunk, k, j))
             each_vector(tile, lambda i, j, at: T.buffer_store(totals, totals[p, at] + partial[at], [p, at]))

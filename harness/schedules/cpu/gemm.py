@@ -152,7 +152,6 @@ def matrix_product(
                 lambda b, i, k: element(moving.index(batch, b), i, k),
                 problem.width(streaming),
                 panel_width(streaming, tile),
-                problem.depth,
                 tile.lanes if streaming == "right" and not moving.transposed else 1,
             )
             return pack, panels_of(panels), store

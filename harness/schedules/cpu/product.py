@@ -17,14 +17,22 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, ceil_div, for_each_vector, fp32, multiply_panels, prim_func
+from harness.schedules.cpu.emit import (
+    Argument,
+    ceil_div,
+    chunk_length,
+    for_each_vector,
+    fp32,
+    multiply_panels,
+    prim_func,
+)
 from harness.schedules.cpu.tile import Tile
 
 Side = Literal["left", "right"]
 
 _BLOCK_BYTES = 6 * 1024 * 1024
 """Workspace of one task at most. It is read in order, chunk by chunk, and need not fit the second-level cache."""
-_LEFT_PANELS = 48
+_LEFT_PANELS = 64
 """Left panels that share one pass over the right operand; their sums, 1.5 KB each, stay in the second-level cache."""
 _TASKS = 16
 """Tasks wanted at least, so that static scheduling keeps a few threads busy."""
@@ -46,8 +54,12 @@ class Problem:
 
 Read = Callable[[Any, Any, Any], Any]
 """(batch, row or column, k) → element."""
-Pack = Callable[[tirx.Buffer, Any, Any, Any], None]
-"""(workspace [slots, depth, width], slot, batch, first row or column): emits the packing of one panel."""
+Put = Callable[[Any, Any, Any], None]
+"""(term counted from the first one, row or column within the panel, value): emits the store of a packed element."""
+Fill = Callable[[Put, Any, Any], None]
+"""(where to store, first term, number of terms): emits the packing of a part of one panel."""
+Pack = Callable[[Any, Any], Fill]
+"""(batch, first row or column): emits what all parts of a panel need; returns what packs a part."""
 
 
 def panel_width(side: Side, tile: Tile) -> int:
@@ -85,28 +97,29 @@ def pack_function(
     return prim_func("pack", [source, Argument("packed", shape)], body)
 
 
-def stream(read: Read, width: int, panel: int, depth: int, lanes: int) -> Pack:
+def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
     """Packs a panel element by element; the last one repeats the last row or column instead of leaving the operand."""
 
-    def pack(workspace: tirx.Buffer, slot: Any, b: Any, first: Any) -> None:
-        def copy(clamp: bool) -> None:
-            with T.serial(0, depth) as k:
-                if clamp:
-                    with T.serial(0, panel) as i:
-                        T.buffer_store(workspace, read(b, T.min(first + i, width - 1), k), [slot, k, i])
-                else:
-                    for_each_vector(
-                        panel, lanes, lambda i: T.buffer_store(workspace, read(b, first + i, k), [slot, k, i])
-                    )
+    def pack(b: Any, first: Any) -> Fill:
+        def fill(put: Put, start: Any, count: Any) -> None:
+            def copy(clamp: bool) -> None:
+                with T.serial(0, count) as k:
+                    if clamp:
+                        with T.serial(0, panel) as i:
+                            put(k, i, read(b, T.min(first + i, width - 1), start + k))
+                    else:
+                        for_each_vector(panel, lanes, lambda i: put(k, i, read(b, first + i, start + k)))
 
-        if width % panel == 0:
-            copy(clamp=False)
-        else:
-            with T.If(first + panel <= width):
-                with T.Then():
-                    copy(clamp=False)
-                with T.Else():
-                    copy(clamp=True)
+            if width % panel == 0:
+                copy(clamp=False)
+            else:
+                with T.If(first + panel <= width):
+                    with T.Then():
+                        copy(clamp=False)
+                    with T.Else():
+                        copy(clamp=True)
+
+        return fill
 
     return pack
 
@@ -121,13 +134,17 @@ def stream_rows(data: tirx.Buffer, starts: Callable[[Any], Any], problem: Proble
         tile: The register tile.
     """
 
-    def pack(workspace: tirx.Buffer, slot: Any, _b: Any, first: Any) -> None:
+    def pack(_b: Any, first: Any) -> Fill:
         begin = T.alloc_buffer((tile.rows,), "int32", scope="local")
         for i in range(tile.rows):
             T.buffer_store(begin, starts(T.min(first + i, problem.rows - 1)), [i])
-        with T.serial(0, problem.depth) as k:
-            for i in range(tile.rows):
-                T.buffer_store(workspace, data[begin[i] + k], [slot, k, i])
+
+        def fill(put: Put, start: Any, count: Any) -> None:
+            with T.serial(0, count) as k:
+                for i in range(tile.rows):
+                    put(k, i, data[begin[i] + start + k])
+
+        return fill
 
     return pack
 
@@ -144,15 +161,14 @@ def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
     """Blocks that fit the workspace, and enough tasks."""
     panel = panel_width(streaming, tile)
     panels = ceil_div(problem.width(streaming), panel)
-    fitting = max(1, _BLOCK_BYTES // (4 * panel * problem.depth))
+    most = panels
     if streaming == "left":
-        fitting = min(fitting, _LEFT_PANELS)
-    slots = max(1, min(fitting, panels, ceil_div(panels * problem.batch, _TASKS)))
+        most = min(_LEFT_PANELS, max(1, _BLOCK_BYTES // (4 * panel * problem.depth)))
+    slots = max(1, min(most, panels, ceil_div(panels * problem.batch, _TASKS)))
     blocks = ceil_div(panels, slots)
-    tasks = problem.batch * blocks
     resident: Side = "right" if streaming == "left" else "left"
     others = ceil_div(problem.width(resident), panel_width(resident, tile))
-    splits = max(1, min(others, ceil_div(_TASKS, tasks)))
+    splits = max(1, min(others, ceil_div(_TASKS, problem.batch * blocks)))
     if streaming == "right":
         splits = max(splits, ceil_div(others, _LEFT_PANELS))
     return Blocking(ceil_div(panels, blocks), ceil_div(others, ceil_div(others, splits)))
@@ -199,25 +215,46 @@ def product_function(
             first_other = T.Bind(task % blocking.splits * per_split)
             slots = _at_most(blocking.slots, panels, first_panel)
             parts = _at_most(per_split, others, first_other)
-            workspace = T.alloc_buffer((blocking.slots, problem.depth, panel), "float32")
-            with T.serial(0, slots) as slot:
-                pack(workspace, slot, b, (first_panel + slot) * panel)
-            left_panels, right_panels = (slots, parts) if streaming == "left" else (parts, slots)
-            left_first, right_first = (first_panel, first_other) if streaming == "left" else (first_other, first_panel)
-            most = blocking.slots if streaming == "left" else per_split
-            totals = T.alloc_buffer((most, tile.size), "float32")
+            if streaming == "left":
+                left_panels, right_panels, left_first, right_first = slots, parts, first_panel, first_other
+                workspace = T.alloc_buffer((blocking.slots, problem.depth, panel), "float32")
+                with T.serial(0, slots) as slot:
+
+                    def put(k: Any, i: Any, value: Any) -> None:
+                        T.buffer_store(workspace, value, [slot, k, i])
+
+                    pack(b, (first_panel + slot) * panel)(put, 0, problem.depth)
+            else:
+                left_panels, right_panels, left_first, right_first = parts, slots, first_other, first_panel
+                # A chunk of the panel is packed just before it is used, and stays in the first-level cache.
+                workspace = T.alloc_buffer((chunk_length(problem.depth), panel), "float32")
+            totals = T.alloc_buffer((blocking.slots if streaming == "left" else per_split, tile.size), "float32")
             with T.serial(0, right_panels) as r:
-
-                def left(p: Any, k: Any, i: Any) -> Any:
-                    return workspace[p, k, i] if streaming == "left" else packed(b, left_first + p, k, i)
-
-                def right(k: Any, j: Any) -> Any:
-                    return packed(b, right_first + r, k, j) if streaming == "left" else workspace[r, k, j]
-
-                multiply_panels(tile, problem.depth, left_panels, left, right, totals)
+                column = T.Bind((right_first + r) * tile.columns)
+                if streaming == "left":
+                    multiply_panels(
+                        tile,
+                        problem.depth,
+                        left_panels,
+                        lambda p, k, i: workspace[p, k, i],
+                        lambda first, k, j: packed(b, right_first + r, first + k, j),
+                        totals,
+                    )
+                else:
+                    fill = pack(b, column)
+                    multiply_panels(
+                        tile,
+                        problem.depth,
+                        left_panels,
+                        lambda p, k, i: packed(b, left_first + p, k, i),
+                        lambda first, k, j: workspace[k, j],
+                        totals,
+                        before=lambda first, count: fill(
+                            lambda k, j, value: T.buffer_store(workspace, value, [k, j]), first, count
+                        ),
+                    )
                 with T.serial(0, left_panels) as p:
-                    row, column = (left_first + p) * tile.rows, (right_first + r) * tile.columns
-                    _write(problem, tile, store, lambda at: totals[p, at], b, row, column)
+                    _write(problem, tile, store, lambda at: totals[p, at], b, (left_first + p) * tile.rows, column)
 
     return prim_func(name, arguments, emit)
 
