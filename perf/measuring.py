@@ -21,11 +21,11 @@ GNU's OpenMP spins for 8 ms after a parallel loop of torch, TVM's pool for 4 ms 
 SPIN_VARIABLE, SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", "10000"
 """How long TVM's idle threads spin. By default it is 115 ms, in which they would take a CPU from torch."""
 
-WAKE_SECONDS, LONGEST_WAKE_SECONDS = 0.015, 0.1
+WAKE_SECONDS, LONGEST_WAKE_SECONDS = 0.015, 0.3
 """Length of the calls that are not timed at the start of a turn.
 
 A worker that has slept may wake up on the CPU of its caller, where both run at half speed until the system moves one of
-them; measured: mostly within 20 ms, seldom 70.
+them; measured: mostly within 20 ms, at times after 100.
 """
 AWAKE = 1.2
 """A call that takes less than this many times the fastest one so far has all its threads on CPUs of their own."""

@@ -79,7 +79,7 @@ def tvm_memory(request: Request, enter: Callable[[str], None]) -> Memory | None:
         executable = Executable(request.library, TARGETS[request.target].device(), _arrays(request.folder, "weight"))
         return lambda: executable.run(inputs)
 
-    return _measure(load, enter)
+    return measure(load, enter)
 
 
 def torch_memory(request: Request, enter: Callable[[str], None]) -> Memory | None:
@@ -103,10 +103,10 @@ def torch_memory(request: Request, enter: Callable[[str], None]) -> Memory | Non
             return run
 
         load()  # imports what the module is made of
-        return _measure(load, enter)
+        return measure(load, enter)
 
 
-def _measure(load: Callable[[], Callable[[], object]], enter: Callable[[str], None]) -> Memory | None:
+def measure(load: Callable[[], Callable[[], object]], enter: Callable[[str], None]) -> Memory | None:
     """None where the system does not tell the peak."""
     before = _resident()
     enter("load")

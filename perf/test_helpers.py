@@ -1,0 +1,73 @@
+"""The instruments themselves: how two sides take turns, and the picture."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf.measuring import LONG_SECONDS, Side, interleave
+from perf.roofline import main
+
+
+def test_the_sides_take_turns_and_swap_places(benchmark: Any) -> None:
+    turns: list[str] = []
+
+    def side(name: str, seconds: float) -> Any:
+        def call() -> None:
+            if not turns or turns[-1] != name:
+                turns.append(name)
+            time.sleep(seconds)
+
+        return call
+
+    timed = interleave(benchmark, side("tvm", 0.02), side("torch", 0.04), budget=0.0, least=4)
+    # Both are called once to know how long they take; then torch, TVM, TVM, torch, torch, TVM, TVM, torch.
+    assert turns == ["tvm", "torch", "tvm", "torch", "tvm", "torch"]
+    assert len(timed.tvm) == len(timed.torch) == 4
+    assert min(timed.tvm) >= 0.02 and min(timed.torch) >= 0.04
+    assert 1.5 < timed.summary()["torch_over_tvm"] < 2.5
+    assert timed.summary()["p95"] == "n/a"
+
+
+def test_a_short_call_fills_its_turn(benchmark: Any) -> None:
+    timed = interleave(benchmark, lambda: time.sleep(0.001), lambda: time.sleep(0.001), budget=0.0, turn=0.01)
+    assert len(timed.tvm) == 5
+    assert min(benchmark.stats.stats.data) >= 0.005
+    assert max(timed.tvm) < 0.005
+
+
+def test_waking_waits_for_a_call_that_is_as_fast_as_before() -> None:
+    slow = iter([0.002] * 20)
+    side = Side(lambda: time.sleep(0.0005 + next(slow, 0.0)), fastest=0.0006)
+    side.wake()
+    assert next(slow, None) is None
+
+
+def test_waking_spares_long_calls() -> None:
+    side = Side(lambda: pytest.fail("called"), fastest=LONG_SECONDS)
+    side.wake()
+
+
+def kernel(bound: str, group: str, work: float) -> dict[str, Any]:
+    rates = {"rate": 4e11, "torch_rate": 2e11, "peaks": [5e11, 5.2e11]}
+    return {"bound": bound, "group": group, "work": work, "moved": 1e8, "threads": 2, "machine": {"cpu": "a"}, **rates}
+
+
+def test_a_run_is_drawn(tmp_path: Path) -> None:
+    results = [kernel("compute", "other linear layers", 1e10), kernel("memory", "elementwise", 1e8)]
+    source, picture = tmp_path / "results.json", tmp_path / "roofline.png"
+    source.write_text(json.dumps({"benchmarks": [{"extra_info": result} for result in results]}))
+    assert main([str(source), str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_kernels_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, picture = tmp_path / "results.json", tmp_path / "roofline.png"
+    source.write_text(json.dumps({"benchmarks": [{"extra_info": kernel("memory", "elementwise", 1e8)}]}))
+    assert main([str(source), str(picture)]) == 1
+    assert "lacks kernels" in capsys.readouterr().err
+    assert not picture.exists()
