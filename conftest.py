@@ -10,6 +10,7 @@ from harness.components import COMPONENTS
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.targets import TARGETS
+from harness.threads import choose_threads, configure_threads
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")
@@ -33,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
     group.addoption(
+        "--threads", type=int, help="threads of TVM and PyTorch in every process; default: every CPU that may be used"
+    )
+    group.addoption(
         "--require-target", action="append", default=[], help="fail instead of skip where this target cannot run"
     )
 
@@ -44,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"Unknown target {unknown[0]!r} in --require-target: known are {', '.join(TARGETS)}.")
     config.stash[CASES] = selected_cases(config)
+    if (threads := config.getoption("threads")) is not None:
+        try:
+            choose_threads(threads)
+            configure_threads()
+        except HarnessError as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def pytest_report_header(config: pytest.Config) -> str:

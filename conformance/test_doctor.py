@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.doctor import KNOWN_BAD, Finding, diagnose, installed_versions, known_bad, probed, render
 from harness.targets import TARGETS
-from harness.threads import usable_cpus
+from harness.threads import reason, thread_count, usable_cpus
 
 GOOD = {
     "apache-tvm": "0.27.0.post1",
@@ -75,14 +75,17 @@ def test_a_version_that_is_none_matches_no_range():
 def test_this_machine():
     """One diagnosis of this machine, held to what the parts say."""
     findings = diagnose()
-    text = {finding.topic: finding.text for finding in findings}
+    text = {finding.topic: "" for finding in findings}
+    for finding in findings:
+        text[finding.topic] += f"{finding.text}\n"
     assert [finding for finding in findings if finding.problem] == []  # `make setup` installs what goes together
     for name, target in TARGETS.items():
         compile_problem, run_problem = target.compile_problem(), target.run_problem()
         compiles = f"cannot compile: {compile_problem}" if compile_problem else "compiles;"
         assert text[f"target {name}"].startswith(compiles)
-        assert text[f"target {name}"].endswith(run_problem or "runs")
-    assert f"on {usable_cpus()} of {usable_cpus()} usable CPUs" in text["threads"]
+        assert text[f"target {name}"].strip().endswith(run_problem or "runs")
+    assert f"a run uses {thread_count()} of {usable_cpus()} usable CPUs: {reason()}" in text["threads"]
+    assert f"really runs on {thread_count()} threads" in text["threads"]
     for name, version in installed_versions().items():
         assert f"{name} {version}" in text["versions"]
 

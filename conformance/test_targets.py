@@ -404,12 +404,6 @@ def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):
     assert seen == {count: count for count in counts}
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_no_threads_is_the_users_mistake(count):
-    with pytest.raises(HarnessError, match=f"cannot run on {count} threads"):
-        configure_threads(count)
-
-
 def file_system(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name

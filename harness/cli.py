@@ -45,6 +45,9 @@ def verify(
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[float, typer.Option(min=1, help="Time limit of each case, seconds.")] = 3600,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of TVM and PyTorch. Default: every CPU that may be used.")
+    ] = None,
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
     ] = False,
@@ -58,8 +61,10 @@ def verify(
     from harness.progress import show
     from harness.report import check_writable, write_report
     from harness.settings import Settings
+    from harness.threads import choose_threads
     from harness.verification import Limits, is_good, repro_flags, verify_cases
 
+    choose_threads(threads)
     cases = select(component or (), strategy or (), target or ("llvm",), scale or (Scale.SHALLOW,), seed)
     check_writable(report)
     if image is not None:
@@ -71,7 +76,7 @@ def verify(
         console,
         cases,
         lambda on_stage: verify_cases(cases, settings, limits, on_stage),
-        lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings)),
+        lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings, threads)),
     )
     console.print(f"Report: {report / 'VERIFICATION_REPORT.md'}", soft_wrap=True)
     if not is_good(results):

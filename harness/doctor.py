@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from harness.threads import VARIABLE, usable_cpus
+from harness.threads import OPTION_VARIABLE, VARIABLE, reason, thread_count, usable_cpus
 
 MISSING = "missing"
 """Condition of a package that is not installed."""
@@ -323,11 +323,27 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
 def _thread_findings() -> list[Finding]:
     from harness.worker import run_isolated
 
-    usable = usable_cpus()
+    count = thread_count()
     by_itself = run_isolated("harness.doctor:probe_threads", None, timeout=_PROBE_SECONDS).value
-    told = run_isolated("harness.doctor:probe_threads", usable, timeout=_PROBE_SECONDS).value
-    text = f"a parallel loop really runs on {told} of {usable} usable CPUs when sam3-tvm sets {VARIABLE}"
-    return [Finding("threads", f"{text}, on {by_itself} when TVM counts by itself", problem=told != usable)]
+    told = run_isolated("harness.doctor:probe_threads", count, timeout=_PROBE_SECONDS).value
+    findings = [
+        Finding(
+            "threads", f"a run uses {count} of {usable_cpus()} usable CPUs: {reason()}; --threads sets another number"
+        ),
+        Finding(
+            "threads",
+            f"a parallel loop really runs on {told} threads when sam3-tvm sets {VARIABLE}, "
+            f"on {by_itself} when TVM counts by itself",
+            problem=told != count,
+        ),
+    ]
+    ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, "OMP_NUM_THREADS") if os.environ.get(name)]
+    if ignored:
+        text = (
+            f"{' and '.join(ignored)} of the environment are set anew in every run: use --threads or {OPTION_VARIABLE}"
+        )
+        findings.append(Finding("threads", text))
+    return findings
 
 
 def _torch_findings(probe: Mapping[str, Any]) -> list[Finding]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.runtime.cpu import cpu_model
-from harness.threads import cgroup_quota, usable_cpus
+from harness.threads import cgroup_quota, thread_count, usable_cpus
 
 _PACKAGES = (
     "sam3-tvm",
@@ -36,7 +36,8 @@ _FEATURES = re.compile(r"avx|fma$|f16c$|sse4_2$|amx|asimd|neon|sve|sme\d|sme$|(f
 def describe_machine() -> dict[str, Any]:
     """CPU, vector features, usable cores, memory, system and Python of this process, JSON-able.
 
-    `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota.
+    `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota;
+    `threads` is what it does use.
     """
     memory, memory_limit = _memory_bytes(), _cgroup_memory_bytes()
     return {
@@ -46,6 +47,7 @@ def describe_machine() -> dict[str, Any]:
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "cgroup_cpus": cgroup_quota(),
         "usable_cpus": usable_cpus(),
+        "threads": thread_count(),
         "memory_bytes": memory,
         "cgroup_memory_bytes": memory_limit,
         "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),

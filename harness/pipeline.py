@@ -50,7 +50,7 @@ class Progress:
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
-    """`run_case` as `harness.worker` calls it, on every CPU that the process may use."""
+    """`run_case` as `harness.worker` calls it, on `harness.threads.thread_count()` threads."""
     from harness.threads import configure_threads
 
     configure_threads()

@@ -1,4 +1,7 @@
-"""How many CPUs this process may use, and making TVM and torch use that many.
+"""How many threads to run on, how many CPUs this process may use, and making TVM and torch use that many.
+
+`--threads` of `sam3-tvm verify` and of pytest sets `SAM3_TVM_THREADS`, which every process that they start inherits;
+without it every usable CPU gets a thread.
 
 TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many
 virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is
@@ -18,13 +21,69 @@ from pathlib import Path
 from harness.errors import HarnessError
 
 VARIABLE = "TVM_NUM_THREADS"
+OPTION_VARIABLE = "SAM3_TVM_THREADS"
+
+
+def thread_count() -> int:
+    """Number of threads that everything runs on: `SAM3_TVM_THREADS` if set, otherwise every usable CPU.
+
+    Raises:
+        HarnessError: `SAM3_TVM_THREADS` is no number, not positive, or more than the CPUs that this process may use.
+    """
+    chosen = os.environ.get(OPTION_VARIABLE)
+    if not chosen:
+        return usable_cpus()
+    try:
+        return checked(int(chosen))
+    except ValueError:
+        raise HarnessError(f"{OPTION_VARIABLE}={chosen}: not a number of threads, give 1 to {usable_cpus()}") from None
+
+
+def choose_threads(count: int | None) -> None:
+    """Makes `count` the number of threads of this process and of all that it starts; None leaves things as they are.
+
+    Raises:
+        HarnessError: `count` is not positive, or more than the CPUs that this process may use.
+    """
+    if count is not None:
+        os.environ[OPTION_VARIABLE] = str(checked(count))
+
+
+def checked(count: int) -> int:
+    """`count`, if a run on so many threads makes sense.
+
+    Raises:
+        HarnessError: It is not positive, or more than the CPUs that this process may use.
+    """
+    usable = usable_cpus()
+    if 1 <= count <= usable:
+        return count
+    raise HarnessError(
+        f"cannot run on {count} threads: give 1 to {usable}, the number of CPUs that this process may use"
+    )
 
 
 def usable_cpus() -> int:
     """Number of CPUs that this process may keep busy: its affinity mask, limited by the quota of its control group."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_quota()
+    cpus, quota = affinity(), cgroup_quota()
     return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+
+def affinity() -> int:
+    """Number of CPUs that the process may run on; all of them where the system has no affinity masks."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def reason() -> str:
+    """Why a run uses `thread_count()` threads, as part of a sentence."""
+    if os.environ.get(OPTION_VARIABLE):
+        return f"{OPTION_VARIABLE} says so"
+    cpus, allowed, quota = os.cpu_count() or 1, affinity(), cgroup_quota()
+    if quota is not None and math.ceil(quota) < allowed:
+        return f"the quota of the control group is {quota:g} CPUs of {cpus}"
+    if allowed < cpus:
+        return f"the affinity mask allows {allowed} of {cpus} CPUs"
+    return "one for each CPU"
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
@@ -51,17 +110,14 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def configure_threads(count: int | None = None) -> int:
-    """Makes TVM, torch and OpenMP libraries use `count` threads (by default every usable CPU); returns that number.
+    """Makes TVM, torch and OpenMP libraries use `count` threads (by default `thread_count()`); returns that number.
 
     Call it before the first parallel loop runs; child processes inherit the setting.
 
     Raises:
-        HarnessError: `count` is not positive.
+        HarnessError: `count` is not positive, or more than the CPUs that this process may use.
     """
-    if count is None:
-        count = usable_cpus()
-    if count < 1:
-        raise HarnessError(f"cannot run on {count} threads: give 1 or more")
+    count = thread_count() if count is None else checked(count)
     os.environ[VARIABLE] = str(count)
     os.environ["OMP_NUM_THREADS"] = str(count)
     if (torch := sys.modules.get("torch")) is not None:  # otherwise it reads OMP_NUM_THREADS when it is imported

@@ -102,7 +102,7 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
     return seconds
 
 
-def repro_flags(settings: Settings) -> tuple[str, ...]:
+def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
     """What a command that reproduces a case needs besides the case's own flags."""
     flags: tuple[str, ...] = ()
     if settings.checkpoint is not None:
@@ -111,6 +111,8 @@ def repro_flags(settings: Settings) -> tuple[str, ...]:
         flags += ("--allow-partial",)
     if settings.image is not None:
         flags += ("--image", str(settings.image))
+    if threads is not None:
+        flags += ("--threads", str(threads))
     return flags
 
 
