@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from tvm import relax
+from tvm import relax, te
 
 from conformance.operators import compiled, module_of, normal, rms
 from harness.schedules.cpu import cpu_pipeline
+from harness.schedules.cpu import math as elementary
 
 FUNCTIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
     "exp": relax.op.exp,
@@ -221,6 +222,26 @@ def test_exp_keeps_subnormal_results() -> None:
     x = np.linspace(-103.9, -87.4, 4096, dtype=np.float32)
     exact = np.exp(x.astype(np.float64))
     assert ulps(compiled(relax.op.exp, [x.shape])(x), exact).max() <= 1.0
+
+
+def test_exp_below_zero_is_exact_to_one_ulp_and_zero_where_it_would_be_subnormal() -> None:
+    """The form that softmax uses inside of attention, which no Relax operator leads to by itself."""
+
+    def operator(x: relax.Expr) -> relax.Expr:
+        def compute(values: te.Tensor) -> te.Tensor:
+            return te.compute(values.shape, lambda i: elementary.exp_below_zero(values(i)), name="exp_below_zero")
+
+        return relax.BlockBuilder.current().call_te(compute, x)
+
+    x = every_value()
+    x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, np.nan, -0.0, -3e38])])
+    actual = compiled(operator, [x.shape])(x)
+    with np.errstate(over="ignore", under="ignore"):
+        exact = np.exp(x.astype(np.float64))
+    normal_results = x >= -87.336
+    assert ulps(actual[normal_results], exact[normal_results]).max() <= 1.0
+    assert (actual[x < -87.337] == 0).all()
+    assert np.isnan(actual[np.isnan(x)]).all()
 
 
 @pytest.mark.parametrize("scale", [0.1, 0.3, 1.0, 3.0, 10.0])

@@ -205,7 +205,15 @@ def _kernel(unit: VectorUnit, attention: Attention) -> tirx.PrimFunc:
     if attention.bias is not None:
         shape = tuple(int(extent) for extent in attention.bias.ty.shape)
         arguments.append(Argument("bias", shape, str(attention.bias.ty.dtype)))
-    return prim_func("attention", [*arguments, Argument("result", result_shape)], body)
+    computed = [
+        name for name, operand in zip(("queries", "keys", "values"), operands, strict=True) if operand.operations
+    ]
+    explain = (
+        f"{batch} x {heads} heads, {length} queries, {count} keys, {channels} channels, "
+        f"tiles {scores.rows}x{columns} and {output.rows}x{output.columns}"
+        + (f", {' and '.join(computed)} computed while they are read" if computed else "")
+    )
+    return prim_func("attention", [*arguments, Argument("result", result_shape)], body, explain)
 
 
 def _at_most(count: int, total: int, first: Any) -> Any:

@@ -42,12 +42,19 @@ class Argument:
     dtype: str = "float32"
 
 
-def prim_func(name: str, arguments: Sequence[Argument], body: Callable[..., None]) -> tirx.PrimFunc:
-    """A function whose body is emitted by `body`, which gets one buffer per argument."""
+def prim_func(name: str, arguments: Sequence[Argument], body: Callable[..., None], explain: str = "") -> tirx.PrimFunc:
+    """A function whose body is emitted by `body`, which gets one buffer per argument.
+
+    Args:
+        name: Its name.
+        arguments: Its tensors, the result last.
+        body: Emits the loops.
+        explain: Sizes, tile and what is folded in, for `sam3-tvm explain`; an attribute of that name.
+    """
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name(name)
-            T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE})
+            T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE, "explain": explain})
             buffers = [T.arg(a.name, T.buffer(a.shape, a.dtype)) for a in arguments]
             # Relax asks some questions about the root block of every function.
             with T.sblock("root"):

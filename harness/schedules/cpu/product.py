@@ -256,7 +256,10 @@ def product_function(
                 with T.serial(0, left_panels) as p:
                     _write(problem, tile, store, lambda at: totals[p, at], b, (left_first + p) * tile.rows, column)
 
-    return prim_func(name, arguments, emit)
+    size = f"{problem.rows}x{problem.depth} · {problem.depth}x{problem.columns}"
+    batch = f"{problem.batch} times " if problem.batch > 1 else ""
+    explain = f"{batch}{size}, tile {tile.rows}x{tile.columns}, the {streaming} operand packed on the way"
+    return prim_func(name, arguments, emit, explain)
 
 
 def _at_most(count: int, total: int, first: Any) -> Any:
