@@ -8,6 +8,7 @@ from harness.rope.lowering import LOWERING
 from harness.rope.none import NONE
 from harness.rope.real import REAL
 from harness.rope.strategy import Strategy
+from harness.rope.tensorir import TENSORIR
 
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
@@ -17,6 +18,7 @@ STRATEGIES: dict[str, Strategy] = {
         LOWERING,
         CONVERTER,
         LLM,
+        TENSORIR,
     )
 }
 """Every strategy by name, in the order in which they are listed; a new one is one file and one line here."""

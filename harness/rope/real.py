@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from harness.rope.rotation import Rotation, rotating
+from harness.rope.rotation import Rotation, Together, rotating
 from harness.rope.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -36,20 +36,25 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, repeat: int = 
     """
     import torch
 
-    tokens, features = x.shape[-2:]
-    if tokens == 0:
+    check_table(x, cos, repeat)
+    if x.shape[-2] == 0:
         return x
-    if tokens != repeat * cos.shape[0] or features != 2 * cos.shape[1]:
-        raise ValueError(
-            f"RoPE table of {cos.shape[0]} positions x {cos.shape[1]} pairs, repeated {repeat} times, "
-            f"does not fit {tokens} tokens of {features} features"
-        )
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     cos, sin = cos.to(dtype), sin.to(dtype)
     pairs = x.to(dtype).reshape(*x.shape[:-2], repeat, cos.shape[0], cos.shape[1], 2)
     re, im = pairs[..., 0], pairs[..., 1]
     rotated = torch.stack((re * cos - im * sin, re * sin + im * cos), dim=-1)
     return rotated.reshape(x.shape).to(x.dtype)
+
+
+def check_table(x: torch.Tensor, table: torch.Tensor, repeat: int) -> None:
+    """Raises ValueError unless `x` has no tokens, or `repeat` times the table's and twice its width in features."""
+    tokens, features = x.shape[-2:]
+    if tokens and (tokens != repeat * table.shape[0] or features != 2 * table.shape[1]):
+        raise ValueError(
+            f"RoPE table of {table.shape[0]} positions x {table.shape[1]} pairs, repeated {repeat} times, "
+            f"does not fit {tokens} tokens of {features} features"
+        )
 
 
 def axial_tables(
@@ -94,19 +99,22 @@ def real_tables(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return table.real.clone(), table.imag.clone()
 
 
+def real_rotation(together: Together | None = None) -> Rotation:
+    """Rotation by real numbers, from buffers `rope_cos` and `rope_sin`; of queries and keys `together` if given."""
+    cos, sin = "rope_cos", "rope_sin"
+    return Rotation(
+        convert=lambda table: dict(zip((cos, sin), real_tables(table), strict=True)),
+        compute=lambda head_size, width, height, theta: dict(
+            zip((cos, sin), axial_tables(head_size, width, height, theta), strict=True)
+        ),
+        rotate=lambda x, tables, repeat: rotate(x, tables[cos], tables[sin], repeat),
+        together=together,
+    )
+
+
 def apply_real(module: torch.nn.Module) -> AbstractContextManager[None]:
     """Lets every RoPE attention in `module` compute with real numbers, from buffers of cosines and sines."""
-    cos, sin = "rope_cos", "rope_sin"
-    return rotating(
-        module,
-        Rotation(
-            convert=lambda table: dict(zip((cos, sin), real_tables(table), strict=True)),
-            compute=lambda head_size, width, height, theta: dict(
-                zip((cos, sin), axial_tables(head_size, width, height, theta), strict=True)
-            ),
-            rotate=lambda x, tables, repeat: rotate(x, tables[cos], tables[sin], repeat),
-        ),
-    )
+    return rotating(module, real_rotation())
 
 
 REAL = Strategy(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Tables = Mapping[str, "torch.Tensor"]
 """The tensors that a rotation needs, by the names under which they become buffers."""
+Together = Callable[["torch.Tensor", "torch.Tensor", Tables, int], tuple["torch.Tensor", "torch.Tensor"]]
+"""Takes queries, keys, the tables, and how many times they are used along the keys; returns both rotated."""
 
 # Classes are told by name, because naming them must not import sam3 (it needs patches to be importable on some
 # machines).
@@ -31,11 +33,19 @@ class Rotation:
         compute: Makes the tables of a grid from the head size D, width, height and theta; traced by torch.export.
         rotate: Takes queries or keys [B, heads, repeat·L, D], the tables, and `repeat`, how many times the tables are
             used along the tokens; returns the rotated tensor in the dtype of the first.
+        together: Rotates queries and keys at once; by default each is rotated by `rotate`.
     """
 
     convert: Callable[[torch.Tensor], Tables]
     compute: Callable[[int, int, int, float], Tables]
     rotate: Callable[[torch.Tensor, Tables, int], torch.Tensor]
+    together: Together | None = None
+
+    def both(self, q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [B, heads, L, D] and keys [B, heads, repeat·L, D], rotated."""
+        if self.together is not None:
+            return self.together(q, k, tables, repeat)
+        return self.rotate(q, tables, 1), self.rotate(k, tables, repeat)
 
 
 def rotating(module: torch.nn.Module, rotation: Rotation) -> AbstractContextManager[None]:
@@ -95,7 +105,7 @@ def _trunk_apply_rope(rotation: Rotation, tables: Callable[[], Tables], _positio
     """Stands in for `sam3.model.vitdet.Attention._apply_rope`; q and k are [B, heads, L, D]."""
 
     def apply_rope(_self: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return rotation.rotate(q, tables(), 1), rotation.rotate(k, tables(), 1)
+        return rotation.both(q, k, tables(), 1)
 
     return apply_rope
 
@@ -124,8 +134,7 @@ def _tracker_forward(rotation: Rotation, tables: Callable[[], Tables], positions
             chosen = {name: table.to(device=q.device) for name, table in computed.items()}
         rotated_keys = k.shape[-2] - num_k_exclude_rope
         repeat = max(rotated_keys // q.shape[-2], 1) if self.rope_k_repeat else 1
-        q = rotation.rotate(q, chosen, 1)
-        rotated = rotation.rotate(k[:, :, :rotated_keys], chosen, repeat)
+        q, rotated = rotation.both(q, k[:, :, :rotated_keys], chosen, repeat)
         k = torch.cat((rotated, k[:, :, rotated_keys:]), dim=-2)
         return self.out_proj(self._recombine_heads(scaled_dot_product_attention(q, k, v)))  # type: ignore[no-any-return]
 

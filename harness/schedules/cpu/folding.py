@@ -18,10 +18,16 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.emit import Argument
 from harness.schedules.cpu.epilogue import BINARY
-from harness.schedules.cpu.lowering import Context, permutation, static_shape
+from harness.schedules.cpu.lowering import Context, is_call, permutation, static_shape
 
 _MOST_OPERATIONS = 16
 """Arithmetic operations per element up to which computing it where it is read is cheaper than a pass over memory."""
+
+ROTATES_PAIRS = "rotate_pairs"
+"""Attribute of a function that rotates tensors [..., n·L, D] by cosines and sines [L, D/2].
+
+It takes the tensors, the cosines and the sines, and returns the tensors with their pairs of neighbours rotated.
+"""
 
 Index = Sequence[Any]
 Element = Callable[["Reader", Index], Any]
@@ -76,9 +82,12 @@ def fold(context: Context, value: relax.Expr) -> Folded:
         raise ValueError("only fp32 tensors of static shape can be folded")
     definition = context.definition(value)
     folded = None
-    if isinstance(definition, ir.Call) and value not in context.results and not context.is_parameter(value):
-        rule = _RULES.get(getattr(definition.op, "name", ""))
-        folded = rule(context, definition, shape) if rule is not None else None
+    if value not in context.results and not context.is_parameter(value):
+        if isinstance(definition, relax.TupleGetItem):
+            folded = _rotated(context, context.definition(definition.tuple_value), int(definition.index), shape)
+        elif isinstance(definition, ir.Call):
+            rule = _RULES.get(getattr(definition.op, "name", ""))
+            folded = rule(context, definition, shape) if rule is not None else None
     if folded is None or folded.operations > _MOST_OPERATIONS:
         return stored(value)
     return folded
@@ -255,6 +264,36 @@ def _binary(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded 
     return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
 
 
+def _rotated(context: Context, value: relax.Expr, result: int, shape: tuple[int, ...]) -> Folded | None:
+    """Result number `result` of a call of a function that rotates pairs."""
+    if not is_call(value, "relax.call_tir"):
+        return None
+    attributes = getattr(context.functions.get(value.args[0]), "attrs", None) or {}
+    if ROTATES_PAIRS not in attributes:
+        return None
+    *tokens, cos, sin = value.args[1].fields
+    if any(static_shape(operand) is None for operand in (tokens[result], cos, sin)):
+        return None
+    parts = [fold(context, operand) for operand in (tokens[result], cos, sin)]
+    inputs, placed = _joined(parts)
+    positions = parts[1].shape[0]
+
+    def element(reader: Reader, at: Index) -> Any:
+        *around, token, feature = at
+        simplify = reader.analyzer.simplify
+        pair, member = (simplify(tirx.convert(number)) for number in (feature // 2, feature % 2))
+        place = [simplify(tirx.convert(token % positions)), pair]
+        re, im = (parts[0].element(placed(reader, 0), [*around, token, pair * 2 + n]) for n in range(2))
+        c, s = (parts[n].element(placed(reader, n), place) for n in (1, 2))
+        if isinstance(member, tirx.IntImm):
+            return re * s + im * c if int(member) else re * c - im * s
+        return T.if_then_else(tirx.EQ(member, 0), re * c - im * s, re * s + im * c)
+
+    # Each element reads both of its pair; choosing which of the two it is counts as an operation.
+    operations = 4 + 2 * parts[0].operations + parts[1].operations + parts[2].operations
+    return Folded(inputs, shape, element, operations, 2)
+
+
 def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[Reader, int], Reader]]:
     """The inputs of several parts without repetition, and what gives part n its own."""
     inputs: list[relax.Expr] = []
@@ -293,6 +332,7 @@ _RULES: dict[str, Callable[[Context, ir.Call, tuple[int, ...]], Folded | None]] 
     "relax.strided_slice": _strided_slice,
     "relax.take": _take,
     "relax.concat": _concat,
+    "relax.call_tir": lambda context, value, shape: _rotated(context, value, 0, shape),
     **dict.fromkeys(BINARY, _binary),
 }
 """By Relax operator: how its result is read without computing it beforehand."""

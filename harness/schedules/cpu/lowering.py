@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +41,14 @@ class Context:
         bindings: The value of every bound variable.
         parameters: Variables that depend on nothing but parameters and constants.
         results: Variables that hold what a kernel computes, as far as the function has been planned.
+        functions: The functions of the module, by the variables that calls name them by.
     """
 
     unit: VectorUnit
     bindings: dict[relax.Var, relax.Expr]
     parameters: frozenset[relax.Var]
     results: set[relax.Var] = field(default_factory=set)
+    functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Whether the value is known when the model is loaded."""

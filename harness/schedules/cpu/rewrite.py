@@ -45,7 +45,8 @@ def call_kernels(target: tvm.target.Target) -> tvm.transform.Pass:
             if isinstance(function, relax.Function):
                 facts = _Facts()
                 facts.visit_expr(function)
-                context = Context(unit, facts.bindings, _parameters(function, facts.bindings))
+                parameters = _parameters(function, facts.bindings)
+                context = Context(unit, facts.bindings, parameters, functions=dict(module.functions_items()))
                 rewriter.plan = _plan(context, facts)
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
         return rewriter.builder_.get()
