@@ -43,7 +43,7 @@ def run_converted(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) 
     return results
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(programs())
 def test_random_programs(program: Program) -> None:
     assert_within(run_converted(program.module(), program.arguments()), program.expected())
