@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 
 LARGEST = 1e9
@@ -643,8 +644,10 @@ _MOST_ELEMENTS = 200
 
 
 @st.composite
-def programs(draw: Draw, most_steps: int = 8) -> Program:
+def programs(draw: Draw, most_steps: int = 8, first: str | None = None) -> Program:
     """Draws a program of 1 to `most_steps` operators, each with operands that fit and a result worth comparing.
+
+    `first` names the operator of `OPERATIONS` that it begins with.
 
     The leaves are a complex input of either precision, up to four more of any kind and place (complex, real, complex of
     the other precision, integer), and masks of two of their shapes.
@@ -653,14 +656,16 @@ def programs(draw: Draw, most_steps: int = 8) -> Program:
     base, other = draw(st.permutations(kinds))
     dtypes = {"complex": base[0], "real": base[1], "other": other[0], "integer": torch.int64}
     seeds = st.integers(0, 2**16)
-    leaves = [Leaf("input", base[0], draw(st.sampled_from(_SHAPES)), draw(seeds))]
+    leaves = [Leaf("input", base[0], draw(st.sampled_from(_SHAPES)) if first is None else (3, 3), draw(seeds))]
+    if first is not None:  # a complex square, a real tensor of pairs and a mask are operands for every operator
+        leaves.append(Leaf("input", base[1], (3, 2), draw(seeds)))
     for kind in draw(st.lists(st.sampled_from(_LEAVES), max_size=4)):
         leaves.append(Leaf(draw(st.sampled_from(_PLACES)), dtypes[kind], draw(st.sampled_from(_SHAPES)), draw(seeds)))
     leaves += [Leaf("input", torch.bool, shape, draw(seeds)) for shape in dict.fromkeys((leaves[0].shape, (3, 3)))]
     values = [exact(leaf.tensor()) for leaf in leaves]
     steps: list[Step] = []
     for _ in range(draw(st.integers(3, 2 * most_steps))):
-        name = draw(st.sampled_from(_NAMES))
+        name = draw(st.sampled_from(_NAMES)) if steps or first is None else first
         picked = OPERATIONS[name].draw(draw, values)
         if picked is None or len(steps) == most_steps:
             continue
@@ -669,6 +674,7 @@ def programs(draw: Draw, most_steps: int = 8) -> Program:
         if result.sane and result.value.numel() <= _MOST_ELEMENTS:
             steps.append(step)
             values.append(result)
+    assume(steps or first is None)
     return Program(tuple(leaves), tuple(steps) or (Step("mul", (0, 0), ()),))
 
 

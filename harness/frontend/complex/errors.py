@@ -6,13 +6,15 @@ import re
 
 from torch.fx import Node
 
-from harness.errors import HarnessError
-
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.+)')
 
 
-class ComplexOperatorError(HarnessError):
-    """A complex tensor meets an operator, a dtype or a structure that the pass does not know."""
+class ComplexOperatorError(NotImplementedError):
+    """A complex tensor meets an operator, a dtype or a structure that the pass does not know.
+
+    It is the outcome of a case, at its import, like an operator that TVM's importer does not know; not a mistake of the
+    user, so no HarnessError.
+    """
 
 
 def unknown(node: Node, problem: str = "has no rule for complex tensors") -> ComplexOperatorError:

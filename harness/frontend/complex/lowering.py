@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from harness.frontend.complex import arithmetic, functions, moving
 from harness.frontend.complex.calling import as_real
+from harness.frontend.complex.constants import computed_once
 from harness.frontend.complex.errors import unknown
 from harness.frontend.complex.values import Interleaved, Pair, Value, Writer, is_complex
 
@@ -68,22 +69,33 @@ class _Lowering:
         self.writer = Writer(Graph())
         self.values: dict[Node, Value] = {}
         self.parts: dict[str, tuple[str, str]] = {}
+        self.input_names: dict[str | None, str] = {}
+        self.folded: dict[str, torch.Tensor] = {}
         self.input_specs: list[InputSpec] = []
         self.output_specs: list[OutputSpec] = []
 
     def result(self) -> ExportedProgram:
         """Walks the graph and puts the new program together."""
-        nodes = list(self.program.graph.nodes)
+        folded, unused = computed_once(self.program.graph)
+        nodes = [node for node in self.program.graph.nodes if node not in unused]
         placeholders = [node for node in nodes if node.op == "placeholder"]
-        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
-            self._take_input(node, spec)
+        inputs = list(zip(placeholders, self.program.graph_signature.input_specs, strict=True))
+        # torch.export's order: what the program holds comes before what the user gives
+        for node, spec in inputs:
+            if spec.kind is not InputKind.USER_INPUT:
+                self._take_input(node, spec)
+        for node, value in folded.items():
+            self._take_constant(node, value)
+        for node, spec in inputs:
+            if spec.kind is InputKind.USER_INPUT:
+                self._take_input(node, spec)
         for node in placeholders:
             if is_complex(node) and isinstance(self.values[node], Node):
                 self.values[node] = self.writer.unpacked(self.values[node])
         for node in nodes:
             if node.op == "output":
                 self._return(node)
-            elif node.op != "placeholder":
+            elif node.op != "placeholder" and node not in folded:
                 self.values[node] = self._lower(node)
         self.writer.erase_unused()
         return self._assembled()
@@ -93,19 +105,31 @@ class _Lowering:
         if not is_complex(node):
             copy = graph.node_copy(node)
             self.values[node] = copy
+            self.input_names[node.name] = copy.name
             self.input_specs.append(replace(spec, arg=_renamed(spec.arg, copy.name)))
             return
         _check_dtype(node)
         if spec.kind is InputKind.USER_INPUT:
             packed = self._placeholder(node.name, torch.view_as_real(value))
             self.values[node] = packed
+            self.input_names[node.name] = packed.name
             self.input_specs.append(replace(spec, arg=TensorArgument(name=packed.name)))
             return
+        self._take_parts(node, spec)
+
+    def _take_constant(self, node: Node, value: torch.Tensor) -> None:
+        """A tensor that is computed now becomes a constant of the program."""
+        _check_dtype(node)
+        target = f"computed_{node.name}"
+        self.folded[target] = value
+        self._take_parts(node, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))
+
+    def _take_parts(self, node: Node, spec: InputSpec) -> None:
         assert spec.target is not None
-        names = self._part_names(spec.target)
+        value = torch.view_as_real(node.meta["val"])[..., 0].contiguous()
         parts = []
-        for name, suffix in zip(names, _PARTS, strict=True):
-            part = self._placeholder(f"{node.name}_{suffix}", torch.view_as_real(value)[..., 0].contiguous())
+        for name, suffix in zip(self._part_names(spec.target), _PARTS, strict=True):
+            part = self._placeholder(f"{node.name}_{suffix}", value)
             parts.append(part)
             self.input_specs.append(replace(spec, arg=TensorArgument(name=part.name), target=name))
         self.values[node] = Pair(*parts)
@@ -193,9 +217,11 @@ class _Lowering:
             elif isinstance(value, Interleaved):
                 value = writer.real(value)
             results.append(value)
-            self.output_specs.append(
-                replace(spec, arg=_renamed(spec.arg, value.name)) if isinstance(value, Node) else spec
-            )
+            if isinstance(value, Node):
+                spec = replace(spec, arg=_renamed(spec.arg, value.name))
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                spec = replace(spec, target=self.input_names[spec.target])
+            self.output_specs.append(spec)
         writer.graph.output(tuple(results)).meta.update(
             val=tuple(result.meta.get("val") if isinstance(result, Node) else result for result in results)
         )
@@ -213,7 +239,7 @@ class _Lowering:
             range_constraints=program.range_constraints,
             module_call_graph=program.module_call_graph,
             example_inputs=None if example is None else pytree.tree_map(as_real, example),
-            constants=self._split(program.constants),
+            constants=self._split(program.constants | self.folded),
             verifiers=program.verifiers,
         )
 

@@ -115,9 +115,11 @@ def _to_copy(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str
         if dtype == torch.bool:
             return _is_nonzero(writer, value)
         return writer.call(node.target, value.re, **kwargs)
+    re, im = (value.re, value.im) if isinstance(value, Pair) else (writer.real(value), None)
     if dtype is not None:
         kwargs = kwargs | {"dtype": real_dtype(dtype)}
-    re, im = (value.re, value.im) if isinstance(value, Pair) else (writer.real(value), None)
+        if kwargs == {"dtype": re.meta["val"].dtype}:
+            return Pair(re, im)
     return Pair(writer.call(node.target, re, **kwargs), None if im is None else writer.call(node.target, im, **kwargs))
 
 
@@ -152,16 +154,16 @@ def _filled_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict
 def _equal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
     """Eq and ne, of tensors and numbers."""
     same = node.target in (_aten.eq.Tensor, _aten.eq.Scalar)
-    compare, combine = (
-        (_aten.eq.Tensor, _aten.logical_and.default) if same else (_aten.ne.Tensor, _aten.logical_or.default)
-    )
+    combine = _aten.logical_and.default if same else _aten.logical_or.default
     dtypes = [real_dtype(value.meta["val"].dtype) for value in node.args if isinstance(value, Node)]
     wide = torch.float64 if torch.float64 in dtypes else torch.float32
     if not all(isinstance(value, TENSOR) for value in args):
         number = complex(args[1])
+        compare = _aten.eq.Scalar if same else _aten.ne.Scalar
         pair = writer.pair(args[0], wide)
         others: tuple[Any, Any] = (number.real, number.imag)
     else:
+        compare = _aten.eq.Tensor if same else _aten.ne.Tensor
         pair, other = (writer.pair(value, wide) for value in args)
         others = (other.re, writer.imaginary(other))
     re = writer.call(compare, pair.re, others[0])
