@@ -1,6 +1,6 @@
 """`python -m perf.roofline results.json docs/roofline.png`: draws a run of perf/test_kernels.py.
 
-The run: `pytest perf/test_kernels.py --benchmark-json=results.json`.
+The run: `pytest perf/test_kernels.py --benchmark-json=results.json`; several runs of parts of it may be given.
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ MARKERS = {"linear": "o", "products": "^", "convolutions": "s", "attention": "D"
 """By a word in a group's name."""
 
 
-def read_results(path: Path) -> list[Result]:
+def read_results(paths: Sequence[Path]) -> list[Result]:
     """The kernels in pytest-benchmark's JSON.
 
     Raises:
-        HarnessError: There is no such file, it is not JSON, or it lacks one of the two kinds of kernels.
+        HarnessError: A file is missing or not of pytest-benchmark, or there are not kernels of both kinds.
     """
-    try:
-        benchmarks = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HarnessError(f"{path} is not a JSON file of pytest-benchmark: {error}") from error
-    results = [b["extra_info"] for b in benchmarks if "bound" in b.get("extra_info", {})]
+    results: list[Result] = []
+    for path in paths:
+        try:
+            benchmarks = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise HarnessError(f"{path} is not a JSON file of pytest-benchmark: {error}") from error
+        results += [b["extra_info"] for b in benchmarks if "bound" in b.get("extra_info", {})]
     if {result["bound"] for result in results} != {"compute", "memory"}:
-        raise HarnessError(f"{path} lacks kernels: write it with pytest perf/test_kernels.py --benchmark-json={path}")
+        names = ", ".join(map(str, paths))
+        raise HarnessError(
+            f"{names} lacks kernels: write it with pytest perf/test_kernels.py --benchmark-json={paths[0]}"
+        )
     return results
 
 
@@ -62,8 +67,8 @@ def _roofline(axes: Any, results: Sequence[Result], flops: float, bandwidth: flo
     span = [min(intensities) / 1.5, flops / bandwidth, max(intensities) * 1.5]
     axes.plot(span, [min(flops, x * bandwidth) / 1e9 for x in span], color="black", linewidth=1.2)
     axes.text(span[2], flops / 1e9 * 1.15, f"{flops / 1e9:.0f} GFLOP/s", ha="right", va="bottom", fontsize=9)
-    x = span[0] * 2
-    axes.text(x, x * bandwidth / 1e9 * 1.8, f"{bandwidth / 1e9:.0f} GB/s", rotation=38, fontsize=9)
+    style = {"rotation": 38, "rotation_mode": "anchor", "fontsize": 9}
+    axes.text(span[0], span[0] * bandwidth / 1e9 * 1.3, f"{bandwidth / 1e9:.0f} GB/s, triad", **style)
     for label, colour, rate in reversed(SIDES):
         for word, marker in MARKERS.items():
             chosen = [(x, r[rate] / 1e9) for x, r in zip(intensities, results, strict=True) if _kind(r) == word]
@@ -79,17 +84,14 @@ def _roofline(axes: Any, results: Sequence[Result], flops: float, bandwidth: flo
                 )
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte that must move at least", ylabel="GFLOP/s")
     axes.set_title("Products, convolutions, attention", fontsize=10)
-    axes.set_ylim(bottom=0.1, top=flops / 1e9 * 3)
+    axes.set_ylim(top=flops / 1e9 * 3)
     axes.legend(fontsize=8, loc="lower right", frameon=False)
     axes.grid(alpha=0.25, which="major")
 
 
 def _bandwidth(axes: Any, results: Sequence[Result], bandwidth: float) -> None:
-    axes.axhline(bandwidth / 1e9, color="black", linewidth=1.2)
+    axes.axhline(bandwidth / 1e9, color="black", linewidth=1.2, label=f"triad, {bandwidth / 1e9:.0f} GB/s")
     moved = [r["moved"] / 1e6 for r in results]
-    axes.text(
-        max(moved), bandwidth / 1e9 * 1.05, f"{bandwidth / 1e9:.0f} GB/s, triad", ha="right", va="bottom", fontsize=9
-    )
     for label, colour, rate in reversed(SIDES):
         axes.scatter(moved, [r[rate] / 1e9 for r in results], s=26, color=colour, alpha=0.75, linewidths=0, label=label)
     axes.set(xscale="log", yscale="log", xlabel="MB read and written", ylabel="GB/s")
@@ -103,13 +105,13 @@ def _kind(result: Result) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Takes the JSON and the picture; returns the exit status."""
-    if len(arguments) != 2:
+    """Takes the JSON files and the picture; returns the exit status."""
+    if len(arguments) < 2:
         print(__doc__, file=sys.stderr)
         return 2
-    source, picture = map(Path, arguments)
+    *sources, picture = map(Path, arguments)
     try:
-        draw(read_results(source), picture)
+        draw(read_results(sources), picture)
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
