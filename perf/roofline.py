@@ -64,7 +64,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 def _roofline(axes: Any, results: Sequence[Result], flops: float, bandwidth: float) -> None:
     intensities = [r["work"] / r["moved"] for r in results]
-    span = [min(intensities) / 1.5, flops / bandwidth, max(intensities) * 1.5]
+    ridge = flops / bandwidth
+    span = [min(ridge, *intensities) / 1.5, ridge, max(ridge, *intensities) * 1.5]
     axes.plot(span, [min(flops, x * bandwidth) / 1e9 for x in span], color="black", linewidth=1.2)
     axes.text(span[2], flops / 1e9 * 1.15, f"{flops / 1e9:.0f} GFLOP/s", ha="right", va="bottom", fontsize=9)
     style = {"rotation": 38, "rotation_mode": "anchor", "fontsize": 9}
