@@ -5,7 +5,7 @@
 One operand is *resident*: packed once into panels [batch, panel, depth, width] by `pack_function` (for weights that
 happens when the model is loaded). The other one *streams*: each task packs a block of it into its own workspace,
 through an arbitrary index function, so that transposed operands and convolutions need no copy in memory. A panel is as
-wide as the register tile on that side; `emit.accumulate` multiplies one panel of each side.
+wide as the register tile on that side; `emit.multiply_panels` takes one right panel past many left ones.
 """
 
 from __future__ import annotations
