@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from harness import __version__
-from harness.case import DEFAULT_STRATEGY, Scale, select, strategies_of
+from harness.case import DEFAULT_STRATEGY, Case, Scale, select, strategies_of
 from harness.components import COMPONENTS
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.targets import TARGETS
+
+if TYPE_CHECKING:
+    from harness.explain import Explanation
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Prove that SAM 3 compiled by TVM is SAM 3.")
 console = Console()
@@ -81,6 +84,43 @@ def verify(
     console.print(f"Report: {report / 'VERIFICATION_REPORT.md'}", soft_wrap=True)
     if not is_good(results):
         raise typer.Exit(1)
+
+
+@app.command(name="explain")
+def explain_command(
+    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help=f"RoPE strategy; repeatable. Default: {DEFAULT_STRATEGY}.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="Target; only llvm can be explained.")] = "llvm",
+    scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
+    ] = None,
+) -> None:
+    """Tell what becomes of each operator: which kernel, which loops, and what falls to TVM's default.
+
+    It exports, imports and lowers each component on its main inputs; nothing is run.
+    """
+    from harness.explain import check_writable, render, summary, write_json
+
+    cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
+    if json_file is not None:
+        check_writable(json_file)
+    explanations = []
+    for case in cases:
+        explanations.append(_explained(case))
+        console.print(render(explanations[-1]))
+        console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
+    if json_file is not None:
+        write_json(explanations, json_file)
+
+
+def _explained(case: Case) -> Explanation:
+    from harness.explain import explain
+
+    with console.status(case.id) as status:
+        return explain(case, lambda stage: status.update(f"{case.id} {stage}"))
 
 
 @app.command(name="list")

@@ -27,6 +27,8 @@ from harness.schedules.cpu.reduction import Legalize, default
 
 _log = logging.getLogger(__name__)
 
+UNSCHEDULED = "unscheduled"
+"""What `explain` says of a block that keeps its loops as they were."""
 _PARALLEL_FROM = 131072
 """Estimated operations below which starting threads costs more than the work."""
 _GRAIN = 4096
@@ -198,12 +200,12 @@ def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> No
     sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
 
 
-def _schedule_spatial(sch: s_tir.Schedule, block: _Block) -> None:
+def _schedule_spatial(sch: s_tir.Schedule, block: _Block) -> str:
+    """Schedules the block; returns the name of the schedule."""
     body = _examine(block)
     worthwhile = block.domain * max(1, body.size // 8) >= _PARALLEL_FROM
-    for attempt in (_flat, _tiled, _banded, _rows):
-        if attempt(sch, block, body, worthwhile):
-            return
+    attempts = {"flat": _flat, "tiled": _tiled, "banded": _banded, "rows": _rows}
+    return next(name for name, attempt in attempts.items() if attempt(sch, block, body, worthwhile))
 
 
 def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
@@ -355,12 +357,13 @@ def _ordered(sch: s_tir.Schedule, handle: Any) -> list[Any]:
     return [*first[:-1], *steps, first[-1]] if len(first) else steps
 
 
-def _schedule_reduction(sch: s_tir.Schedule, block: _Block) -> None:
+def _schedule_reduction(sch: s_tir.Schedule, block: _Block) -> str:
+    """Schedules the block; returns the name of the schedule."""
     if _is_long_sum(block):
         saved = sch.copy()
         try:
             if _split_sum(sch, block):
-                return
+                return "split reduction"
         except Exception as error:
             _log.debug("sum %s is not split: %s", block.node.name_hint, error)
             raise _Retry(saved) from error
@@ -369,6 +372,7 @@ def _schedule_reduction(sch: s_tir.Schedule, block: _Block) -> None:
     worthwhile = block.domain >= _PARALLEL_FROM
     sch.reorder(*outer, *inner)
     _parallel(sch, outer, worthwhile)
+    return "reduction"
 
 
 class _Retry(Exception):
@@ -380,7 +384,10 @@ class _Retry(Exception):
 
 
 def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with loops in a good order for a CPU; unchanged where nothing is known to help."""
+    """The function with loops in a good order for a CPU; unchanged where nothing is known to help.
+
+    The attribute `explain` of the result names the schedule of each block.
+    """
     root = function.body
     if not isinstance(root, s_tir.SBlockRealize) or root.block.name_hint != "root":
         return function
@@ -389,19 +396,23 @@ def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if not handles:
         return function
     _inline(sch, handles)
+    chosen: list[str] = []
     for name in [sch.get(handle).name_hint for handle in sch.get_child_blocks(sch.get_sblock("root"))]:
         handle = sch.get_sblock(name)
         block = _block(sch, handle)
         if block is None:
             _log.debug("block %s of %s is not scheduled: not a plain loop nest", name, function.attrs)
+            chosen.append(UNSCHEDULED)
             continue
         saved = sch.copy()
         try:
-            (_schedule_spatial if block.spatial else _schedule_reduction)(sch, block)
+            chosen.append((_schedule_spatial if block.spatial else _schedule_reduction)(sch, block))
         except Exception as error:
             _log.debug("block %s is not scheduled: %s", name, error)
+            chosen.append(UNSCHEDULED)
             sch = saved
-    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+    attributes = {"tirx.is_scheduled": True, "explain": ", ".join(dict.fromkeys(chosen))}
+    return sch.mod["main"].with_attr(attributes)
 
 
 def schedule_remaining() -> tvm.transform.Pass:
@@ -442,7 +453,8 @@ def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
         def compute(x: te.Tensor) -> te.Tensor:
             return te.compute(x.shape, lambda *index: function(x(*index)), name=name)
 
-        return bb.call_te(compute, data, primfunc_name_hint=f"tir_{name}")
+        attributes = {"explain": f"{name}, vectorized"}
+        return bb.call_te(compute, data, primfunc_name_hint=f"tir_{name}", primfunc_attrs=attributes)
 
     return legalize
 

@@ -1,0 +1,207 @@
+"""What becomes of each Relax operator of a component: which kernel, which loops, and what fell to TVM's default."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.case import Case
+from harness.errors import HarnessError
+from harness.outcome import Stage
+from harness.rope import STRATEGIES
+from harness.settings import Settings
+from harness.targets import TARGETS
+
+if TYPE_CHECKING:
+    from harness.schedules.cpu.provenance import Operator
+
+EXPLAINED = "llvm"
+"""The target whose pipeline can be followed."""
+
+_SHAPES_SHOWN = 3
+_FUNCTIONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The operators of one case's main sample, in the order of the imported module."""
+
+    case: Case
+    operators: tuple[Operator, ...]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Number of operators by how they were lowered."""
+        return dict(Counter(operator.how.value for operator in self.operators))
+
+
+def explain(case: Case, on_stage: Callable[[str], None] = lambda stage: None) -> Explanation:
+    """Exports, imports and lowers a component in a worker process and tells what became of each operator.
+
+    Args:
+        case: Its target must be `llvm`.
+        on_stage: Called with the name of each stage, soon after it was entered.
+
+    Raises:
+        HarnessError: The case has another target, does not get as far as lowering, or this machine cannot compile.
+    """
+    from harness.worker import WorkerEnd, run_isolated
+
+    if case.target != EXPLAINED:
+        raise HarnessError(
+            f"cannot explain target {case.target}: only the CPU's pipeline is, with --target {EXPLAINED}"
+        )
+    problem = TARGETS[case.target].compile_problem()
+    if problem is not None:
+        raise HarnessError(f"cannot explain {case.id}: {problem}")
+    ended = run_isolated("harness.explain:explain_request", case, breadcrumb=on_stage)
+    if ended.kind is not WorkerEnd.OK:
+        first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
+        raise HarnessError(
+            f"cannot explain {case.id}: {ended.stage} {ended.kind.value.replace('_', ' ')}: {first_line}"
+        )
+    explanation: Explanation = ended.value
+    return explanation
+
+
+def explain_request(case: Case, announce: Callable[[str], None]) -> Explanation:
+    """`explain` as `harness.worker` calls it, in this process."""
+    from harness.frontend import export_program
+    from harness.model.upstream import upstream
+    from harness.schedules.cpu.provenance import trace
+    from harness.source import Source
+
+    target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
+    with upstream():
+        announce(Stage.BUILD)
+        source = Source(case, Settings())
+        inputs = tuple(next(iter(source.samples.values())).values())
+        announce(Stage.EXPORT)
+        with strategy.apply(source.module):
+            program = export_program(source.module, inputs)
+        announce(Stage.IMPORT)
+        module, _ = strategy.import_program(program)
+    announce(Stage.COMPILE)
+    tvm_target = target.tvm_target()
+    return Explanation(case, tuple(trace(module, target.pipeline(tvm_target), tvm_target)))
+
+
+def render(explanation: Explanation) -> Any:
+    """A table for the terminal (rich): operators of one kind, lowered the same way, on one line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from harness.schedules.cpu.provenance import MEANINGS, How
+
+    groups: dict[tuple[Any, ...], list[Operator]] = {}
+    for operator in explanation.operators:
+        own = operator.functions if operator.how is How.KERNEL else ()
+        groups.setdefault((operator.how, operator.name, *own), []).append(operator)
+    table = Table("operator", "calls", "shapes", "lowered to", title=explanation.case.id, highlight=False)
+    for how in How:
+        rows = [group for group in groups.values() if group[0].how is how]
+        if not rows:
+            continue
+        count = sum(map(len, rows))
+        table.add_section()
+        table.add_row(Text(how.value, style="red" if how is How.UNSCHEDULED else "bold"), str(count), "", MEANINGS[how])
+        for group in sorted(rows, key=lambda group: group[0].name):
+            table.add_row(f"  {group[0].name}", str(len(group)), Text(_shapes(group)), Text(_lowered(group)))
+    return table
+
+
+def summary(explanation: Explanation) -> str:
+    """The totals in one line, and what fell to TVM's default, by operator."""
+    from harness.schedules.cpu.provenance import How
+
+    totals = ", ".join(f"{count} {how}" for how, count in sorted(explanation.totals.items(), key=lambda item: -item[1]))
+    at_load = sum(operator.at_load for operator in explanation.operators)
+    lines = [f"{len(explanation.operators)} operators: {totals}; {at_load} of them run once, when the model is loaded"]
+    for how, text in ((How.DEFAULT, "no kernel, but scheduled loops"), (How.UNSCHEDULED, "left as TVM has it")):
+        names = Counter(operator.name for operator in explanation.operators if operator.how is how)
+        if names:
+            lines.append(f"{text}: " + ", ".join(f"{name} {count}" for name, count in names.most_common()))
+    return "\n".join(lines)
+
+
+def write_json(explanations: Sequence[Explanation], path: Path) -> None:
+    """Writes everything that is known of every operator, complete or not at all.
+
+    Raises:
+        HarnessError: If the file cannot be written.
+    """
+    cases = [
+        {
+            **asdict(explanation.case),
+            "totals": explanation.totals,
+            "operators": [asdict(operator) for operator in explanation.operators],
+        }
+        for explanation in explanations
+    ]
+    text = json.dumps({"schema": 1, "cases": cases}, indent=1, ensure_ascii=False) + "\n"
+    unfinished = _unfinished(path)
+    try:
+        with _writing(path):
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Tries to write beside the file: better to know before the work than after it.
+
+    Raises:
+        HarnessError: If the file cannot be written.
+    """
+    with _writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _unfinished(path).touch()
+        _unfinished(path).unlink()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HarnessError(f"cannot write {path}: {error.strerror}; choose another file with --json") from error
+
+
+def _shapes(group: Iterable[Operator]) -> str:
+    shapes = dict.fromkeys(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)
+    more = [f"and {len(shapes) - _SHAPES_SHOWN} more"] if len(shapes) > _SHAPES_SHOWN else []
+    return "\n".join([*list(shapes)[:_SHAPES_SHOWN], *more])
+
+
+def _lowered(group: Sequence[Operator]) -> str:
+    """What the operators of a group became, on lines of their own where they differ."""
+    lines = list(dict.fromkeys(filter(None, map(_own_words, group))))
+    more = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
+    return "\n".join([*lines[:_FUNCTIONS_SHOWN], *more])
+
+
+def _own_words(operator: Operator) -> str:
+    from harness.schedules.cpu.provenance import How
+
+    others = Counter(operator.beside) - Counter([operator.name])
+    names = dict.fromkeys("fused" if name.startswith("fused_") else name for name in operator.functions)
+    where = " and ".join(names) + (", at load" if operator.at_load else "")
+    if operator.how is How.FOLDED:
+        return where
+    named = ", ".join(name if count == 1 else f"{count} {name}" for name, count in others.items())
+    beside = f"with {named}" if named else ""
+    return ": ".join(filter(None, [where, "; ".join(filter(None, [operator.detail, beside]))]))
