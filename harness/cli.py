@@ -15,6 +15,7 @@ from harness.case import DEFAULT_STRATEGY, Case, Scale, select, strategies_of
 from harness.components import COMPONENTS
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
+from harness.runtime.errors import Sam3Error
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def main() -> None:
     """Run the command; every expected error is one sentence on stderr."""
     try:
         code = app(standalone_mode=False)
-    except (HarnessError, typer.TyperException) as error:
+    except (HarnessError, Sam3Error, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         _complain(f"error: {message}")
         code = 2

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.runtime.cpu import architecture, common_cpu, cpu_features, cpu_model
+from harness.runtime.errors import Sam3Error
 
 if TYPE_CHECKING:
     import tvm
@@ -34,7 +35,7 @@ _HEADER_BYTES = 64
 """Of an ELF header; a Mach-O header is shorter."""
 
 
-class LoadError(Exception):
+class LoadError(Sam3Error):
     """A library that this machine cannot run, told in one sentence: which, why, and what to do."""
 
 

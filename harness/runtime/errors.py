@@ -1,0 +1,11 @@
+"""Errors of the runtime, which end in one sentence for the user instead of a traceback."""
+
+from __future__ import annotations
+
+
+class Sam3Error(Exception):
+    """A mistake in what the runtime was given, told in one sentence: what was wrong, where, and what to do.
+
+    The command prints it as `error: …` and exits with 2, as it does with `harness.errors.HarnessError`, which the runtime
+    does not know.
+    """
