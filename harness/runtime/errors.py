@@ -6,6 +6,5 @@ from __future__ import annotations
 class Sam3Error(Exception):
     """A mistake in what the runtime was given, told in one sentence: what was wrong, where, and what to do.
 
-    The command prints it as `error: …` and exits with 2, as it does with `harness.errors.HarnessError`, which the runtime
-    does not know.
+    The command prints it as `error: …` and exits with 2, like a `HarnessError`, which the runtime does not know.
     """
