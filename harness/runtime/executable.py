@@ -40,7 +40,7 @@ class Executable:
         self.device = device
         self._vm = load_library(library, device)
         tensors: list[Any] = [tvm.runtime.tensor(array, device) for array in parameters]
-        if self._vm.module.implements_function(TRANSFORM_PARAMETERS):
+        if TRANSFORM_PARAMETERS in self._vm:
             tensors = list(self._vm[TRANSFORM_PARAMETERS](tensors))
         self._parameters = tensors
         on_cpu = device == tvm.cpu()

@@ -8,9 +8,12 @@ into it that only returns text.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import struct
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ from harness.runtime.cpu import architecture, common_cpu, cpu_features, cpu_mode
 from harness.runtime.errors import Sam3Error
 
 if TYPE_CHECKING:
-    import tvm
+    import tvm_ffi
 
 REQUIRED_CPU = "required_cpu"
 """The function of a library that returns the CPU it was compiled for, then the features of it that its code may use.
@@ -39,7 +42,50 @@ class LoadError(Sam3Error):
     """A library that this machine cannot run, told in one sentence: which, why, and what to do."""
 
 
-def load_library(library: Path, device: tvm.runtime.Device) -> Any:
+class VirtualMachine:
+    """TVM's virtual machine with a loaded library; its functions by name.
+
+    `tvm.relax.VirtualMachine` is the same thing, but importing it loads TVM's compiler.
+    """
+
+    _CPU, _POOLED = 1, 2
+    """`kDLCPU` of DLPack, `AllocatorType::kPooled` of TVM's memory manager."""
+
+    def __init__(self, module: Any, device: tvm_ffi.Device) -> None:
+        self._module = module["vm_load_executable"]()
+        places = [(device.dlpack_device_type(), device.index)]
+        if places[0][0] != self._CPU:
+            places.append((self._CPU, 0))  # where shapes are computed
+        self._module["vm_initialization"](*(value for kind, index in places for value in (kind, index, self._POOLED)))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._module[name]
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._module.implements_function(name))
+
+
+@cache
+def load_runtime() -> None:
+    """Loads TVM's runtime library with its symbols visible to the libraries that were compiled, once per process.
+
+    `import tvm` would do it too, but loads the compiler as well, which takes 0.3 GB of memory.
+
+    Raises:
+        LoadError: TVM is not installed.
+    """
+    import tvm_ffi  # noqa: F401  (the runtime library is linked against its library)
+
+    package = find_spec("tvm")
+    roots = list(package.submodule_search_locations or ()) if package else []
+    suffix = "dylib" if platform.system() == "Darwin" else "so"
+    found = [path for root in roots for path in Path(root).glob(f"lib*/libtvm_runtime.{suffix}")]
+    if not found:
+        raise LoadError("TVM's runtime library is not installed: pip install apache-tvm")
+    ctypes.CDLL(str(found[0]), ctypes.RTLD_GLOBAL)
+
+
+def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
     """TVM's virtual machine with a library that is known to run here.
 
     Args:
@@ -49,19 +95,19 @@ def load_library(library: Path, device: tvm.runtime.Device) -> Any:
     Raises:
         LoadError: There is no such library, or its code is not for this machine.
     """
-    import tvm
-    from tvm import relax
-
     problem = header_problem(library)
     if problem:
         raise LoadError(problem)
+    load_runtime()
+    import tvm_ffi
+
     try:
-        module = tvm.runtime.load_module(str(library))
+        module = tvm_ffi.load_module(str(library))
     except Exception as error:
         reason = str(error).splitlines()[0].rpartition(f"{library}: ")[2]
         raise LoadError(f"{library} cannot be loaded ({reason}): compile it again") from error
-    machine = relax.VirtualMachine(module, device)
-    if machine.module.implements_function(REQUIRED_CPU):
+    machine = VirtualMachine(module, device)
+    if REQUIRED_CPU in machine:
         compiled_for, *required = str(machine[REQUIRED_CPU]()).split()
         problem = cpu_problem(compiled_for, required)
         if problem:

@@ -1,0 +1,157 @@
+"""A compiled model on disk, and calling its entry points."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.errors import Sam3Error
+from harness.runtime.loading import VirtualMachine, load_library, load_runtime
+from harness.runtime.manifest import (
+    LIBRARY,
+    ArtifactError,
+    Entry,
+    File,
+    Manifest,
+    TensorSpec,
+    read_manifest,
+    weights_file,
+)
+from harness.runtime.weights import MappedWeights, aligned, file_digest
+
+Tensors = dict[str, Any]
+"""TVM's tensors by name; `to_numpy` turns one into an array."""
+
+
+class Artifact:
+    """A compiled model, loaded. Several threads may use it; calls run one after another.
+
+    Attributes:
+        folder: Where it is.
+        manifest: What it says about itself.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, machine: VirtualMachine, weights: Mapping[str, MappedWeights]
+    ) -> None:
+        import tvm_ffi
+
+        self.folder = folder
+        self.manifest = manifest
+        self._machine = machine
+        self._weights = dict(weights)
+        self._arguments = {
+            name: [tvm_ffi.from_dlpack(self._weights[name].tensors[weight]) for weight in entry.weights]
+            for name, entry in manifest.entries.items()
+        }
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, folder: str | Path, *, check: bool = True) -> Artifact:
+        """Loads a folder that `sam3-tvm compile` wrote; weights are mapped, not read.
+
+        Args:
+            folder: The folder.
+            check: Whether to compare every file with its checksum first: about 0.5 s per GB, on two threads.
+
+        Raises:
+            ArtifactError: It is no artifact, incomplete, damaged, or of another version.
+            LoadError: It was compiled for another machine.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        _check(folder, manifest, contents=check)
+        load_runtime()
+        import tvm_ffi
+
+        machine = load_library(folder / LIBRARY, tvm_ffi.device("cpu", 0))
+        weighted = [name for name, entry in manifest.entries.items() if entry.weights]
+        weights = {name: MappedWeights(folder / weights_file(name)) for name in weighted}
+        return cls(folder, manifest, machine, weights)
+
+    def call(self, entry: str, **inputs: Any) -> Tensors:
+        """Runs an entry point.
+
+        Args:
+            entry: Its name, a key of `manifest.entries`.
+            inputs: NumPy arrays or tensors from another call, by name. Arrays that are contiguous, writable and aligned
+                are used where they are.
+
+        Returns:
+            Tensors by name, as the manifest names them; each owns its memory.
+
+        Raises:
+            Sam3Error: An input is missing, or has another shape or dtype than the manifest says.
+        """
+        signature = self.manifest.entries[entry]
+        _check_inputs(entry, signature, inputs)
+        arguments = [_tensor(inputs[spec.name]) for spec in signature.inputs]
+        with self._lock:
+            result = self._machine[entry](*arguments, *self._arguments[entry])
+        results = [result] if len(signature.outputs) == 1 and hasattr(result, "__dlpack__") else list(result)
+        return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
+
+    def release(self, entry: str) -> None:
+        """Gives back the memory that an entry point's weights take; its next call reads them again."""
+        with self._lock:
+            if entry in self._weights:
+                self._weights[entry].release()
+
+
+def to_numpy(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor's values; on the CPU nothing is copied, and the array keeps the tensor's memory alive."""
+    array: npt.NDArray[Any] = np.from_dlpack(tensor)
+    return array
+
+
+def _tensor(value: Any) -> Any:
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(aligned(value)) if isinstance(value, np.ndarray) else value
+
+
+def _check(folder: Path, manifest: Manifest, *, contents: bool) -> None:
+    """Compares the files with the manifest, sizes first."""
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtifactError(f"{folder} is incomplete: {name} is missing; copy the whole folder, or compile again")
+        if path.stat().st_size != expected.bytes:
+            raise ArtifactError(
+                f"{path} is damaged: {path.stat().st_size} bytes instead of {expected.bytes}; "
+                "copy it again, or compile again"
+            )
+    if contents:
+        with ThreadPoolExecutor() as pool:
+            found: Mapping[str, File] = dict(
+                zip(manifest.files, pool.map(lambda name: file_digest(folder / name), manifest.files), strict=True)
+            )
+        for name, file in found.items():
+            if file != manifest.files[name]:
+                raise ArtifactError(f"{folder / name} is damaged, its checksum is wrong: copy it or compile again")
+
+
+def _check_inputs(entry: str, signature: Entry, inputs: Mapping[str, Any]) -> None:
+    names = [spec.name for spec in signature.inputs]
+    if sorted(inputs) != sorted(names):
+        raise Sam3Error(f"{entry} takes {', '.join(names)}; given were {', '.join(inputs) or 'no inputs'}")
+    free: dict[str, int] = {}
+    for spec in signature.inputs:
+        shape, dtype = tuple(inputs[spec.name].shape), str(inputs[spec.name].dtype)
+        if dtype != spec.dtype or not _fits(shape, spec, free):
+            wanted = f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
+            raise Sam3Error(f"{entry} takes {spec.name} as {wanted}, not {dtype} {list(shape)}")
+
+
+def _fits(shape: tuple[int, ...], spec: TensorSpec, free: dict[str, int]) -> bool:
+    """Whether a shape is the specified one; a letter stands for the same number everywhere."""
+    return len(shape) == len(spec.shape) and all(
+        extent == (free.setdefault(wanted, extent) if isinstance(wanted, str) else wanted)
+        for extent, wanted in zip(shape, spec.shape, strict=True)
+    )

@@ -1,0 +1,149 @@
+"""What an artifact folder says about itself: `manifest.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.runtime.errors import Sam3Error
+
+FORMAT = 1
+"""Version of the folder's layout; a runtime reads the version that it was written for and no other."""
+MANIFEST = "manifest.json"
+LIBRARY = "model.so"
+
+
+def weights_file(entry: str) -> str:
+    """Name of the file with the weights of an entry point."""
+    return f"{entry}.safetensors"
+
+
+class ArtifactError(Sam3Error):
+    """A folder that is no artifact, is damaged, or was made for another machine or version, told in one sentence."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many points and boxes one prompt may have."""
+
+    points: int = 47
+    boxes: int = 48
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that goes into an entry point or comes out: a dimension is a number, or a letter where any will do."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The signature of an entry point; `weights` are names in its weights file, in the order in which it takes them."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weights: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class File:
+    """Size and checksum of a file of the folder."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about an artifact that is not in its library or its weights.
+
+    Attributes:
+        format: `FORMAT` of the version that wrote it.
+        made: How it was made: when (UTC), versions of the packages, the options that were given.
+        target: Name of the target.
+        system, architecture: What the library runs on, `Linux` and `x86_64` for instance.
+        cpu: LLVM's name of the CPU that host code was compiled for.
+        cpu_features: The features of it that the code may use, in LLVM's spelling.
+        scale, strategy: Which model, and how its rotary position encoding was compiled.
+        weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
+        trained: Whether they are from a checkpoint.
+        capacity: The longest prompt.
+        vocabulary: Name of the tokenizer's vocabulary file.
+        entries: The entry points, by name.
+        files: Every other file of the folder, by name.
+    """
+
+    made: Mapping[str, str]
+    target: str
+    system: str
+    architecture: str
+    cpu: str
+    cpu_features: tuple[str, ...]
+    scale: str
+    strategy: str
+    weights: str
+    trained: bool
+    capacity: Capacity
+    vocabulary: str
+    entries: Mapping[str, Entry]
+    files: Mapping[str, File]
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads a folder's manifest.
+
+    Raises:
+        ArtifactError: There is none, or it is of another version or damaged.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder: make one with `sam3-tvm compile --out {folder}`")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{folder} is no compiled model, it has no {MANIFEST}: give the folder that `sam3-tvm compile` wrote"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        raise ArtifactError(
+            f"{folder} was written in version {found} of the format, this program reads version {FORMAT}: "
+            "compile the model again, or use the program that compiled it"
+        )
+    try:
+        return _manifest(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"{path} is damaged ({error!r}): compile the model again") from error
+
+
+def _manifest(data: dict[str, Any]) -> Manifest:
+    return Manifest(
+        **{
+            **data,
+            "cpu_features": tuple(data["cpu_features"]),
+            "capacity": Capacity(**data["capacity"]),
+            "entries": {name: _entry(entry) for name, entry in data["entries"].items()},
+            "files": {name: File(**file) for name, file in data["files"].items()},
+        }
+    )
+
+
+def _entry(data: dict[str, Any]) -> Entry:
+    return Entry(_specs(data["inputs"]), _specs(data["outputs"]), tuple(data["weights"]))
+
+
+def _specs(data: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"]) for spec in data)

@@ -1,0 +1,141 @@
+"""Weights files: safetensors, with every large tensor where compiled code can use it as it lies in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.manifest import ArtifactError, File
+
+Array = npt.NDArray[Any]
+
+ALIGNMENT = 64
+"""Bytes; compiled code may use aligned vector loads of this width (`kAllocAlignment` in TVM's runtime)."""
+
+_DTYPES = {
+    "F32": "<f4",
+    "F16": "<f2",
+    "F64": "<f8",
+    "I64": "<i8",
+    "I32": "<i4",
+    "U8": "|u1",
+    "I8": "|i1",
+    "BOOL": "|b1",
+}
+"""The dtypes of the format that occur here, as NumPy spells them."""
+
+
+def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
+    """Writes tensors as a safetensors file; returns its size and checksum.
+
+    The safetensors library aligns to 8 bytes and sorts by name. Here the data begins at a multiple of 64 bytes, and
+    tensors that fill a multiple of 64 bytes come first, so that these can be mapped; the format allows any order.
+
+    Args:
+        path: The file, which must not exist.
+        tensors: C-contiguous and little-endian, by name.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    names = sorted(tensors, key=lambda name: tensors[name].nbytes % ALIGNMENT != 0)
+    spelled = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
+    header, offset = {}, 0
+    for name in names:
+        end = offset + tensors[name].nbytes
+        header[name] = {
+            "dtype": spelled[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        parts: Iterator[Any] = chain((struct.pack("<Q", len(text)), text), (_bytes(tensors[name]) for name in names))
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        size = file.tell()
+    return File(size, digest.hexdigest())
+
+
+def _bytes(array: Array) -> Array:
+    """The array's memory; hashes and files take it as it is."""
+    return array.reshape(-1).view(np.uint8)
+
+
+class MappedWeights:
+    """The tensors of a weights file, mapped: a page is read when it is first used, and shared between processes.
+
+    Attributes:
+        tensors: By name; writable as DLPack wants them, but what is written stays in this process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map the file.
+
+        Raises:
+            ArtifactError: It cannot be read or is damaged.
+        """
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self.tensors: dict[str, Array] = _tensors(self._map)
+        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+            raise ArtifactError(f"{path} cannot be read as weights ({error}): compile the model again") from error
+
+    def release(self) -> None:
+        """Gives the memory back; pages that are used later are read again, mostly from the system's cache."""
+        with contextlib.suppress(AttributeError, OSError):  # not on every system
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def _tensors(mapped: mmap.mmap) -> dict[str, Array]:
+    (length,) = struct.unpack_from("<Q", mapped, 0)
+    start = 8 + length
+    header = json.loads(mapped[8:start])
+    tensors = {}
+    for name, entry in header.items():
+        dtype = np.dtype(_DTYPES[entry["dtype"]])
+        first, last = entry["data_offsets"]
+        values = np.frombuffer(mapped, np.uint8, last - first, start + first) if last > first else np.empty(0, np.uint8)
+        tensors[name] = aligned(values.view(dtype).reshape(entry["shape"]))
+    return tensors
+
+
+def aligned(array: Array) -> Array:
+    """The array if it is contiguous, writable and begins at a multiple of 64 bytes, otherwise such a copy of it."""
+    if array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    copy: Array = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def file_digest(path: Path) -> File:
+    """Size and checksum of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        # The pages are read once: telling so keeps hashing from evicting what is in use.
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        digest = hashlib.file_digest(file, "sha256")
+        return File(file.seek(0, os.SEEK_END), digest.hexdigest())
