@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.runtime.cpu import VECTOR_FEATURES
+from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.targets.linking import MACOS_TRIPLE, link
 from harness.targets.target import Target
@@ -29,17 +29,45 @@ def compile_module(module: tvm.IRModule, target: Target, library: Path) -> None:
     Raises:
         RuntimeError: There is nothing to link with; the target's `compile_problem` tells so beforehand.
     """
+    tvm_target = target.tvm_target()
+    build_library(lower_module(module, target, tvm_target), tvm_target, library)
+
+
+def lower_module(module: tvm.IRModule, target: Target, tvm_target: tvm.target.Target) -> tvm.IRModule:
+    """Run the target's pipeline over an imported module."""
+    import tvm
+
+    with tvm_target, tvm.transform.PassContext(opt_level=3):
+        return target.pipeline(tvm_target)(module)
+
+
+def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path) -> None:
+    """Generate code for a lowered module and write the library, which says what processor it needs.
+
+    Args:
+        lowered: From `lower_module`, or functions taken from its result.
+        tvm_target: What to generate code for.
+        library: Where to write; ends in `LIBRARY_SUFFIX`.
+
+    Raises:
+        RuntimeError: There is nothing to link with.
+    """
     import tvm
     from tvm import relax
 
-    tvm_target = target.tvm_target()
-    with tvm_target, tvm.transform.PassContext(opt_level=3):
-        lowered = target.pipeline(tvm_target)(module)
-        lowered = _with_required_cpu(lowered, tvm_target.host or tvm_target)
-        executable = relax.build(lowered, tvm_target, relax_pipeline=None)
     host = tvm_target.host or tvm_target
+    with tvm_target, tvm.transform.PassContext(opt_level=3):
+        executable = relax.build(_with_required_cpu(lowered, host), tvm_target, relax_pipeline=None)
     for_macos = host.attrs["mtriple"] == MACOS_TRIPLE if "mtriple" in host.attrs else platform.system() == "Darwin"
     executable.export_library(str(library), fcompile=partial(link, for_macos=for_macos))
+
+
+def platform_of(host: tvm.target.Target) -> tuple[str, str]:
+    """System (`Linux`, `macOS`) and architecture (`x86_64`, `aarch64`) that host code is compiled for."""
+    if "mtriple" not in host.attrs:
+        return {"Darwin": "macOS"}.get(platform.system(), platform.system()), architecture()
+    machine, _, rest = str(host.attrs["mtriple"]).partition("-")
+    return "macOS" if "macos" in rest or "darwin" in rest else "Linux", normalized(machine)
 
 
 def required_cpu(host: tvm.target.Target) -> tuple[str, list[str]]:

@@ -16,14 +16,14 @@ _LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZ
 def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     """The pass for `tvm.relax.build(module, target, relax_pipeline=cpu_pipeline(target))`.
 
-    It takes the module as imported: Relax operators, a function `main` with the attribute `num_input`, whose parameters
-    after the first `num_input` are weights. The result has two entry points:
+    It takes the module as imported: Relax operators, functions (usually one, `main`) with the attribute `num_input`,
+    whose parameters after the first `num_input` are weights. Each of them becomes two:
 
     - `main_transform_params(weights: tuple) -> tuple`: everything that depends on weights alone, weight packing above
       all; call it once when the model is loaded.
     - `main(*inputs, *transformed)`: the model; it takes what `main_transform_params` returned, one by one.
 
-    Without `num_input`, or without weights, `main` keeps its signature and there is no second function.
+    Without `num_input`, or without weights, a function keeps its signature and there is no second one.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
@@ -48,5 +48,9 @@ def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
 
 
 def _has_weights(module: tvm.IRModule) -> bool:
-    main = module["main"]
-    return bool(main.attrs) and "num_input" in main.attrs and int(main.attrs["num_input"]) < len(main.params)
+    return any(
+        isinstance(function, relax.Function)
+        and "num_input" in (function.attrs or {})
+        and int(function.attrs["num_input"]) < len(function.params)
+        for function in module.functions.values()
+    )

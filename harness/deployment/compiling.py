@@ -1,0 +1,245 @@
+"""The whole model compiled into a folder that runs without PyTorch, and other weights packed into such a folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.deployment.entry_points import ENTRY_POINTS, EntryPoint
+from harness.deployment.folder import replaced_folder
+from harness.deployment.packing import PACKING_LIBRARY, Parameters, pack, write_packed
+from harness.errors import HarnessError
+from harness.rope import STRATEGIES
+from harness.runtime.manifest import (
+    LIBRARY,
+    MANIFEST,
+    Capacity,
+    Entry,
+    File,
+    Manifest,
+    read_manifest,
+)
+from harness.targets import TARGETS
+
+if TYPE_CHECKING:
+    import tvm
+
+    from harness.runtime.loading import VirtualMachine
+
+Announce = Callable[[str], None]
+DEFAULT_CAPACITY = Capacity()
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which model: its scale, its strategy for rotary position encoding, its weights, the longest prompt.
+
+    Attributes:
+        checkpoint: File of the weights; None for seeded ones.
+        allow_partial: Whether a checkpoint may lack parameters, which stay seeded.
+    """
+
+    scale: str = "full"
+    strategy: str = "real"
+    seed: int = 0
+    checkpoint: Path | None = None
+    allow_partial: bool = False
+    capacity: Capacity = DEFAULT_CAPACITY
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An entry point as a Relax module with the function `main`, and the values of its weights."""
+
+    entry_point: EntryPoint
+    module: tvm.IRModule
+    parameters: Parameters
+
+
+def compile_model(model: Model, target: str, out: Path, announce: Announce = lambda stage: None) -> Manifest:
+    """Compiles the whole model and writes the folder, or leaves what was there.
+
+    Args:
+        model: Which model.
+        target: Name of the target, a key of `TARGETS`.
+        out: The folder; an artifact that is there is replaced.
+        announce: Called with the name of each stage as it begins.
+
+    Raises:
+        HarnessError: The machine cannot compile for the target, the checkpoint does not fit, or the folder cannot be
+            written.
+    """
+    from harness.deployment.lowering import input_specs, merged, output_specs
+    from harness.model.vocabulary import vocabulary_path
+    from harness.runtime.tokenizer import VOCABULARY_FILE
+
+    problem = TARGETS[target].compile_problem()
+    if problem is not None:
+        raise HarnessError(f"cannot compile for {target}: {problem}")
+    with replaced_folder(out) as folder:
+        imported = list(_imported(model, announce))
+        announce("compile")
+        tvm_target = TARGETS[target].tvm_target()
+        whole = merged({item.entry_point.name: item.module for item in imported})
+        entries = {
+            item.entry_point.name: Entry(
+                input_specs(item.module["main"]), output_specs(item.module["main"], item.entry_point.outputs)
+            )
+            for item in imported
+        }
+        machine = _build(whole, target, tvm_target, tuple(entries), folder)
+        announce("pack")
+        files: dict[str, File] = {}
+        for name, parameters in _taken(imported):
+            tensors = pack(machine, name, parameters)
+            files |= write_packed(folder, name, tensors)
+            entries[name] = replace(entries[name], weights=tuple(tensors))
+        shutil.copyfile(vocabulary_path(), folder / VOCABULARY_FILE)
+        announce("write")
+        manifest = _manifest(model, target, tvm_target, entries, files | _described(folder, files))
+        (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None) -> Manifest:
+    """Puts other weights into an artifact, without compiling; the folder is replaced as a whole or stays.
+
+    Args:
+        model: Whose weights; scale, strategy and capacity are the artifact's.
+        into: The artifact.
+        announce: Called with the name of each stage as it begins.
+
+    Raises:
+        HarnessError: The checkpoint does not fit, or the folder cannot be written.
+        Sam3Error: The folder is no artifact, or its packing library is not for this machine.
+    """
+    import tvm_ffi
+
+    from harness.runtime.loading import load_library
+
+    manifest = read_manifest(into)
+    model = replace(model, scale=manifest.scale, strategy=manifest.strategy, capacity=manifest.capacity)
+    packing = into / PACKING_LIBRARY
+    machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
+    with replaced_folder(into) as folder:
+        files: dict[str, File] = {}
+        for item in _imported(model, announce):
+            name = item.entry_point.name
+            tensors = pack(machine, name, item.parameters)
+            if tuple(tensors) != manifest.entries[name].weights:
+                raise HarnessError(f"{into} was compiled from another version of {name}: compile the model again")
+            files |= write_packed(folder, name, tensors)
+        announce("write")
+        for name in manifest.files:
+            if name not in files:
+                shutil.copyfile(into / name, folder / name)
+        manifest = replace(
+            manifest,
+            weights=_origin(model),
+            trained=model.checkpoint is not None,
+            made={**manifest.made, "packed": _now()},
+            files={**manifest.files, **files},
+        )
+        (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def _imported(model: Model, announce: Announce) -> Iterator[Imported]:
+    from harness.frontend import export_program
+    from harness.model.build import build_model
+    from harness.model.upstream import upstream
+
+    strategy = STRATEGIES[model.strategy]
+    with upstream():
+        announce("build")
+        whole = build_model(model.scale, model.seed, model.checkpoint, allow_partial=model.allow_partial)
+        for entry_point in ENTRY_POINTS:
+            module = entry_point.build(whole).eval()
+            inputs = tuple(entry_point.inputs(model.capacity).values())
+            announce(f"export {entry_point.name}")
+            chosen = strategy if entry_point.uses_rope else STRATEGIES["real"]
+            with chosen.apply(module):
+                program = export_program(module, inputs)
+            announce(f"import {entry_point.name}")
+            yield Imported(entry_point, *chosen.import_program(program))
+
+
+def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:
+    """The parameters of one entry point after the other, none of which is kept."""
+    while imported:
+        item = imported.pop(0)
+        yield item.entry_point.name, item.parameters
+
+
+def _build(
+    whole: tvm.IRModule, target: str, tvm_target: tvm.target.Target, entries: tuple[str, ...], folder: Path
+) -> VirtualMachine | None:
+    """Writes the library, and the one that packs the weights, with which the result is loaded."""
+    import tvm_ffi
+
+    from harness.deployment.lowering import PACKING, reachable
+    from harness.runtime.loading import load_library
+    from harness.targets.compiling import build_library, lower_module
+
+    lowered = lower_module(whole, TARGETS[target], tvm_target)
+    build_library(reachable(lowered, entries), tvm_target, folder / LIBRARY)
+    names = {variable.name_hint for variable in lowered.get_global_vars()}
+    packers = tuple(f"{entry}{PACKING}" for entry in entries if f"{entry}{PACKING}" in names)
+    if not packers:
+        return None
+    library = folder / PACKING_LIBRARY
+    build_library(reachable(lowered, packers), TARGETS["llvm"].tvm_target(), library)
+    return load_library(library, tvm_ffi.device("cpu", 0))
+
+
+def _manifest(
+    model: Model, target: str, tvm_target: tvm.target.Target, entries: Mapping[str, Entry], files: Mapping[str, File]
+) -> Manifest:
+    from harness.machine import versions
+    from harness.runtime.tokenizer import VOCABULARY_FILE
+    from harness.targets.compiling import platform_of, required_cpu
+
+    host = tvm_target.host or tvm_target
+    cpu, features = required_cpu(host)
+    system, architecture = platform_of(host)
+    packages = {name: version for name, version in versions().items() if version}
+    return Manifest(
+        made={"compiled": _now(), "target": str(tvm_target), **packages},
+        target=target,
+        system=system,
+        architecture=architecture,
+        cpu=cpu,
+        cpu_features=tuple(features),
+        scale=model.scale,
+        strategy=model.strategy,
+        weights=_origin(model),
+        trained=model.checkpoint is not None,
+        capacity=model.capacity,
+        vocabulary=VOCABULARY_FILE,
+        entries=entries,
+        files=dict(sorted(files.items())),
+    )
+
+
+def _described(folder: Path, known: Mapping[str, Any]) -> dict[str, File]:
+    from harness.runtime.weights import file_digest
+
+    return {path.name: file_digest(path) for path in folder.iterdir() if path.name not in known}
+
+
+def _origin(model: Model) -> str:
+    """Where the weights are from, in words."""
+    if model.checkpoint is None:
+        return f"seed {model.seed}"
+    from harness.runtime.weights import file_digest
+
+    rest = f", what it lacks from seed {model.seed}" if model.allow_partial else ""
+    return f"{model.checkpoint.name}, SHA-256 {file_digest(model.checkpoint).sha256}{rest}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

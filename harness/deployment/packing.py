@@ -1,0 +1,48 @@
+"""Weights as the compiled code wants them: packed by code that was compiled along with it, then written to files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.deployment.lowering import PACKING
+from harness.runtime.loading import VirtualMachine
+from harness.runtime.manifest import File, weights_file
+from harness.runtime.weights import aligned, write_weights
+
+PACKING_LIBRARY = "packing.so"
+"""Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
+
+Parameters = Mapping[str, npt.NDArray[Any]]
+"""Values by name, in the order in which the imported function takes them."""
+
+
+def packed_names(entry: str, count: int) -> tuple[str, ...]:
+    """Names of the packed weights of an entry point, which have no names of their own any more."""
+    return tuple(f"{entry}.{index:04d}" for index in range(count))
+
+
+def pack(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, npt.NDArray[Any]]:
+    """The weights of an entry point as its compiled code takes them, by name and in that order.
+
+    Args:
+        machine: With the packing library; None if nothing is packed for the target.
+        entry: Name of the entry point.
+        parameters: Its weights as imported.
+    """
+    import tvm_ffi
+
+    values = list(parameters.values())
+    if machine is not None and f"{entry}{PACKING}" in machine:
+        tensors = [tvm_ffi.from_dlpack(aligned(value)) for value in values]
+        values = [np.from_dlpack(tensor) for tensor in machine[f"{entry}{PACKING}"](tensors)]
+    return dict(zip(packed_names(entry, len(values)), values, strict=True))
+
+
+def write_packed(folder: Path, entry: str, tensors: Parameters) -> dict[str, File]:
+    """Writes the weights file of an entry point into a folder; returns its description by name, for the manifest."""
+    return {weights_file(entry): write_weights(folder / weights_file(entry), tensors)} if tensors else {}
