@@ -236,7 +236,7 @@ except HarnessError as error:
 def test_open_clip_is_not_imported_for_its_vocabulary() -> None:
     seen = run_without(
         [],
-        'from harness.model.tokens import tokenize\ntokenize(["cat"])\n'
+        'from harness.model.vocabulary import installed_tokenizer\ninstalled_tokenizer().tokenize(["cat"])\n'
         'print(json.dumps({"modules": [m for m in ("open_clip", "torch", "sam3", "tvm") if m in sys.modules]}))',
     )
     assert seen["modules"] == []

@@ -61,9 +61,9 @@ def verify(
     Exit code 0: all as expected; 1: something was not; 2: wrong usage or environment.
     """
     from harness.machine import describe_machine, versions
-    from harness.model.images import load_image
     from harness.progress import show
     from harness.report import check_writable, write_report
+    from harness.runtime.images import load_image
     from harness.settings import Settings
     from harness.threads import choose_threads
     from harness.verification import Limits, is_good, repro_flags, verify_cases

@@ -19,6 +19,8 @@ from harness.case import Case
 from harness.errors import HarnessError
 from harness.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.rope import STRATEGIES
+from harness.runtime.errors import Sam3Error
+from harness.runtime.loading import LoadError
 from harness.settings import Settings
 from harness.targets import TARGETS
 
@@ -66,7 +68,7 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
         announce: Called with the name of each stage as it begins.
 
     Raises:
-        HarnessError: If the input or the environment is at fault, not the case.
+        HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
     """
     from harness.model.upstream import upstream
 
@@ -78,7 +80,9 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
     try:
         with upstream():
             return _walk(case, settings, progress)
-    except HarnessError:
+    except LoadError as error:
+        return progress.outcome(Status.FAILED, _described(error))
+    except (HarnessError, Sam3Error):
         raise
     except MemoryError as error:
         return progress.outcome(Status.OUT_OF_MEMORY, _described(error))

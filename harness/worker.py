@@ -34,6 +34,7 @@ from typing import IO, Any
 
 from harness.errors import HarnessError
 from harness.outcome import CaseError
+from harness.runtime.errors import Sam3Error
 
 DETAILS_BYTES = 8000
 """How much of the end of the child's output goes into an error."""
@@ -320,7 +321,7 @@ def _failure(error: Exception) -> dict[str, Any]:
         "type": type(error).__name__,
         "message": str(error),
         "details": "".join(traceback.format_exception(error))[-DETAILS_BYTES:],
-        "user_error": isinstance(error, HarnessError),
+        "user_error": isinstance(error, HarnessError | Sam3Error),
         "peak_rss_bytes": _own_peak(),
     }
 

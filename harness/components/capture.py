@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from harness.errors import HarnessError
-from harness.model.images import load_image, preprocess
-from harness.model.tokens import tokenize
+from harness.model.images import preprocess
+from harness.model.vocabulary import installed_tokenizer
+from harness.runtime.images import load_image
 from harness.settings import REPOSITORY
 
 FIXTURES = REPOSITORY / "fixtures"
@@ -200,7 +201,7 @@ def capture(model: Any, prompts: Prompts) -> Activations:
     hs, reference_boxes, presence_logits, _ = decoder_result
     return Activations(
         image=image,
-        tokens=torch.from_numpy(tokenize([prompts.text])),
+        tokens=torch.from_numpy(installed_tokenizer().tokenize([prompts.text]).ids),
         **geometry,
         img_feats=geometry_call["img_feats"][-1],
         img_pos=geometry_call["img_pos_embeds"][-1],

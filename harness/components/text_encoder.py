@@ -23,11 +23,10 @@ def samples(activations: Activations) -> dict[str, Arguments]:
     """The photograph's noun phrase; a batch from the empty text to one that fills many tokens."""
     import torch
 
-    from harness.model.tokens import tokenize
+    from harness.model.vocabulary import installed_tokenizer
 
-    batch = torch.from_numpy(
-        tokenize(["", "a striped cat", "the ears, eyes & whiskers of every tabby kitten in this picture"])
-    )
+    texts = ["", "a striped cat", "the ears, eyes & whiskers of every tabby kitten in this picture"]
+    batch = torch.from_numpy(installed_tokenizer().tokenize(texts).ids)
     return {"text": {"tokens": activations.tokens}, "batch": {"tokens": batch}}
 
 

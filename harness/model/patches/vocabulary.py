@@ -22,7 +22,7 @@ def _shipped() -> bool:
 def _found_elsewhere() -> Iterator[None]:
     import sam3.model_builder
 
-    from harness.model.tokens import vocabulary_path
+    from harness.model.vocabulary import vocabulary_path
 
     original = sam3.model_builder.SimpleTokenizer
 

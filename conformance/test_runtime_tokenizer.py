@@ -14,15 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import HarnessError
-from harness.model.tokens import (
-    END,
-    START,
-    VOCABULARY_FILE,
-    Tokenizer,
-    tokenize,
-    vocabulary_path,
-)
 from harness.model.upstream import import_sam3
+from harness.model.vocabulary import installed_tokenizer, vocabulary_path
+from harness.runtime.errors import Sam3Error
+from harness.runtime.tokenizer import END, START, VOCABULARY_FILE, Tokenizer
 
 TEXTS = [
     "cat",
@@ -45,6 +40,10 @@ TEXTS = [
     "\x00\x01\x7f\ufffe\U0010ffff",
     "\u017f\u2019s İstanbul ẞ ﬁ",
 ]
+
+
+def tokenize(texts: list[str], context_length: int = 32) -> np.ndarray:
+    return installed_tokenizer().tokenize(texts, context_length).ids
 
 
 @cache
@@ -101,9 +100,14 @@ def test_over_long_text_ends_with_the_end_token() -> None:
     assert (row != 0).all()
 
 
+def test_what_does_not_fit_is_counted() -> None:
+    tokens = installed_tokenizer().tokenize(["dog " * 100, "dog " * 30, "dog " * 31, ""])
+    assert tokens.cut == (70, 0, 1, 0)
+
+
 @pytest.mark.parametrize(("texts", "context_length"), [("cat", 32), (["cat"], 1)])
 def test_senseless_arguments(texts: Any, context_length: int) -> None:
-    with pytest.raises(HarnessError):
+    with pytest.raises(Sam3Error):
         tokenize(texts, context_length)
 
 
@@ -124,12 +128,12 @@ def test_vocabulary_damaged(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / VOCABULARY_FILE
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(HarnessError, match="reinstall open_clip_torch"):
+    with pytest.raises(Sam3Error, match="put CLIP's own in its place"):
         Tokenizer.read(path)
 
 
 def test_vocabulary_truncated(tmp_path: Path) -> None:
     path = tmp_path / VOCABULARY_FILE
     path.write_bytes(vocabulary_path().read_bytes()[:-1000])
-    with pytest.raises(HarnessError, match="cannot be read"):
+    with pytest.raises(Sam3Error, match="cannot be read"):
         Tokenizer.read(path)

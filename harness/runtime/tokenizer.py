@@ -1,4 +1,4 @@
-"""CLIP's byte-pair tokenizer, from the vocabulary file: texts in, int64 ids out; needs neither torch nor sam3.
+"""CLIP's byte-pair tokenizer, from the vocabulary file: texts in, int64 ids out.
 
 The algorithm is byte-pair encoding (Sennrich et al. 2016) over UTF-8 bytes, with the text clean-up and the word pattern
 of CLIP. Equal to `sam3.model.tokenizer_ve.SimpleTokenizer`, which sam3's text encoder uses.
@@ -11,8 +11,6 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import HarnessError
+from harness.runtime.errors import Sam3Error
 
 VOCABULARY_FILE = "bpe_simple_vocab_16e6.txt.gz"
 START, END = "<start_of_text>", "<end_of_text>"
@@ -28,33 +26,10 @@ _WORD_END = "</w>"
 _MERGES = 49152 - 256 - 2
 """CLIP's vocabulary of 49408: 256 bytes, the same at the end of a word, the merges, start and end of text."""
 
+CONTEXT_LENGTH = 32
+"""Tokens that SAM 3's text encoder reads, start and end among them."""
+
 _WORD_PATTERN = rf"{START}|{END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"
-
-
-def vocabulary_path() -> Path:
-    """The BPE vocabulary file of an installed package, found without importing that package.
-
-    Raises:
-        HarnessError: if neither sam3 nor open_clip_torch brings the file.
-    """
-    spec = find_spec("sam3")
-    if spec is not None and spec.submodule_search_locations:
-        shipped = Path(spec.submodule_search_locations[0]).parent / "assets" / VOCABULARY_FILE
-        if shipped.is_file():
-            return shipped
-    try:
-        files = metadata.files("open_clip_torch") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == VOCABULARY_FILE:
-            path = Path(str(file.locate()))
-            if path.is_file():
-                return path
-    raise HarnessError(
-        f"The BPE vocabulary {VOCABULARY_FILE} was not found in the installed packages sam3 and open_clip_torch; "
-        "install open_clip_torch, which carries it."
-    )
 
 
 def _byte_symbols() -> dict[int, str]:
@@ -65,6 +40,19 @@ def _byte_symbols() -> dict[int, str]:
         if byte not in symbols:
             symbols[byte] = chr(256 + len(symbols) - len(printable))
     return symbols
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Texts as the model reads them.
+
+    Attributes:
+        ids: int64 [texts, context length].
+        cut: For each text how many of its tokens did not fit, and are ignored; 0 where all did.
+    """
+
+    ids: npt.NDArray[np.int64]
+    cut: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -88,16 +76,16 @@ class Tokenizer:
         """Reads a vocabulary file.
 
         Raises:
-            HarnessError: if it cannot be read or is not a CLIP vocabulary.
+            Sam3Error: If it cannot be read or is not a CLIP vocabulary.
         """
         try:
             with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
                 lines = file.read().split("\n")[1 : _MERGES + 1]
         except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise HarnessError(f"The vocabulary {path} cannot be read: {error}; reinstall open_clip_torch.") from error
+            raise Sam3Error(f"The vocabulary {path} cannot be read: {error}; put CLIP's own in its place.") from error
         pairs = [tuple(line.split()) for line in lines]
         if len(pairs) != _MERGES or any(len(pair) != 2 for pair in pairs):
-            raise HarnessError(f"The vocabulary {path} is not CLIP's BPE vocabulary; reinstall open_clip_torch.")
+            raise Sam3Error(f"The vocabulary {path} is not CLIP's BPE vocabulary; put CLIP's own in its place.")
         merges = [(first, second) for first, second in pairs]
         symbols = _byte_symbols()
         tokens = [*symbols.values(), *(symbol + _WORD_END for symbol in symbols.values())]
@@ -109,6 +97,29 @@ class Tokenizer:
             ranks={merge: rank for rank, merge in enumerate(merges)},
             symbols=symbols,
         )
+
+    def tokenize(self, texts: Sequence[str], context_length: int = CONTEXT_LENGTH) -> Tokens:
+        """Token ids of texts: start, the text, end, zeros; a longer text is cut and still ends with the end token.
+
+        Args:
+            texts: Any number of texts.
+            context_length: Columns of the ids.
+
+        Raises:
+            Sam3Error: If the arguments make no sense.
+        """
+        if isinstance(texts, str):
+            raise Sam3Error(f"tokenize takes a sequence of texts, not one text; pass [{texts[:40]!r}].")
+        if context_length < 2:
+            raise Sam3Error(f"A context length of {context_length} has no room for start and end; use at least 2.")
+        ids = np.zeros((len(texts), context_length), dtype=np.int64)
+        cut = []
+        for row, text in zip(ids, texts, strict=True):
+            encoded = self.encode(text)
+            kept = [self.ids[START], *encoded[: context_length - 2], self.ids[END]]
+            row[: len(kept)] = kept
+            cut.append(max(0, len(encoded) + 2 - context_length))
+        return Tokens(ids, tuple(cut))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without start and end, of any length."""
@@ -163,35 +174,3 @@ def _patterns() -> tuple[Any, Any]:
     import regex
 
     return regex.compile(_WORD_PATTERN, regex.IGNORECASE), regex.compile(r"\s+")
-
-
-@cache
-def _tokenizer(path: Path) -> Tokenizer:
-    return Tokenizer.read(path)
-
-
-def tokenize(texts: Sequence[str], context_length: int = 32) -> npt.NDArray[np.int64]:
-    """Token ids of texts: start, the text, end, zeros; a longer text is cut and still ends with the end token.
-
-    Args:
-        texts: Any number of texts.
-        context_length: Columns of the result; 32 in SAM 3.
-
-    Returns:
-        int64 [len(texts), context_length].
-
-    Raises:
-        HarnessError: if the vocabulary is not found or the arguments make no sense.
-    """
-    if isinstance(texts, str):
-        raise HarnessError(f"tokenize takes a sequence of texts, not one text; pass [{texts[:40]!r}].")
-    if context_length < 2:
-        raise HarnessError(f"A context length of {context_length} has no room for start and end; use at least 2.")
-    tokenizer = _tokenizer(vocabulary_path())
-    result = np.zeros((len(texts), context_length), dtype=np.int64)
-    for row, text in zip(result, texts, strict=True):
-        ids = [tokenizer.ids[START], *tokenizer.encode(text), tokenizer.ids[END]]
-        if len(ids) > context_length:
-            ids = [*ids[: context_length - 1], tokenizer.ids[END]]
-        row[: len(ids)] = ids
-    return result

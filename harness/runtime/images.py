@@ -1,0 +1,72 @@
+"""Images from files of any mode."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.runtime.errors import Sam3Error
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def load_image(path: str | Path) -> Image.Image:
+    """Reads an image file of any mode as upright 8-bit RGB.
+
+    The rotation in the EXIF data is applied. Alpha is dropped, not blended, which is what `Image.convert("RGB")` does
+    and so what users of upstream get. 16-bit grey values are scaled to 8 bits (upstream's users get them clipped at
+    255); floating-point grey counts as 0…1 if no value is above 1, otherwise as 0…255. Of an animation the first frame
+    is read.
+
+    Raises:
+        Sam3Error: If the file is missing, not an image, truncated, empty, or too large.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    path = Path(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as file:
+                file.load()
+                image = ImageOps.exif_transpose(file)
+    except FileNotFoundError as error:
+        raise Sam3Error(f"The image {path} does not exist; check the path.") from error
+    except IsADirectoryError as error:
+        raise Sam3Error(f"The image {path} is a folder; give one image file.") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise Sam3Error(
+            f"The image {path} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first."
+        ) from error
+    except UnidentifiedImageError as error:
+        raise Sam3Error(
+            f"The file {path} is not an image that Pillow can read, or has no pixels; use PNG or JPEG."
+        ) from error
+    except PermissionError as error:
+        raise Sam3Error(f"The image {path} may not be read; check its permissions.") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise Sam3Error(f"The image {path} cannot be read, it is damaged or truncated: {error}.") from error
+    return _to_rgb(image, path)
+
+
+def _to_rgb(image: Image.Image, path: Path) -> Image.Image:
+    """8-bit RGB, with the range of wide grey modes scaled."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise Sam3Error(f"The image {path} has grey values outside 0…65535; convert it to 8 or 16 bits first.")
+        # 65535 = 255·257, so this rounds to the nearest of the 256 levels.
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        floats = np.asarray(image).astype(np.float64)
+        if not np.isfinite(floats).all() or floats.min() < 0 or floats.max() > 255:
+            raise Sam3Error(f"The image {path} has grey values outside 0…255 or not finite; convert it first.")
+        floats = floats * 255 if floats.max() <= 1 else floats
+        return Image.fromarray(np.rint(floats).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
