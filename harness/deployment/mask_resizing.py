@@ -1,0 +1,172 @@
+"""The compiled entry point `resize_masks`: the masks of the queries that were kept, at the image's size.
+
+What upstream's `Sam3Processor` does with `interpolate(masks[kept], (h, w), mode="bilinear").sigmoid() > 0.5`, with
+PyTorch's arithmetic in its order, but without the logits at the image's size: a task interpolates a line of the small
+mask along x, two such lines along y, and writes only whether the logit is large enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import Argument, fp32, prim_func
+from harness.schedules.cpu.reduction import scalar
+
+QUERIES = 200
+SIZE = 288
+"""Height and width of the masks that the model gives."""
+NAME = "resize_masks"
+LARGEST_OUTSIDE = 1.5 * 2.0**-24
+"""The largest fp32 logit whose sigmoid is not above 0.5 in fp32: 1 + exp(-x) rounds to 2."""
+
+_BLOCKS = 16
+"""Tasks for one mask."""
+_LANES = 64
+"""Pixels of a line that are decided together: one 64-byte store."""
+_GATHERED = 16
+
+
+def resize_masks_module() -> tvm.IRModule:
+    """A module with the function `resize_masks` and its kernels, ready for `harness.schedules.vm.lower_to_vm`.
+
+    The function takes `masks`, logits fp32 [1, 200, 288, 288], `kept`, int64 [k], the numbers of some queries, and
+    `like`, uint8 [h, w, 3], of which only the shape matters; it returns bool [k, h, w]. k may be zero. Numbers outside
+    0 … 199 are not checked.
+    """
+    count, height, width = (tirx.Var(name, "int64") for name in "khw")
+    masks = relax.Var("masks", relax.TensorType([1, QUERIES, SIZE, SIZE], "float32"))
+    kept = relax.Var("kept", relax.TensorType([count], "int64"))
+    like = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
+    builder = relax.BlockBuilder()
+    with builder.function(NAME, [masks, kept, like]):
+        rows = _positions(builder, like, 0, height)
+        columns = _positions(builder, like, 1, width)
+        result = builder.emit(
+            relax.call_tir(
+                builder.add_func(_kernel(), "resize_kept_masks"),
+                [masks, kept, *rows, *columns],
+                relax.TensorType([count, height, width], "bool"),
+            )
+        )
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _positions(builder: relax.BlockBuilder, like: relax.Var, axis: int, size: tirx.Var) -> list[relax.Expr]:
+    """Emits neighbours and weights of one axis."""
+    pair = builder.emit(
+        relax.call_tir(
+            builder.add_func(_table(axis), f"interpolation_weights_{'yx'[axis]}"),
+            [like],
+            [relax.TensorType([2, size], "int32"), relax.TensorType([2, size], "float32")],
+        )
+    )
+    return [builder.emit(relax.TupleGetItem(pair, 0)), builder.emit(relax.TupleGetItem(pair, 1))]
+
+
+def _table(axis: int) -> tirx.PrimFunc:
+    """Both neighbours int32 [2, n] of each output position in the small mask, and their weights fp32 [2, n].
+
+    `compute_source_index_and_lambda` in PyTorch's `UpSample.h`, in its fp32.
+    """
+    shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
+    size = shape[axis]
+
+    def body(_like: tirx.Buffer, neighbours: tirx.Buffer, weights: tirx.Buffer) -> None:
+        scale = scalar(fp32(SIZE) / tirx.Cast("float32", size), "float32")
+        same = size == SIZE
+        with T.serial(tirx.const(0, "int64"), size) as i:
+            # A sum with 0, which LLVM must keep, because it may not contract it with the subtraction.
+            middle = tirx.op.fma(scale, tirx.Cast("float32", i) + fp32(0.5), fp32(0.0)) - fp32(0.5)
+            place = scalar(tirx.if_then_else(same, tirx.Cast("float32", i), tirx.max(middle, fp32(0.0))), "float32")
+            left = scalar(tirx.min(tirx.Cast("int32", place), SIZE - 1), "int32")
+            right = tirx.min(left + tirx.Cast("int32", tirx.Not(same)), SIZE - 1)
+            share = place - tirx.Cast("float32", left)
+            T.buffer_store(neighbours, left, [0, i])
+            T.buffer_store(neighbours, right, [1, i])
+            T.buffer_store(weights, fp32(1.0) - share, [0, i])
+            T.buffer_store(weights, share, [1, i])
+
+    arguments = [
+        Argument("like", shape, "uint8"),
+        Argument("neighbours", (2, size), "int32"),
+        Argument("weights", (2, size), "float32"),
+    ]
+    return prim_func("interpolation_weights", arguments, body)
+
+
+def _kernel() -> tirx.PrimFunc:
+    """The masks bool [k, h, w], from the logits and the tables of both axes."""
+    count, height, width = (tirx.Var(name, "int64") for name in "khw")
+
+    def body(
+        masks: tirx.Buffer,
+        kept: tirx.Buffer,
+        rows: tirx.Buffer,
+        row_weights: tirx.Buffer,
+        columns: tirx.Buffer,
+        column_weights: tirx.Buffer,
+        result: tirx.Buffer,
+    ) -> None:
+        share = scalar(tirx.ceildiv(height, _BLOCKS), "int64")
+        with T.parallel(tirx.const(0, "int64"), count * _BLOCKS) as task:
+            mask = scalar(tirx.floordiv(task, _BLOCKS), "int64")
+            query = scalar(kept[mask], "int64")
+            start = scalar(tirx.floormod(task, _BLOCKS) * share, "int64")
+            # Rows of the small mask that are interpolated along x already: neighbours differ in parity.
+            lines = T.alloc_buffer((2, width), "float32")
+            held = T.alloc_buffer((2,), "int32", scope="local")
+            for parity in range(2):
+                T.buffer_store(held, tirx.const(-1, "int32"), [parity])
+            with T.serial(tirx.const(0, "int64"), tirx.max(tirx.min(share, height - start), 0)) as step:
+                y = start + step
+                for neighbour in range(2):
+                    row = scalar(rows[neighbour, y], "int32")
+                    parity = row & 1
+                    with T.If(held[parity] != row), T.Then():
+                        T.buffer_store(held, row, [parity])
+
+                        def interpolate(x: Any, row: Any = row, parity: Any = parity) -> None:
+                            ends = [masks[0, query, row, columns[end, x]] for end in range(2)]
+                            value = _mixed(ends[0], column_weights[0, x], ends[1], column_weights[1, x])
+                            T.buffer_store(lines, value, [parity, x])
+
+                        _each(width, _GATHERED, interpolate)
+                upper, lower = (scalar(rows[neighbour, y] & 1, "int32") for neighbour in range(2))
+                above, below = (scalar(row_weights[neighbour, y], "float32") for neighbour in range(2))
+
+                def decide(x: Any) -> None:
+                    logit = _mixed(lines[upper, x], above, lines[lower, x], below)
+                    T.buffer_store(result, logit > fp32(LARGEST_OUTSIDE), [mask, y, x])
+
+                _each(width, _LANES, decide)
+
+    arguments = [
+        Argument("masks", (1, QUERIES, SIZE, SIZE)),
+        Argument("kept", (count,), "int64"),
+        Argument("rows", (2, height), "int32"),
+        Argument("row_weights", (2, height)),
+        Argument("columns", (2, width), "int32"),
+        Argument("column_weights", (2, width)),
+        Argument("result", (count, height, width), "bool"),
+    ]
+    return prim_func("resize_kept_masks", arguments, body)
+
+
+def _each(count: Any, lanes: int, body: Callable[[Any], None]) -> None:
+    """Emits `body(index)` for 0 … count, in vectors as far as they are whole."""
+    whole = tirx.floordiv(count, lanes)
+    with T.serial(tirx.const(0, "int64"), whole) as v, T.vectorized(0, lanes) as lane:
+        body(v * lanes + lane)
+    with T.serial(tirx.const(0, "int64"), count - whole * lanes) as rest:
+        body(whole * lanes + rest)
+
+
+def _mixed(first: Any, share: Any, second: Any, other: Any) -> Any:
+    """The mean of two values; PyTorch's compiled code rounds one product and then fuses, so does this."""
+    return tirx.op.fma(first, share, second * other)
