@@ -13,6 +13,7 @@ Results = list[dict[str, Any]]
 
 KERNELS = pytest.StashKey[Results]()
 COMPONENTS = pytest.StashKey[Results]()
+ROPE = pytest.StashKey[Results]()
 
 
 @pytest.fixture
@@ -27,6 +28,12 @@ def component_results(request: pytest.FixtureRequest) -> Results:
     return request.config.stash[COMPONENTS]
 
 
+@pytest.fixture
+def rope_results(request: pytest.FixtureRequest) -> Results:
+    """Where the strategies' numbers go."""
+    return request.config.stash[ROPE]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)  # read when the pool starts
     config.option.benchmark_quiet = (
@@ -34,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.stash[KERNELS] = []
     config.stash[COMPONENTS] = []
+    config.stash[ROPE] = []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -42,6 +50,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for results, render in (
         (config.stash[KERNELS], tables.kernel_tables),
         (config.stash[COMPONENTS], tables.component_table),
+        (config.stash[ROPE], tables.rope_tables),
     ):
         if results:
             terminalreporter.write_line(render(results))

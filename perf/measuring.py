@@ -1,4 +1,4 @@
-"""Timing two sides in one run: interleaved round by round, the order rotated, with medians and spread."""
+"""Timing two or more sides in one run: interleaved round by round, the order rotated, with medians and spread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,3 +151,47 @@ def interleave(
 
     benchmark.pedantic(tvm_turn, setup=before, teardown=after, rounds=rounds)
     return Interleaved([seconds / calls[0] for seconds in benchmark.stats.stats.data], torch_seconds)
+
+
+def take_turns(
+    benchmark: Any,
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    budget: float,
+    least: int = 5,
+    most: int = 40,
+    turn: float = 0.0,
+) -> dict[str, list[float]]:
+    """Times any number of sides, the first of a round last in the next; returns seconds per call, one for each round.
+
+    Args:
+        benchmark: The fixture; what it times is whole rounds.
+        calls: Runs each side once.
+        budget: Seconds that all rounds of all sides take together, about.
+        least: Rounds that run in any case.
+        most: Rounds that are enough.
+        turn: Seconds that a turn lasts at least, by as many calls as it takes.
+    """
+    sides = {name: Side(call) for name, call in calls.items()}
+    repeats, per_round = {}, 0.0
+    for name, side in sides.items():
+        side.once()
+        side.wake()
+        repeats[name] = max(1, math.ceil(turn / side.fastest))
+        waking = 0.0 if side.fastest > LONG_SECONDS else max(side.fastest, WAKE_SECONDS)
+        per_round += SETTLE_SECONDS + waking + repeats[name] * side.fastest
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+
+    def one_round() -> None:
+        for name in order:
+            time.sleep(SETTLE_SECONDS)
+            sides[name].wake()
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                calls[name]()
+            seconds[name].append((time.perf_counter() - start) / repeats[name])
+        order.append(order.pop(0))
+
+    benchmark.pedantic(one_round, rounds=max(least, min(most, int(budget / per_round))))
+    return seconds

@@ -63,6 +63,24 @@ def component_table(results: Sequence[Result]) -> str:
     return _text(table)
 
 
+def rope_tables(results: Sequence[Result]) -> str:
+    """Every strategy beside PyTorch and beside no rotation, a table for each workload."""
+    tables = []
+    for workload in dict.fromkeys(r["workload"] for r in results):
+        table = _table(workload, "strategy", "ms", "min–max", "PyTorch / it", "added", "min–max", "kernels", "MB moved")
+        for r in (r for r in results if r["workload"] == workload):
+            counted = (str(r["kernels"]), f"{r['moved'] / 1e6:.1f}") if r["kernels"] is not None else ("n/a", "n/a")
+            table.add_row(
+                r["side"],
+                *_timing(r["seconds"]),
+                f"{r['torch_over_side']:.2f}",
+                *_added(r["over_unrotated"]),
+                *counted,
+            )
+        tables.append(table)
+    return _text(*tables, f"on {results[0]['threads']} threads; added: to the time without rotation")
+
+
 def _kernels(group: Group, results: Sequence[Result]) -> Table:
     unit = "GB/s" if any(r["bound"] == "memory" for r in results) else "GFLOP/s"
     table = _table(group.value, "kernel", "shape", "TVM ms", "min–max", "PyTorch ms", "min–max", "PyTorch / TVM", unit)
@@ -111,6 +129,13 @@ def _share(rate: float, peaks: Sequence[float]) -> str:
     if max(peaks) < STEADY * min(peaks):
         return f"{rate / statistics.median(peaks):.0%}"
     return f"{rate / max(peaks):.0%}–{rate / min(peaks):.0%}"
+
+
+def _added(over: Result | None) -> tuple[str, str]:
+    """Of the medians, and the range over the rounds."""
+    if over is None:
+        return "n/a", "n/a"
+    return f"{over['medians']:+.1%}", f"{over['least']:+.1%}–{over['most']:+.1%}"
 
 
 def _digits(value: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perf.measuring import LONG_SECONDS, Side, interleave
+from perf.measuring import LONG_SECONDS, Side, interleave, take_turns
 from perf.roofline import main
 
 
@@ -38,6 +38,26 @@ def test_a_short_call_fills_its_turn(benchmark: Any) -> None:
     assert len(timed.tvm) == 5
     assert min(benchmark.stats.stats.data) >= 0.005
     assert max(timed.tvm) < 0.005
+
+
+def test_any_number_of_sides_take_turns(benchmark: Any) -> None:
+    turns: list[str] = []
+    lengths = {"a": 0.02, "b": 0.04, "c": 0.005}
+
+    def side(name: str) -> Any:
+        def call() -> None:
+            if not turns or turns[-1] != name:
+                turns.append(name)
+            time.sleep(lengths[name])
+
+        return call
+
+    seconds = take_turns(benchmark, {name: side(name) for name in lengths}, budget=0.0, least=3, turn=0.01)
+    # All are called to know how long they take; then a b c, b c a, c a b.
+    assert turns == [*"abc", *"abc", *"bca", *"cab"]
+    assert {name: len(rounds) for name, rounds in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+    for name, rounds in seconds.items():
+        assert lengths[name] <= min(rounds) <= 1.5 * lengths[name]
 
 
 def test_waking_waits_for_a_call_that_is_as_fast_as_before() -> None:
