@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.deployment.entry_points import ENTRY_POINTS, EntryPoint
+from harness.deployment.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, EntryPoint
 from harness.deployment.folder import replaced_folder
 from harness.deployment.packing import PACKING_LIBRARY, Parameters, pack, write_packed
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.runtime.manifest import (
+    DEFAULT_CAPACITY,
     LIBRARY,
     MANIFEST,
     Capacity,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from harness.runtime.loading import VirtualMachine
 
 Announce = Callable[[str], None]
-DEFAULT_CAPACITY = Capacity()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Imported:
 
 
 def compile_model(model: Model, target: str, out: Path, announce: Announce = lambda stage: None) -> Manifest:
-    """Compiles the whole model and writes the folder, or leaves what was there.
+    """Compiles the whole model in a process of its own and writes the folder, or leaves what was there.
 
     Args:
         model: Which model.
@@ -70,39 +70,12 @@ def compile_model(model: Model, target: str, out: Path, announce: Announce = lam
         announce: Called with the name of each stage as it begins.
 
     Raises:
-        HarnessError: The machine cannot compile for the target, the checkpoint does not fit, or the folder cannot be
-            written.
+        HarnessError: The machine cannot compile for the target, the checkpoint does not fit, the strategy does not get
+            through the compiler, or the folder cannot be written.
     """
-    from harness.deployment.lowering import input_specs, merged, output_specs
-    from harness.model.vocabulary import vocabulary_path
-    from harness.runtime.tokenizer import VOCABULARY_FILE
-
-    problem = TARGETS[target].compile_problem()
-    if problem is not None:
-        raise HarnessError(f"cannot compile for {target}: {problem}")
     with replaced_folder(out) as folder:
-        imported = list(_imported(model, announce))
-        announce("compile")
-        tvm_target = TARGETS[target].tvm_target()
-        whole = merged({item.entry_point.name: item.module for item in imported})
-        entries = {
-            item.entry_point.name: Entry(
-                input_specs(item.module["main"]), output_specs(item.module["main"], item.entry_point.outputs)
-            )
-            for item in imported
-        }
-        machine = _build(whole, target, tvm_target, tuple(entries), folder)
-        announce("pack")
-        files: dict[str, File] = {}
-        for name, parameters in _taken(imported):
-            tensors = pack(machine, name, parameters)
-            files |= write_packed(folder, name, tensors)
-            entries[name] = replace(entries[name], weights=tuple(tensors))
-        shutil.copyfile(vocabulary_path(), folder / VOCABULARY_FILE)
-        announce("write")
-        manifest = _manifest(model, target, tvm_target, entries, files | _described(folder, files))
-        (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    return manifest
+        _isolated("compile_request", (model, target, folder), announce)
+        return read_manifest(folder)
 
 
 def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None) -> Manifest:
@@ -117,34 +90,112 @@ def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None
         HarnessError: The checkpoint does not fit, or the folder cannot be written.
         Sam3Error: The folder is no artifact, or its packing library is not for this machine.
     """
+    read_manifest(into)
+    with replaced_folder(into) as folder:
+        _isolated("pack_request", (model, into.resolve(), folder), announce)
+        return read_manifest(folder)
+
+
+def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:
+    """Calls a function of this module in a worker, so that a crash in the compiler is a sentence too."""
+    from harness.worker import WorkerEnd, run_isolated
+
+    ended = run_isolated(f"{__name__}:{function}", request, breadcrumb=announce)
+    if ended.kind is not WorkerEnd.OK:
+        error = ended.error
+        reason = f"{error.type}: {error.message}" if error else ended.kind.value
+        raise HarnessError(f"failed at the stage {ended.stage!r}: {reason}; `sam3-tvm verify` tells more")
+
+
+def compile_request(request: tuple[Model, str, Path], announce: Announce) -> None:
+    """`compile_into` as `harness.worker` calls it."""
+    from harness.threads import configure_threads
+
+    configure_threads()
+    compile_into(*request, announce)
+
+
+def pack_request(request: tuple[Model, Path, Path], announce: Announce) -> None:
+    """`pack_into` as `harness.worker` calls it."""
+    from harness.threads import configure_threads
+
+    configure_threads()
+    pack_into(*request, announce)
+
+
+def compile_into(model: Model, target: str, folder: Path, announce: Announce = lambda stage: None) -> Manifest:
+    """Compiles the whole model in this process and fills an empty folder with it.
+
+    Args:
+        model: Which model.
+        target: Name of the target, a key of `TARGETS`.
+        folder: An empty folder.
+        announce: Called with the name of each stage as it begins.
+
+    Raises:
+        HarnessError: The machine cannot compile for the target, or the checkpoint does not fit.
+        Exception: Whatever the strategy `none` makes the importer raise.
+    """
+    from harness.deployment.lowering import input_specs, merged, output_specs
+    from harness.model.vocabulary import vocabulary_path
+    from harness.runtime.tokenizer import VOCABULARY_FILE
+
+    problem = TARGETS[target].compile_problem()
+    if problem is not None:
+        raise HarnessError(f"cannot compile for {target}: {problem}")
+    imported = list(_imported(model, announce))
+    announce("compile")
+    tvm_target = TARGETS[target].tvm_target()
+    modules = {item.entry_point.name: item.module for item in imported}
+    outputs = {item.entry_point.name: item.entry_point.outputs for item in imported}
+    for kernel in IMAGE_FUNCTIONS:
+        modules[kernel.name], outputs[kernel.name] = kernel.module(), kernel.outputs
+    whole = merged(modules)
+    entries = {
+        name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
+    }
+    del modules
+    machine = _build(whole, target, tvm_target, tuple(entries), folder)
+    announce("pack")
+    files: dict[str, File] = {}
+    for name, parameters in _taken(imported):
+        tensors = pack(machine, name, parameters)
+        files |= write_packed(folder, name, tensors)
+        entries[name] = replace(entries[name], weights=tuple(tensors))
+    shutil.copyfile(vocabulary_path(), folder / VOCABULARY_FILE)
+    manifest = _manifest(model, target, tvm_target, entries, files | _described(folder, files))
+    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = lambda stage: None) -> Manifest:
+    """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
     import tvm_ffi
 
     from harness.runtime.loading import load_library
 
-    manifest = read_manifest(into)
+    manifest = read_manifest(artifact)
     model = replace(model, scale=manifest.scale, strategy=manifest.strategy, capacity=manifest.capacity)
-    packing = into / PACKING_LIBRARY
+    packing = artifact / PACKING_LIBRARY
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
-    with replaced_folder(into) as folder:
-        files: dict[str, File] = {}
-        for item in _imported(model, announce):
-            name = item.entry_point.name
-            tensors = pack(machine, name, item.parameters)
-            if tuple(tensors) != manifest.entries[name].weights:
-                raise HarnessError(f"{into} was compiled from another version of {name}: compile the model again")
-            files |= write_packed(folder, name, tensors)
-        announce("write")
-        for name in manifest.files:
-            if name not in files:
-                shutil.copyfile(into / name, folder / name)
-        manifest = replace(
-            manifest,
-            weights=_origin(model),
-            trained=model.checkpoint is not None,
-            made={**manifest.made, "packed": _now()},
-            files={**manifest.files, **files},
-        )
-        (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    files: dict[str, File] = {}
+    for item in _imported(model, announce):
+        name = item.entry_point.name
+        tensors = pack(machine, name, item.parameters)
+        if tuple(tensors) != manifest.entries[name].weights:
+            raise HarnessError(f"{artifact} was compiled from another version of {name}: compile the model again")
+        files |= write_packed(folder, name, tensors)
+    for name in manifest.files:
+        if name not in files:
+            shutil.copyfile(artifact / name, folder / name)
+    manifest = replace(
+        manifest,
+        weights=_origin(model),
+        trained=model.checkpoint is not None,
+        made={**manifest.made, "packed": _now()},
+        files={**manifest.files, **files},
+    )
+    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
 

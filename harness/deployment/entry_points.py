@@ -14,6 +14,7 @@ from harness.runtime.manifest import Capacity
 
 if TYPE_CHECKING:
     import torch
+    import tvm
 
 TEXT_TOKENS = 32
 """Length of a tokenized text (`context_length` of upstream's VETextEncoder)."""
@@ -109,3 +110,40 @@ as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all f
 """
 
 ENTRY_POINTS = (ENCODE_IMAGE, ENCODE_TEXT, GROUND)
+"""The entry points that are exported from PyTorch."""
+
+
+@dataclass(frozen=True)
+class ImageFunction:
+    """A function of the compiled model that is written as kernels, for images of any size.
+
+    Attributes:
+        name: What it is called in the library.
+        outputs: Names of its results, in order.
+        module: Makes the module with the Relax function of that name.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    module: Callable[[], tvm.IRModule]
+
+
+def _preprocess() -> tvm.IRModule:
+    from harness.deployment.preprocessing import preprocess_module
+
+    return preprocess_module()
+
+
+def _resize_masks() -> tvm.IRModule:
+    from harness.deployment.mask_resizing import resize_masks_module
+
+    return resize_masks_module()
+
+
+PREPROCESS = ImageFunction("preprocess", ("pixels",), _preprocess)
+"""image uint8 [h, w, 3] to pixels fp32 [1, 3, 1008, 1008], as `Sam3Processor` resizes and normalizes them."""
+
+RESIZE_MASKS = ImageFunction("resize_masks", ("masks",), _resize_masks)
+"""mask logits fp32 [1, 200, 288, 288], kept int64 [k] and an image uint8 [h, w, 3] to masks bool [k, h, w]."""
+
+IMAGE_FUNCTIONS = (PREPROCESS, RESIZE_MASKS)

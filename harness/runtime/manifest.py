@@ -33,6 +33,10 @@ class Capacity:
     boxes: int = 48
 
 
+DEFAULT_CAPACITY = Capacity()
+"""With the 32 tokens of the text and the CLS token, a prompt of 128 tokens."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor that goes into an entry point or comes out: a dimension is a number, or a letter where any will do."""
