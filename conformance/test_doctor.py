@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from harness.doctor import KNOWN_BAD, Finding, diagnose, installed_versions, known_bad, probed, render
+from harness.runtime.threads import usable_cpus
 from harness.targets import TARGETS
-from harness.threads import reason, thread_count, usable_cpus
+from harness.threads import reason, thread_count
 
 GOOD = {
     "apache-tvm": "0.27.0.post1",

@@ -25,9 +25,10 @@ from harness.errors import HarnessError
 from harness.frontend import export_program, import_program
 from harness.runtime import cpu
 from harness.runtime.executable import Executable
+from harness.runtime.threads import VARIABLE, cgroup_quota, usable_cpus
 from harness.targets import TARGETS, cuda, gpu, linking, llvm
 from harness.targets.compiling import compile_module
-from harness.threads import VARIABLE, cgroup_quota, configure_threads, tvm_threads, usable_cpus
+from harness.threads import configure_threads, tvm_threads
 from harness.worker import run_isolated
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -454,6 +455,6 @@ def test_quota_of_the_control_groups(tmp_path, files, quota):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS has no affinity masks")
 def test_affinity_limits_the_usable_cpus():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from harness.threads import usable_cpus; print(usable_cpus())"
+    code += "from harness.runtime.threads import usable_cpus; print(usable_cpus())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from harness.errors import HarnessError
-from harness.threads import OPTION_VARIABLE, checked, reason, tvm_threads, usable_cpus
+from harness.runtime.threads import usable_cpus
+from harness.threads import OPTION_VARIABLE, checked, reason, tvm_threads
 
 COUNT = """
 from harness.threads import configure_threads, reason, thread_count, tvm_threads
@@ -65,7 +66,8 @@ def test_the_environment_chooses() -> None:
 
 def test_a_quota_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(OPTION_VARIABLE, raising=False)
-    monkeypatch.setattr("harness.threads.cgroup_quota", lambda: 0.5)
+    for module in ("harness.threads", "harness.runtime.threads"):
+        monkeypatch.setattr(f"{module}.cgroup_quota", lambda: 0.5)
     assert usable_cpus() == 1
     monkeypatch.setattr("harness.threads.affinity", lambda: 4)
     assert reason() == f"the quota of the control group is 0.5 CPUs of {os.cpu_count()}"

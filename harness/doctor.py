@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from harness.threads import OPTION_VARIABLE, VARIABLE, reason, thread_count, usable_cpus
+from harness.runtime.threads import VARIABLE, usable_cpus
+from harness.threads import OPTION_VARIABLE, reason, thread_count
 
 MISSING = "missing"
 """Condition of a package that is not installed."""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.runtime.cpu import cpu_model
-from harness.threads import cgroup_quota, thread_count, usable_cpus
+from harness.runtime.threads import cgroup_quota, usable_cpus
+from harness.threads import thread_count
 
 _PACKAGES = (
     "sam3-tvm",

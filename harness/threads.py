@@ -15,12 +15,10 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.runtime.threads import VARIABLE, affinity, cgroup_quota, usable_cpus
 
-VARIABLE = "TVM_NUM_THREADS"
 OPTION_VARIABLE = "SAM3_TVM_THREADS"
 
 
@@ -63,17 +61,6 @@ def checked(count: int) -> int:
     )
 
 
-def usable_cpus() -> int:
-    """Number of CPUs that this process may keep busy: its affinity mask, limited by the quota of its control group."""
-    cpus, quota = affinity(), cgroup_quota()
-    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
-
-
-def affinity() -> int:
-    """Number of CPUs that the process may run on; all of them where the system has no affinity masks."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def reason() -> str:
     """Why a run uses `thread_count()` threads, as part of a sentence."""
     if os.environ.get(OPTION_VARIABLE):
@@ -84,29 +71,6 @@ def reason() -> str:
     if allowed < cpus:
         return f"the affinity mask allows {allowed} of {cpus} CPUs"
     return "one for each CPU"
-
-
-def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time that the control groups of this process grant, None if unlimited.
-
-    The smallest quota of all levels counts.
-
-    Args:
-        root: Where `proc` and `sys` are; the file system's root except in tests.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    quotas: list[float] = []
-    for line in lines:
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if hierarchy == "0":
-            quotas += _quotas(root / "sys/fs/cgroup", group, _quota_v2)
-        elif "cpu" in controllers.split(","):
-            quotas += _quotas(root / "sys/fs/cgroup/cpu", group, _quota_v1)
-    return min(quotas, default=None)
 
 
 def configure_threads(count: int | None = None) -> int:
@@ -149,27 +113,3 @@ def tvm_threads() -> int:
     if launch(note_thread, None, 0) != 0:
         raise RuntimeError("TVM could not launch a parallel loop")
     return len(set(seen))
-
-
-def _quotas(mount: Path, group: str, read: Callable[[Path], float | None]) -> list[float]:
-    """Quotas of a group and of its ancestors; in a container the group's path may not exist below the mount."""
-    directory = mount / group.lstrip("/")
-    levels = [directory, *directory.parents]
-    return [quota for level in levels if level.is_relative_to(mount) and (quota := read(level)) is not None]
-
-
-def _quota_v2(level: Path) -> float | None:
-    try:
-        quota, period = (level / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _quota_v1(level: Path) -> float | None:
-    try:
-        quota = int((level / "cpu.cfs_quota_us").read_text())
-        period = int((level / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return quota / period if quota > 0 and period > 0 else None

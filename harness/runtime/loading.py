@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.runtime.cpu import architecture, common_cpu, cpu_features, cpu_model
 from harness.runtime.errors import Sam3Error
+from harness.runtime.threads import use_every_cpu
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -74,6 +75,7 @@ def load_runtime() -> None:
     Raises:
         LoadError: TVM is not installed.
     """
+    use_every_cpu()
     import tvm_ffi  # noqa: F401  (the runtime library is linked against its library)
 
     package = find_spec("tvm")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from harness.errors import HarnessError
 from harness.runtime.cpu import VECTOR_FEATURES, common_cpu, cpu_features
 from harness.runtime.loading import cpu_problem
+from harness.runtime.threads import usable_cpus
 from harness.targets.compiling import required_cpu
 from harness.targets.linking import link_problem
 from harness.targets.target import Target
-from harness.threads import usable_cpus
 
 if TYPE_CHECKING:
     import tvm
