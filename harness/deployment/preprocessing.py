@@ -28,8 +28,8 @@ NAME = "preprocess"
 
 _CHANNELS = 4
 """Bytes of a pixel between the two passes: a pixel is one 32-bit word."""
-_ROWS = 4
-"""Input rows that are resampled together: 16 values fill a vector of 32-bit integers on AVX-512."""
+_ROWS = 8
+"""Input rows that are resampled together, so that their sums fill vectors of 32-bit integers."""
 _LANES = 16
 _LONGEST = 22
 """The most bits after the point that PyTorch gives a weight."""
@@ -78,7 +78,7 @@ def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tir
             [image],
             [
                 relax.TensorType([_WINDOW, RESOLUTION], "int64"),
-                relax.TensorType([RESOLUTION, taps], "int32"),
+                relax.TensorType([RESOLUTION, taps], "int16"),
             ],
         )
     )
@@ -86,7 +86,7 @@ def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tir
 
 
 def _table(axis: int) -> tirx.PrimFunc:
-    """Windows int64 [4, 1008] and weights int32 [1008, taps] for the size of one axis of the image."""
+    """Windows int64 [4, 1008] and weights int16 [1008, taps] for the size of one axis of the image."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
     taps = tirx.Var("taps", "int64")
@@ -120,15 +120,17 @@ def _table(axis: int) -> tirx.PrimFunc:
             with T.serial(0, _BLOCK) as position:
                 i = block * _BLOCK + position
                 total = scalar(windows[3, i], "int64")
-                with T.serial(tirx.const(0, "int64"), windows[1, i]) as j:
+                with T.serial(tirx.const(0, "int64"), taps) as j:
                     # ⌊½ + a / Σa · 2^bits⌋
                     rounded = tirx.floordiv((numerator(i, windows[0, i] + j) << (bits + 1)) + total, total * 2)
-                    T.buffer_store(weights, tirx.Cast("int32", rounded), [i, j])
+                    inside = j < windows[1, i]
+                    weight = tirx.Select(inside, rounded, tirx.const(0, "int64"))
+                    T.buffer_store(weights, tirx.Cast("int16", weight), [i, j])
 
     arguments = [
         Argument("image", shape, "uint8"),
         Argument("windows", (_WINDOW, RESOLUTION), "int64"),
-        Argument("weights", (RESOLUTION, taps), "int32"),
+        Argument("weights", (RESOLUTION, taps), "int16"),
     ]
     return prim_func("resampling_weights", arguments, body)
 
@@ -144,37 +146,39 @@ def _horizontal() -> tirx.PrimFunc:
     def body(image: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer, narrow: tirx.Buffer) -> None:
         flat = T.decl_buffer((height * width * 3,), "uint8", data=image.data)
         with T.parallel(tirx.const(0, "int64"), tirx.ceildiv(height, _ROWS)) as block:
-            strip = T.alloc_buffer((width * lanes,), "uint8")
+            # Every window is as long as the longest, with weights of zero for what lies beyond its end.
+            strip = T.alloc_buffer(((width + taps) * lanes,), "uint8")
             # Beyond the last row, the last row again.
             rows = [scalar(tirx.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
+            with T.serial(tirx.const(0, "int64"), width - 1) as x:
+                for r, row in enumerate(rows):
+                    with T.vectorized(0, _CHANNELS) as c:
+                        T.buffer_store(strip, flat[(row * width + x) * 3 + c], [x * lanes + r * _CHANNELS + c])
+            # The last pixel has no byte after it that may be read.
+            last = width - 1
             for r, row in enumerate(rows):
-                with T.serial(tirx.const(0, "int64"), width - 1) as x, T.vectorized(0, _CHANNELS) as c:
-                    T.buffer_store(strip, flat[(row * width + x) * 3 + c], [x * lanes + r * _CHANNELS + c])
-                # The last pixel has no byte after it that may be read.
                 for c in range(3):
-                    T.buffer_store(
-                        strip,
-                        flat[(row * width + width - 1) * 3 + c],
-                        [(width - 1) * lanes + r * _CHANNELS + c],
-                    )
-                T.buffer_store(strip, tirx.const(0, "uint8"), [(width - 1) * lanes + r * _CHANNELS + 3])
+                    T.buffer_store(strip, image[row, last, c], [last * lanes + r * _CHANNELS + c])
+                T.buffer_store(strip, tirx.const(0, "uint8"), [last * lanes + r * _CHANNELS + 3])
             bits = _shared_bits(windows)
             with T.serial(tirx.const(0, "int64"), RESOLUTION) as x:
                 first = scalar(windows[0, x], "int64")
                 total = T.alloc_buffer((lanes,), "int32", scope="local")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(total, _half(bits), [lane])
-                with T.serial(tirx.const(0, "int64"), windows[1, x]) as j, T.vectorized(0, lanes) as lane:
-                    term = weights[x, j] * tirx.Cast("int32", strip[(first + j) * lanes + lane])
-                    T.buffer_store(total, total[lane] + term, [lane])
+                with T.serial(tirx.const(0, "int64"), taps) as j, T.vectorized(0, lanes) as lane:
+                    T.buffer_store(total, total[lane] + _term(weights[x, j], strip[(first + j) * lanes + lane]), [lane])
+                rounded = T.alloc_buffer((lanes,), "uint8", scope="local")
+                with T.vectorized(0, lanes) as lane:
+                    T.buffer_store(rounded, _byte(total[lane], bits), [lane])
                 for r, row in enumerate(rows):
                     with T.vectorized(0, _CHANNELS) as c:
-                        T.buffer_store(narrow, _byte(total[r * _CHANNELS + c], bits), [row, x, c])
+                        T.buffer_store(narrow, rounded[r * _CHANNELS + c], [row, x, c])
 
     arguments = [
         Argument("image", (height, width, 3), "uint8"),
         Argument("windows", (_WINDOW, RESOLUTION), "int64"),
-        Argument("weights", (RESOLUTION, taps), "int32"),
+        Argument("weights", (RESOLUTION, taps), "int16"),
         Argument("narrow", (height, RESOLUTION, _CHANNELS), "uint8"),
     ]
     return prim_func("resample_rows", arguments, body)
@@ -202,8 +206,7 @@ def _vertical() -> tirx.PrimFunc:
                     for start in pieces:
                         with T.vectorized(0, _LANES) as lane:
                             value = flat[(first + j) * length + part * chunk + start + lane]
-                            term = weights[y, j] * tirx.Cast("int32", value)
-                            T.buffer_store(total, total[start + lane] + term, [start + lane])
+                            T.buffer_store(total, total[start + lane] + _term(weights[y, j], value), [start + lane])
                 for start in pieces:
                     with T.vectorized(0, _LANES) as lane:
                         T.buffer_store(line, _byte(total[start + lane], bits), [part * chunk + start + lane])
@@ -215,7 +218,7 @@ def _vertical() -> tirx.PrimFunc:
     arguments = [
         Argument("narrow", (height, RESOLUTION, _CHANNELS), "uint8"),
         Argument("windows", (_WINDOW, RESOLUTION), "int64"),
-        Argument("weights", (RESOLUTION, taps), "int32"),
+        Argument("weights", (RESOLUTION, taps), "int16"),
         Argument("pixels", (1, 3, RESOLUTION, RESOLUTION), "float32"),
     ]
     return prim_func("resample_columns", arguments, body)
@@ -240,6 +243,11 @@ def _shared_bits(windows: tirx.Buffer) -> Any:
 def _half(bits: Any) -> Any:
     """½, with that many bits after the point."""
     return tirx.const(1, "int32") << (tirx.Cast("int32", bits) - 1)
+
+
+def _term(weight: Any, value: Any) -> Any:
+    """The product of a 16-bit weight and an 8-bit value; both widths are seen by LLVM, which may use them."""
+    return tirx.Cast("int32", weight) * tirx.Cast("int32", value)
 
 
 def _byte(total: Any, bits: Any) -> Any:
