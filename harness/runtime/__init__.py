@@ -1,1 +1,20 @@
-"""Running compiled components: NumPy in, NumPy out; imports tvm and numpy, never torch or sam3."""
+"""Running compiled models: NumPy in, NumPy out; never torch or sam3, and nothing else of the project."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.runtime.model import EncodedImage, Found, Outputs, Sam3
+    from harness.runtime.prompts import Prompt
+
+__all__ = ["EncodedImage", "Found", "Outputs", "Prompt", "Sam3"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when they are first asked for: the command needs little of this folder."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from harness.runtime import model, prompts
+
+    return getattr(prompts if name == "Prompt" else model, name)

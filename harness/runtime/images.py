@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 
@@ -50,23 +51,58 @@ def load_image(path: str | Path) -> Image.Image:
         raise Sam3Error(f"The image {path} may not be read; check its permissions.") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise Sam3Error(f"The image {path} cannot be read, it is damaged or truncated: {error}.") from error
-    return _to_rgb(image, path)
+    return _to_rgb(image, f"The image {path}")
 
 
-def _to_rgb(image: Image.Image, path: Path) -> Image.Image:
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     """8-bit RGB, with the range of wide grey modes scaled."""
     from PIL import Image
 
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise Sam3Error(f"The image {path} has grey values outside 0…65535; convert it to 8 or 16 bits first.")
+            raise Sam3Error(f"{name} has grey values outside 0…65535; convert it to 8 or 16 bits first.")
         # 65535 = 255·257, so this rounds to the nearest of the 256 levels.
         return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         floats = np.asarray(image).astype(np.float64)
         if not np.isfinite(floats).all() or floats.min() < 0 or floats.max() > 255:
-            raise Sam3Error(f"The image {path} has grey values outside 0…255 or not finite; convert it first.")
+            raise Sam3Error(f"{name} has grey values outside 0…255 or not finite; convert it first.")
         floats = floats * 255 if floats.max() <= 1 else floats
         return Image.fromarray(np.rint(floats).astype(np.uint8)).convert("RGB")
     return image.convert("RGB")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image in memory as 8-bit RGB, converted as `load_image` does; it is not turned, whatever its EXIF data say.
+
+    Raises:
+        Sam3Error: If it has no pixels or grey values of no known range.
+    """
+    if min(image.size) < 1:
+        raise Sam3Error(f"The image has no pixels ({image.width}x{image.height}); use another one.")
+    return _to_rgb(image, "The image")
+
+
+def to_pixels(image: str | Path | Image.Image | npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The pixels of an image, uint8 [h, w, 3], RGB, in memory of their own.
+
+    Args:
+        image: A file, read by `load_image`; an image of Pillow, converted by `to_rgb`; or the pixels themselves.
+
+    Raises:
+        Sam3Error: If it is none of these, or cannot be used.
+    """
+    from PIL import Image
+
+    if isinstance(image, Image.Image):
+        return np.array(to_rgb(image))
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+            raise Sam3Error(
+                f"The image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3], RGB."
+            )
+        return np.array(image, order="C")
+    if not isinstance(image, str | Path):
+        raise Sam3Error(f"The image is of type {type(image).__name__}; give a path, a Pillow image or a NumPy array.")
+    return np.array(load_image(image))
