@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 
-from conformance.complex_programs import EXAMPLES, Example, Program, assert_within, programs
+from conformance.batches import Part, drawn, run_together
+from conformance.complex_programs import EXAMPLES, assert_within, programs
 from harness.frontend import export_program
 from harness.frontend.running import run_module
 from harness.rope import STRATEGIES
@@ -43,15 +43,22 @@ def run_converted(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) 
     return results
 
 
-@settings(max_examples=15)
-@given(programs())
-def test_random_programs(program: Program) -> None:
-    assert_within(run_converted(program.module(), program.arguments()), program.expected())
+def test_random_programs() -> None:
+    chosen = drawn(programs(), 15)
+    assert len(chosen) == 15
+    parts = [Part(program, program.module(), program.arguments()) for program in chosen]
+    for program, outputs in zip(chosen, run_together(run_converted, parts), strict=True):
+        try:
+            assert_within(outputs, program.expected())
+        except AssertionError as error:
+            error.add_note(f"in {program}")
+            raise
 
 
-@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
-def test_programs_as_people_write_them(example: Example) -> None:
-    assert_within(run_converted(example.module(), example.arguments()), example.expected())
+def test_programs_as_people_write_them() -> None:
+    parts = [Part(name, example.module(), example.arguments()) for name, example in EXAMPLES.items()]
+    for part, outputs in zip(parts, run_together(run_converted, parts), strict=True):
+        assert_within(outputs, EXAMPLES[part.what].expected())
 
 
 class Lazy(torch.nn.Module):

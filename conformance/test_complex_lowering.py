@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 
 import mpmath
 import numpy as np
 import pytest
 import torch
-from complex_programs import EXAMPLES, OPERATIONS, Example, Program, assert_within, programs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from conformance.batches import Part, drawn, listed, run_together
+from conformance.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, programs
 from harness.frontend import export_program, import_program
 from harness.frontend.complex import ComplexOperatorError, as_complex, as_real, complex_call, lower_complex
 from harness.frontend.complex.calling import complex_outputs
@@ -50,26 +54,17 @@ class Call(torch.nn.Module):
 @torch.no_grad()
 def in_pytorch(module: torch.nn.Module, args: tuple) -> list[torch.Tensor]:
     program = export_program(module, args)
-    results = complex_call(program, lower_complex(program))(*args)
-    return list(results) if isinstance(results, tuple | list) else [results]
-
-
-class InTvm:
-    """A lowered program, compiled; takes and returns complex tensors."""
-
-    def __init__(self, module: torch.nn.Module, args: tuple) -> None:
-        program = export_program(module, args)
-        self.is_complex = complex_outputs(program)
-        self.module, self.parameters = import_program(LOWERING.transform(program))
-
-    def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
-        arrays = [as_real(arg).contiguous().numpy() for arg in args]
-        results = map(torch.from_numpy, run_module(self.module, [*arrays, *self.parameters.values()]))
-        return [as_complex(r) if c else r for r, c in zip(results, self.is_complex, strict=True)]
+    return listed(complex_call(program, lower_complex(program))(*args))
 
 
 def in_tvm(module: torch.nn.Module, args: tuple) -> list[torch.Tensor]:
-    return InTvm(module, args)(*args)
+    """Lowered, compiled and run; takes and returns complex tensors."""
+    program = export_program(module, args)
+    is_complex = complex_outputs(program)
+    lowered, parameters = import_program(LOWERING.transform(program))
+    arrays = [as_real(arg).contiguous().numpy() for arg in args]
+    results = map(torch.from_numpy, run_module(lowered, [*arrays, *parameters.values()]))
+    return [as_complex(r) if c else r for r, c in zip(results, is_complex, strict=True)]
 
 
 EITHER = pytest.mark.parametrize("run", [in_pytorch, in_tvm])
@@ -121,27 +116,65 @@ def test_a_conjugated_result_is_outside_the_bounds(program: Program):
 # Lowered programs.
 
 
+PER_OPERATION, ANY, AT_ONCE = 2, 30, 10
+"""How many programs are drawn that begin with each operator and how many of any kind, and how many share a build."""
+
+
+@pytest.fixture(scope="module")
+def lowered() -> Callable[[str], list[tuple[Program, list[torch.Tensor]]]]:
+    """(operator) → the programs that begin with it, and what they return when PyTorch runs them lowered."""
+
+    @cache
+    def some(names: tuple[str, ...]) -> dict[str, list[tuple[Program, list[torch.Tensor]]]]:
+        chosen = [(name, program) for name in names for program in drawn(programs(first=name), PER_OPERATION)]
+        outputs = together(in_pytorch, [program for _, program in chosen])
+        found: dict[str, list[tuple[Program, list[torch.Tensor]]]] = {name: [] for name in names}
+        for (name, program), results in zip(chosen, outputs, strict=True):
+            found[name].append((program, results))
+        return found
+
+    def of(name: str) -> list[tuple[Program, list[torch.Tensor]]]:
+        first = [*OPERATIONS].index(name) // AT_ONCE * AT_ONCE
+        return some(tuple(OPERATIONS)[first : first + AT_ONCE])[name]
+
+    return of
+
+
+def together(run, chosen: list[Program]) -> list[list[torch.Tensor]]:
+    return run_together(run, [Part(program, program.module(), program.arguments()) for program in chosen])
+
+
+def hold(program: Program, outputs: list[torch.Tensor]) -> None:
+    try:
+        assert_within(outputs, program.expected())
+    except AssertionError as error:
+        error.add_note(f"in {program}")
+        raise
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_drawn_programs_lowered_in_pytorch(operation: str):
-    @settings(max_examples=2)
-    @given(programs(first=operation))
-    def hold(program: Program) -> None:
+def test_drawn_programs_lowered_in_pytorch(lowered, operation: str):
+    found = lowered(operation)
+    assert len(found) == PER_OPERATION
+    for program, outputs in found:
         assert program.steps[0].operation == operation
-        assert_within(in_pytorch(program.module(), program.arguments()), program.expected())
-
-    hold()
+        hold(program, outputs)
 
 
-@settings(max_examples=30)
-@given(programs())
-def test_drawn_programs_lowered_in_tvm(program: Program):
-    assert_within(in_tvm(program.module(), program.arguments()), program.expected())
+def test_drawn_programs_lowered_in_tvm():
+    chosen = drawn(programs(), ANY)
+    assert len(chosen) == ANY
+    for first in range(0, ANY, AT_ONCE):
+        batch = chosen[first : first + AT_ONCE]
+        for program, outputs in zip(batch, together(in_tvm, batch), strict=True):
+            hold(program, outputs)
 
 
 @EITHER
-@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
-def test_examples(example: Example, run):
-    assert_within(run(example.module(), example.arguments()), example.expected())
+def test_examples(run):
+    parts = [Part(name, example.module(), example.arguments()) for name, example in EXAMPLES.items()]
+    for part, outputs in zip(parts, run_together(run, parts), strict=True):
+        assert_within(outputs, EXAMPLES[part.what].expected())
 
 
 def test_nothing_complex_is_left_and_the_original_is_untouched():
@@ -214,13 +247,22 @@ FURTHER = {
 }
 
 
-@pytest.mark.parametrize("function", FURTHER.values(), ids=FURTHER)
+SQUARE = torch.randn(3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def further() -> dict[str, list[torch.Tensor]]:
+    """What each function returns for `SQUARE`, lowered."""
+    parts = [Part(name, Call(function), (SQUARE.clone(),)) for name, function in FURTHER.items()]
+    return dict(zip(FURTHER, run_together(in_pytorch, parts), strict=True))
+
+
+@pytest.mark.parametrize("name", FURTHER)
 @torch.no_grad()
-def test_further_functions(function):
+def test_further_functions(further, name: str):
     """In complex128, against PyTorch's own; three by three entries cost far less than 100 u of the largest value."""
-    z = torch.randn(3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
-    expected = function(z)
-    (actual,) = in_pytorch(Call(function), (z,))
+    expected = FURTHER[name](SQUARE.clone())
+    (actual,) = further[name]
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     actual, expected = actual.to(torch.complex128), expected.to(torch.complex128)
@@ -553,51 +595,92 @@ def test_upstreams_rotation_lowered(sam3, data):
         assert bool(((got.double() - exact).abs() <= bound).all())
 
 
-# (table side, query side, memories, keys without RoPE); the last two have another size than the table's
-TRACKER_SHAPES = [(4, 4, 1, 0), (4, 4, 3, 0), (4, 4, 3, 5), (4, 3, 2, 1), (2, 5, 1, 0)]
+@dataclass(frozen=True)
+class Tracker:
+    """The tracker's attention; where the sides of table and queries differ, forward computes another table."""
+
+    side: int
+    queries: int
+    memories: int
+    pointers: int
+    dtype: torch.dtype
+
+    def module(self, sam3) -> torch.nn.Module:
+        torch.manual_seed(0)
+        sizes = (self.side, self.side)
+        attention = sam3.tracker.RoPEAttention(32, 2, rope_k_repeat=self.memories > 1, feat_sizes=sizes)
+        module = torch.nn.Module()
+        module.attention = attention.eval().to(self.dtype)
+        module.forward = lambda q, k, v: module.attention(q, k, v, num_k_exclude_rope=self.pointers)
+        return module
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(1)
+        keys = self.memories * self.queries**2 + self.pointers
+        counts = self.queries**2, keys, keys
+        return tuple(torch.randn(2, count, 32, dtype=self.dtype, generator=generator) for count in counts)
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """The ViT's attention: the grid that its positions are interpolated from, and the class token."""
+
+    pretrained: int
+    cls_token: bool
+
+    def module(self, sam3) -> torch.nn.Module:
+        torch.manual_seed(0)
+        pretrained = (self.pretrained, self.pretrained)
+        options = {"use_rope": True, "input_size": (6, 6), "rope_pt_size": pretrained, "rope_interp": True}
+        return sam3.trunk.Attention(32, 4, cls_token=self.cls_token, **options).eval()
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        shape = (2, 37, 32) if self.cls_token else (2, 6, 6, 32)
+        return (torch.randn(shape, generator=torch.Generator().manual_seed(1)),)
+
+
+ATTENTIONS = [
+    *(
+        Tracker(*shape, dtype)
+        for shape in ((4, 4, 1, 0), (4, 4, 3, 0), (4, 4, 3, 5), (4, 3, 2, 1), (2, 5, 1, 0))
+        for dtype in (torch.float32, torch.float64)
+    ),
+    *(Trunk(pretrained, cls_token) for pretrained in (6, 2) for cls_token in (False, True)),
+]
+
+
+@pytest.fixture(scope="module")
+def attended(sam3) -> Callable[..., dict[Tracker | Trunk, torch.Tensor]]:
+    """(how to run) → what each attention returns: upstream's own forward, exported with its complex code."""
+
+    @cache
+    def by(run) -> dict[Tracker | Trunk, torch.Tensor]:
+        parts = [Part(attention, attention.module(sam3), attention.arguments()) for attention in ATTENTIONS]
+        held = [[dict(vars(inner)) for inner in part.module.modules()] for part in parts]
+        with torch.no_grad():
+            outputs = run_together(lambda module, args: applied(run, module, args), parts)
+        # a table for another size was not left behind
+        assert [[dict(vars(inner)) for inner in part.module.modules()] for part in parts] == held
+        return {part.what: result for part, (result,) in zip(parts, outputs, strict=True)}
+
+    return by
+
+
+def applied(run, module: torch.nn.Module, args: tuple) -> list[torch.Tensor]:
+    with LOWERING.apply(module):
+        return run(module, args)
 
 
 @EITHER
 @pytest.mark.filterwarnings("ignore:The tensor attribute")  # torch.export's, where upstream keeps another table
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", TRACKER_SHAPES, ids=str)
+@pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
 @torch.no_grad()
-def test_tracker_attention(sam3, shape, dtype, run):
-    """Upstream's own forward, exported with its complex code; sums as in `conformance/test_rope.py`."""
-    side, queries, memories, pointers = shape
-    torch.manual_seed(0)
-    attention = sam3.tracker.RoPEAttention(32, 2, rope_k_repeat=memories > 1, feat_sizes=(side, side)).eval().to(dtype)
-    q = torch.randn(2, queries**2, 32, dtype=dtype)
-    k, v = (torch.randn(2, memories * queries**2 + pointers, 32, dtype=dtype) for _ in range(2))
-    module = torch.nn.Module()
-    module.attention = attention
-    module.forward = lambda q, k, v: attention(q, k, v, num_k_exclude_rope=pointers)
-    attributes = dict(vars(attention))
-    with LOWERING.apply(module):
-        (actual,) = run(module, (q, k, v))
-    assert dict(vars(attention)) == attributes  # a table for another size was not left behind
-    expected = attention(q, k, v, num_k_exclude_rope=pointers)
-    # float64 too: upstream rotates in float32
-    assert actual.dtype == dtype
-    torch.testing.assert_close(
-        actual, expected, rtol=0, atol=32 * torch.finfo(torch.float32).eps * expected.abs().max().item()
-    )
-
-
-@EITHER
-@pytest.mark.parametrize("pretrained", [6, 2], ids=["window", "global"])
-@pytest.mark.parametrize("cls_token", [False, True], ids=["grid", "cls"])
-@torch.no_grad()
-def test_trunk_attention(sam3, pretrained, cls_token, run):
-    torch.manual_seed(0)
-    options = {"use_rope": True, "input_size": (6, 6), "rope_pt_size": (pretrained, pretrained), "rope_interp": True}
-    attention = sam3.trunk.Attention(32, 4, cls_token=cls_token, **options).eval()
-    x = torch.randn(2, 37, 32) if cls_token else torch.randn(2, 6, 6, 32)
-    (actual,) = run(attention, (x,))
-    expected = attention(x)
-    torch.testing.assert_close(
-        actual, expected, rtol=0, atol=32 * torch.finfo(torch.float32).eps * expected.abs().max().item()
-    )
+def test_attention(sam3, attended, attention: Tracker | Trunk, run):
+    """Sums as in `conformance/test_rope.py`; float64 too: upstream rotates in float32."""
+    actual, expected = attended(run)[attention], attention.module(sam3)(*attention.arguments())
+    assert actual.dtype == expected.dtype
+    bound = 32 * torch.finfo(torch.float32).eps * expected.abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=bound)
 
 
 def test_the_trunk_gets_the_operators_of_the_real_strategy(sam3):
