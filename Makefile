@@ -1,6 +1,7 @@
 # Set-up happens by itself: every target below makes .venv first, once.
 # PYTHON=/path/to/python chooses the interpreter; otherwise the first of 3.11, 3.12 and 3.13 that works.
 
+JOBS := 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -45,8 +46,9 @@ doctor: $(STAMP)
 	$(BIN)/sam3-tvm doctor
 
 # GPU cases compile for minutes each and have jobs of their own: pytest -m cuda, pytest -m metal.
+# Exporting and compiling use one CPU each, so two processes share the files; JOBS=0 runs everything in one.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not cuda and not metal"
+	$(BIN)/python -m pytest -m "not cuda and not metal" -n $(JOBS) --dist loadfile
 
 perf: $(STAMP)
 	$(BIN)/python -m pytest perf

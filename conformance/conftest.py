@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 
 @pytest.fixture(scope="session")
@@ -12,6 +14,14 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shallow model with seed 0, compiled for this machine's CPU; whoever changes it changes a copy."""
     from harness.deployment.compiling import Model, compile_model
 
-    folder = tmp_path_factory.mktemp("artifact") / "shallow"
-    compile_model(Model(scale="shallow"), "llvm", folder)
+    folder = shared_folder(tmp_path_factory) / "artifact" / "shallow"
+    with FileLock(folder.parent.with_suffix(".lock")):
+        if not folder.exists():
+            compile_model(Model(scale="shallow"), "llvm", folder)
     return folder
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all processes of pytest-xdist have in common."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
