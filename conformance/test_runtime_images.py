@@ -6,13 +6,14 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.images import load_image
+from harness.runtime.images import load_image, to_pixels
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "images"
 PHOTOGRAPHS = sorted(FIXTURES.glob("*.png"))
@@ -189,3 +190,31 @@ def test_path_without_an_image(tmp_path: Path) -> None:
         load_image(tmp_path / "nowhere.png")
     with pytest.raises(Sam3Error, match="is a folder"):
         load_image(tmp_path)
+
+
+def test_pixels_of_a_file_an_image_and_an_array_are_the_same() -> None:
+    with Image.open(FIXTURES / "cat.png") as file:
+        expected = np.array(file.convert("RGB"))
+        transparent = file.convert("RGBA")
+    for given in (FIXTURES / "cat.png", str(FIXTURES / "cat.png"), transparent, np.asfortranarray(expected)):
+        pixels = to_pixels(given)
+        np.testing.assert_array_equal(pixels, expected)
+        assert pixels.flags.c_contiguous
+        assert pixels.flags.writeable
+        assert not np.shares_memory(pixels, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (np.zeros((3, 20, 30), np.uint8), r"array uint8 \[3, 20, 30\]; give uint8 \[height, width, 3\]"),
+        (np.zeros((20, 30, 3), np.float32), "array float32"),
+        (np.zeros((20, 30), np.uint8), "array uint8"),
+        (np.zeros((0, 30, 3), np.uint8), "array uint8"),
+        (b"bytes", "of type bytes; give a path"),
+        (Image.new("RGB", (0, 5)), "has no pixels"),
+    ],
+)
+def test_pixels_of_what_is_no_image(given: Any, sentence: str) -> None:
+    with pytest.raises(Sam3Error, match=sentence):
+        to_pixels(given)

@@ -124,6 +124,41 @@ def _explained(case: Case) -> Explanation:
         return explain(case, lambda stage: status.update(f"{case.id} {stage}"))
 
 
+@app.command(name="segment")
+def segment_command(
+    images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.", metavar="IMAGE…")],
+    out: Annotated[Path, typer.Option(help="Folder of the results.")],
+    text: Annotated[str | None, typer.Option(help="What to look for: a noun phrase.")] = None,
+    box: Annotated[
+        list[str] | None, typer.Option(help="What to look for is here: x0,y0,x1,y1 in pixels; repeatable.")
+    ] = None,
+    negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
+    point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,
+    negative_point: Annotated[list[str] | None, typer.Option(help="It is not here: x,y; repeatable.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
+    threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: every CPU that may be used.")] = None,
+) -> None:
+    """Find what a text, boxes and points mean in images: overlays, masks, and COCO annotations.
+
+    Exit code 0: all images were done; 1: some were not; 2: wrong usage or environment.
+    """
+    from harness.segment import Job, find_images
+    from harness.segment.command import choose_model, failures, make_prompt, segment
+    from harness.threads import choose_threads, configure_threads
+
+    prompt = make_prompt(text, box or (), negative_box or (), point or (), negative_point or ())
+    job = Job(find_images(images), prompt, out, threshold)
+    folder = choose_model(model)
+    choose_threads(threads)
+    configure_threads()
+    failed = failures(segment(console, folder, job))
+    for sentence in failed:
+        _complain(f"error: {sentence}")
+    if failed:
+        raise typer.Exit(1)
+
+
 @app.command(name="list")
 def list_command() -> None:
     """List components, strategies, targets and scales."""

@@ -1,0 +1,61 @@
+"""Which images a command line means, and what their results are called."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+
+def find_images(paths: Iterable[Path]) -> list[Path]:
+    """The images that are named, and those in folders that are named, by name; each once.
+
+    A file that is named is taken whatever it is; of a folder, the files whose suffix is that of an image, not those in
+    folders below it.
+
+    Raises:
+        HarnessError: A path does not exist, or a folder has no image.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise HarnessError(f"{path} does not exist; give images or folders of images.")
+        images = _in_folder(path) if path.is_dir() else [path]
+        if not images:
+            raise HarnessError(f"The folder {path} has no images; give one that has.")
+        for image in images:
+            found.setdefault(image.resolve(), image)
+    return list(found.values())
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    from PIL import Image
+
+    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    hidden = "."
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(hidden)
+    )
+
+
+def unique_names(images: Sequence[Path]) -> list[str]:
+    """A name for the results of each image: its own without suffix, with it or a number where others have it too.
+
+    Names differ in more than case, which some file systems do not see.
+    """
+    stems = Counter(image.stem.casefold() for image in images)
+    taken: set[str] = set()
+    names = []
+    for image in images:
+        base = image.stem if stems[image.stem.casefold()] == 1 else image.name
+        name, number = base, 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{base}_{number}"
+        taken.add(name.casefold())
+        names.append(name)
+    return names

@@ -1,0 +1,204 @@
+"""A picture of what was found: masks in colours of their own, boxes, labels with scores; the prompt's marks."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime import Found, Prompt
+from harness.runtime.prompts import Coordinates, Labels
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw, ImageFont
+
+Color = tuple[int, int, int]
+
+OPACITY = 0.42
+"""Of a mask over the photograph."""
+POSITIVE: Color = (64, 220, 96)
+NEGATIVE: Color = (255, 72, 72)
+WHITE: Color = (255, 255, 255)
+BLACK: Color = (0, 0, 0)
+
+_GOLDEN_ANGLE = (5**0.5 - 1) / 2
+"""Of a full circle: hues that follow each other by it stay apart, however many there are."""
+_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "Arial.ttf")
+"""For labels that Pillow's own font has no letters for: what systems have, by file name."""
+_LONGEST_LABEL = 32
+
+
+@dataclass(frozen=True)
+class Style:
+    """Sizes in pixels that suit an image.
+
+    Attributes:
+        line: Width of outlines and boxes.
+        text: Height of the font.
+    """
+
+    line: int
+    text: int
+
+    @classmethod
+    def suiting(cls, size: tuple[int, int]) -> Style:
+        """For an image of this width and height."""
+        diagonal = float(np.hypot(*size))
+        return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
+
+
+def draw(pixels: npt.NDArray[np.uint8], found: Found, category: str, prompt: Prompt | None = None) -> Image.Image:
+    """The photograph with what was found in it; what scores highest is on top.
+
+    Args:
+        pixels: The photograph, uint8 [h, w, 3].
+        found: What was found in it.
+        category: What objects are called.
+        prompt: Whose boxes and points to mark: green where positive, red where negative.
+
+    Returns:
+        RGB, of the photograph's size.
+    """
+    from PIL import Image, ImageDraw
+
+    style = Style.suiting(found.size)
+    palette = colors(len(found.scores))
+    lowest_first = np.argsort(found.scores, kind="stable").tolist()
+    canvas = np.array(pixels)
+    for index in lowest_first:
+        _tint(canvas, found.masks[index], palette[index], style)
+    image = Image.fromarray(canvas)
+    pen = ImageDraw.Draw(image)
+    for index in lowest_first:
+        _rectangle(pen, found.boxes[index].tolist(), palette[index], style.line, found.size)
+    if prompt is not None:
+        _mark_prompt(pen, prompt, style, found.size)
+    _write_labels(pen, found, palette, _shortened(category), style)
+    return image
+
+
+def colors(count: int) -> list[Color]:
+    """That many colours, bright and saturated, each far in hue from those before it."""
+    told = []
+    for index in range(count):
+        lightness = (0.56, 0.46, 0.66)[index // 12 % 3]
+        red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN_ANGLE) % 1, lightness, 0.95)
+        told.append((round(red * 255), round(green * 255), round(blue * 255)))
+    return told
+
+
+def outline(mask: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.bool_]:
+    """The pixels of a mask [h, w] that are at most `width` steps from its edge; the border of the image is none."""
+    inner = mask
+    for _ in range(width):
+        padded = np.pad(inner, 1, mode="edge")
+        inner = inner & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return mask & ~inner
+
+
+def _tint(canvas: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_], color: Color, style: Style) -> None:
+    """Colours a mask in place: transparent inside, opaque along its edge; only its own rectangle is touched."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    if not len(rows):
+        return
+    # One pixel more, so that the edge of the rectangle is not taken for that of the image.
+    window = (slice(max(0, rows[0] - 1), rows[-1] + 2), slice(max(0, columns[0] - 1), columns[-1] + 2))
+    part, view = mask[window], canvas[window]
+    mixed = view[part] * (1 - OPACITY) + np.array(color) * OPACITY
+    view[part] = np.rint(mixed).astype(np.uint8)
+    view[outline(part, style.line)] = color
+
+
+def _rectangle(pen: ImageDraw.ImageDraw, box: Sequence[float], color: Color, width: int, size: tuple[int, int]) -> None:
+    """A box as far as it is in the image."""
+    right, bottom = size[0] - 1, size[1] - 1
+    x0, x1 = sorted((min(max(box[0], 0), right), min(max(box[2], 0), right)))
+    y0, y1 = sorted((min(max(box[1], 0), bottom), min(max(box[3], 0), bottom)))
+    pen.rectangle((round(x0), round(y0), round(x1), round(y1)), outline=color, width=width)
+
+
+def _mark_prompt(pen: ImageDraw.ImageDraw, prompt: Prompt, style: Style, size: tuple[int, int]) -> None:
+    """The prompt's boxes, framed in white, and its points, as discs with a plus or a minus."""
+    for box, positive in _labelled(prompt.boxes, prompt.box_labels):
+        _rectangle(pen, box, WHITE, style.line * 2, size)
+        _rectangle(pen, box, POSITIVE if positive else NEGATIVE, style.line, size)
+    radius = style.text * 0.45
+    for (x, y), positive in _labelled(prompt.points, prompt.point_labels):
+        color = POSITIVE if positive else NEGATIVE
+        pen.circle((x, y), radius, fill=color, outline=WHITE, width=style.line)
+        arm = radius * 0.5
+        pen.line((x - arm, y, x + arm, y), fill=WHITE, width=style.line)
+        if positive:
+            pen.line((x, y - arm, x, y + arm), fill=WHITE, width=style.line)
+
+
+def _labelled(places: Coordinates, labels: Labels) -> list[tuple[list[float], bool]]:
+    """Boxes or points with their labels; a prompt that was run has as many."""
+    told = [] if places is None else [[float(value) for value in place] for place in places]
+    return list(zip(told, [True] * len(told) if labels is None else map(bool, labels), strict=True))
+
+
+def _write_labels(
+    pen: ImageDraw.ImageDraw, found: Found, palette: Sequence[Color], category: str, style: Style
+) -> None:
+    """A label on each box, the highest score's where it belongs, the others' where there is room near it."""
+    font = _font(category, style.text)
+    margin = max(2, style.text // 4)
+    placed: list[tuple[float, float, float, float]] = []
+    for index in np.argsort(-found.scores, kind="stable").tolist():
+        text = f"{category} {found.scores[index]:.2f}"
+        left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+        width, height = right - left + 2 * margin, bottom - top + 2 * margin
+        x, y = _place(found.boxes[index].tolist(), width, height, found.size, placed)
+        placed.append((x, y, x + width, y + height))
+        color = palette[index]
+        pen.rounded_rectangle((x, y, x + width, y + height), radius=margin, fill=color)
+        pen.text((x + margin - left, y + margin - top), text, font=font, fill=_readable_on(color))
+
+
+def _place(
+    box: Sequence[float],
+    width: float,
+    height: float,
+    size: tuple[int, int],
+    placed: Sequence[tuple[float, float, float, float]],
+) -> tuple[float, float]:
+    """Upper left corner of a label: above its box if there is room, otherwise the next free place below."""
+    x = min(max(box[0], 0), max(0, size[0] - width - 1))
+    last = max(0, size[1] - height - 1)
+    first = min(max(box[1] - height, 0), last)
+    y = first
+    while any(
+        x < right and left < x + width and y < bottom and top < y + height for left, top, right, bottom in placed
+    ):
+        y += height + 1
+        if y > last:
+            return x, first
+    return x, y
+
+
+def _readable_on(color: Color) -> Color:
+    # Rec. 601 luma.
+    return BLACK if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140 else WHITE
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1].rstrip()}…"
+
+
+def _font(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font, which has ASCII; for other letters one of the system's, if there is any."""
+    from PIL import ImageFont
+
+    if not text.replace("…", "").isascii():
+        for name in _FONTS:
+            try:
+                return ImageFont.truetype(name, size)
+            except OSError:
+                continue
+    return ImageFont.load_default(size)
