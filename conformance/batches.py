@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import tvm
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+
+UNOPTIMIZED = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+"""What programs are compiled for where it is the importer that is tested: LLVM's passes take most of a build."""
 
 T = TypeVar("T")
 

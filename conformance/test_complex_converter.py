@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.batches import Part, drawn, run_together
+from conformance.batches import UNOPTIMIZED, Part, drawn, run_together
 from conformance.complex_programs import EXAMPLES, assert_within, programs
 from harness.frontend import export_program
 from harness.frontend.running import run_module
@@ -37,7 +37,7 @@ def run_converted(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) 
         outputs = module(*arguments)
     expected = list(outputs) if isinstance(outputs, tuple) else [outputs]
     imported, parameters = CONVERTER.import_program(export_program(module, arguments))
-    arrays = run_module(imported, [*map(as_pairs, arguments), *parameters.values()])
+    arrays = run_module(imported, [*map(as_pairs, arguments), *parameters.values()], UNOPTIMIZED)
     results = [like(array, output) for array, output in zip(arrays, expected, strict=True)]
     assert [(r.dtype, r.shape) for r in results] == [(e.dtype, e.shape) for e in expected]
     return results

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.batches import Part, drawn, listed, run_together
+from conformance.batches import UNOPTIMIZED, Part, drawn, listed, run_together
 from conformance.rotations import EPS, Rotations, Setting, any_setting, check, lengths, ulp, upstream_table
 from harness.frontend import export_program
 from harness.frontend.running import run_module
@@ -53,7 +53,7 @@ def after_tvm(strategy: Strategy, module: torch.nn.Module, inputs: tuple[torch.T
     with strategy.apply(module):
         program = export_program(module, inputs)
     imported, parameters = strategy.import_program(program)
-    arrays = run_module(imported, [*(x.numpy() for x in inputs), *parameters.values()])
+    arrays = run_module(imported, [*(x.numpy() for x in inputs), *parameters.values()], UNOPTIMIZED)
     return [torch.from_numpy(array.copy()) for array in arrays]
 
 
