@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,20 +66,10 @@ class Source:
 
     def reference(self) -> tuple[Arrays, Arrays]:
         """PyTorch eager fp32 on the CPU, run twice."""
-        from harness.parity.metrics import bitwise_different
         from harness.parity.oracle import reference
 
-        def twice() -> Arrays:
-            first, second = self._over_samples(reference), self._over_samples(reference)
-            return first | {
-                f"{AGAIN}{name}": second[name]
-                for name, array in first.items()
-                if bitwise_different(array, second[name])
-            }
-
-        cached = self._cache.get_or_make(self._key(f"reference {self.component.name}"), twice)
-        first = {name: array for name, array in cached.items() if not name.startswith(AGAIN)}
-        return first, {name: cached.get(f"{AGAIN}{name}", array) for name, array in first.items()}
+        key = self._key(f"reference {self.component.name}")
+        return first_and_again(self._cache.get_or_make(key, lambda: run_twice(lambda: self._over_samples(reference))))
 
     def oracle(self) -> Arrays:
         """PyTorch float64 on the CPU."""
@@ -89,16 +79,7 @@ class Source:
         return self._cache.get_or_make(key, lambda: self._over_samples(oracle))
 
     def _build(self, interactive: bool) -> Any:
-        from harness.model.build import build_model
-
-        settings = self._settings
-        return build_model(
-            self._case.scale,
-            self._case.seed,
-            settings.checkpoint,
-            interactive=interactive,
-            allow_partial=settings.allow_partial,
-        )
+        return build(self._case, self._settings, interactive=interactive)
 
     def _activations(self, model: Any) -> Activations:
         """One captured forward pass of upstream's model, without the interactive neck."""
@@ -121,23 +102,57 @@ class Source:
         return results
 
     def _key(self, kind: str) -> dict[str, Any]:
-        """What a cached array depends on: kind, weights, inputs, code and versions."""
-        from harness.parity.cache import code_digest, versions
+        prompts = repr(replace(self._prompts, image=Path(self._prompts.image.name)))
+        return cache_key(kind, self._case, self._settings, self._prompts.image, prompts, CODE)
 
-        return {
-            "kind": kind,
-            "scale": str(self._case.scale),
-            "weights": self._weights(),
-            "prompts": repr(replace(self._prompts, image=Path(self._prompts.image.name))),
-            "image": hashlib.sha256(self._prompts.image.read_bytes()).hexdigest(),
-            "code": code_digest(*CODE),
-            "versions": versions(),
-        }
 
-    def _weights(self) -> str:
-        settings = self._settings
-        if settings.checkpoint is None:
-            return f"seed {self._case.seed}"
-        with settings.checkpoint.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return f"{digest}, the rest from seed {self._case.seed}"
+def build(case: Case, settings: Settings, *, interactive: bool = False) -> Any:
+    """The case's image model, `harness.model.build.build_model` with the settings' weights."""
+    from harness.model.build import build_model
+
+    return build_model(
+        case.scale, case.seed, settings.checkpoint, interactive=interactive, allow_partial=settings.allow_partial
+    )
+
+
+def run_twice(run: Callable[[], Arrays]) -> Arrays:
+    """What the first of two runs gives and, under `AGAIN`, those arrays of the second that are not bitwise the same."""
+    from harness.parity.metrics import bitwise_different
+
+    first, second = run(), run()
+    return first | {
+        f"{AGAIN}{name}": second[name]
+        for name, array in first.items()
+        if array.shape != second[name].shape or bitwise_different(array, second[name])
+    }
+
+
+def first_and_again(both: Arrays) -> tuple[Arrays, Arrays]:
+    """The two runs of `run_twice`."""
+    first = {name: array for name, array in both.items() if not name.startswith(AGAIN)}
+    return first, {name: both.get(f"{AGAIN}{name}", array) for name, array in first.items()}
+
+
+def cache_key(
+    kind: str, case: Case, settings: Settings, image: Path, prompts: str, code: Sequence[Path]
+) -> dict[str, Any]:
+    """What a cached array depends on: kind, weights, inputs, code and versions."""
+    from harness.parity.cache import code_digest, versions
+
+    return {
+        "kind": kind,
+        "scale": str(case.scale),
+        "weights": _weights(case, settings),
+        "prompts": prompts,
+        "image": hashlib.sha256(image.read_bytes()).hexdigest(),
+        "code": code_digest(*code),
+        "versions": versions(),
+    }
+
+
+def _weights(case: Case, settings: Settings) -> str:
+    if settings.checkpoint is None:
+        return f"seed {case.seed}"
+    with settings.checkpoint.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{digest}, the rest from seed {case.seed}"
