@@ -83,7 +83,7 @@ def parts(sam3: SimpleNamespace, place: str) -> list[Part]:
         *(Part(s, Rotations(sam3, s), (s.tokens(0), s.tokens(1))) for s in drawn(any_setting(), EXAMPLES[place])),
         *(Part(("table", s), OneRotation(sam3, s), (unit[s], unit[s])) for s in TABLES.values()),
         Part("empty keys", OneRotation(sam3, WINDOW), (WINDOW.tokens(0), WINDOW.tokens(0)[:, :, :0])),
-        *(Part(trunk, trunk.module(sam3), (trunk.tokens(),)) for trunk in TRUNK if trunk.place == place),
+        *(Part(trunk, trunk.module(sam3), (trunk.tokens(),)) for trunk in TRUNK.values() if trunk.place == place),
         *(Part(tracked, tracked.module(sam3), tracked.tokens()) for tracked in TRACKER if tracked.place == place),
     ]
 
@@ -176,8 +176,10 @@ class Trunk:
     place: str
     pretrained: int
     cls_token: bool
+    dtype: torch.dtype = torch.float32
 
     def module(self, sam3: SimpleNamespace) -> torch.nn.Module:
+        """Its table stays complex64 in float64 too, as `.double()` leaves it."""
         torch.manual_seed(0)
         attention: torch.nn.Module = sam3.trunk.Attention(
             32,
@@ -188,14 +190,20 @@ class Trunk:
             rope_interp=True,
             cls_token=self.cls_token,
         )
-        return attention.eval()
+        return (attention.double() if self.dtype == torch.float64 else attention).eval()
 
     def tokens(self) -> torch.Tensor:
         shape = (2, 37, 32) if self.cls_token else (2, 6, 6, 32)
-        return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        return torch.randn(shape, dtype=self.dtype, generator=torch.Generator().manual_seed(1))
 
 
-TRUNK = [Trunk("pytorch", 6, False), Trunk("pytorch", 2, True), Trunk("tvm", 6, True), Trunk("tvm", 2, False)]
+TRUNK = {
+    "pytorch-window": Trunk("pytorch", 6, False),
+    "pytorch-global-cls": Trunk("pytorch", 2, True),
+    "pytorch-global-float64": Trunk("pytorch", 2, False, torch.float64),
+    "tvm-window-cls": Trunk("tvm", 6, True),
+    "tvm-global": Trunk("tvm", 2, False),
+}
 
 
 def assert_attention(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -205,7 +213,7 @@ def assert_attention(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @every_strategy
-@pytest.mark.parametrize("trunk", TRUNK, ids=["pytorch-window", "pytorch-global-cls", "tvm-window-cls", "tvm-global"])
+@pytest.mark.parametrize("trunk", TRUNK.values(), ids=TRUNK)
 @torch.no_grad()
 def test_trunk_attention(sam3, outputs, strategy: Strategy, trunk: Trunk) -> None:
     (actual,) = outputs(strategy, trunk.place)[trunk]

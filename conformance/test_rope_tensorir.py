@@ -216,6 +216,15 @@ def test_the_trackers_attention_rotates_while_it_reads(sam3, side: int, frames: 
     assert "attention" in kernels
 
 
+def test_keys_beside_some_that_keep_their_phase_are_still_read_in_pairs(sam3) -> None:
+    """Nothing in the kernel asks whether a feature is the first or the second of its pair."""
+    attention = sam3.tracker.RoPEAttention(32, 2, rope_k_repeat=True, feat_sizes=(3, 3)).eval()
+    _, imported, _ = prepared(Excluding(attention, 5), (torch.randn(2, 9, 32), *(torch.randn(2, 23, 32),) * 2))
+    kernel = cpu_pipeline(TARGETS["llvm"].tvm_target())(imported)["attention"].script()
+    assert "keys computed while they are read" in kernel
+    assert "% 2 == 0" not in kernel
+
+
 class Excluding(torch.nn.Module):
     """The tracker's attention with a number of keys that are not rotated."""
 

@@ -240,7 +240,10 @@ def _concat(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded 
             result = T.if_then_else(at[axis] < starts[n + 1], read(n), result)
         return result
 
-    period = len(parts) if axis == len(shape) - 1 and shape[axis] == len(parts) else 1
+    if axis < len(shape) - 1:
+        period = math.lcm(*(part.period for part in parts))
+    else:
+        period = len(parts) if shape[axis] == len(parts) else 1
     # Choosing between the parts counts as an operation.
     return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
