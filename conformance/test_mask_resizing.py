@@ -117,3 +117,9 @@ def test_nothing_kept() -> None:
 def test_every_query_in_any_order() -> None:
     kept = np.random.default_rng(1).permutation(QUERIES)
     check(NORMAL, [*kept, *kept[:7]], 97, 101)
+
+
+@pytest.mark.parametrize("query", [-1, QUERIES, 2**40])
+def test_a_query_that_there_is_not(query: int) -> None:
+    with pytest.raises(ValueError, match="from 0 to 199"):
+        compiled()(NORMAL, [0, query], 480, 640)

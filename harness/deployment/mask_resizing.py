@@ -14,8 +14,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.deployment.variables import array, constant
 from harness.schedules.cpu.emit import Argument, fp32, prim_func
-from harness.schedules.cpu.reduction import scalar
 
 QUERIES = 200
 SIZE = 288
@@ -35,8 +35,8 @@ def resize_masks_module() -> tvm.IRModule:
     """A module with the function `resize_masks` and its kernels, ready for `harness.schedules.vm.lower_to_vm`.
 
     The function takes `masks`, logits fp32 [1, 200, 288, 288], `kept`, int64 [k], the numbers of some queries, and
-    `like`, uint8 [h, w, 3], of which only the shape matters; it returns bool [k, h, w]. k may be zero. Numbers outside
-    0 … 199 are not checked.
+    `like`, uint8 [h, w, 3], of which only the shape matters; it returns bool [k, h, w]. k may be zero. A number outside
+    0 … 199 is a ValueError.
     """
     count, height, width = (tirx.Var(name, "int64") for name in "khw")
     masks = relax.Var("masks", relax.TensorType([1, QUERIES, SIZE, SIZE], "float32"))
@@ -78,13 +78,13 @@ def _table(axis: int) -> tirx.PrimFunc:
     size = shape[axis]
 
     def body(_like: tirx.Buffer, neighbours: tirx.Buffer, weights: tirx.Buffer) -> None:
-        scale = scalar(fp32(SIZE) / tirx.Cast("float32", size), "float32")
+        scale = constant(fp32(SIZE) / tirx.Cast("float32", size), "float32")
         same = size == SIZE
         with T.serial(tirx.const(0, "int64"), size) as i:
             # A sum with 0, which LLVM must keep, because it may not contract it with the subtraction.
             middle = tirx.op.fma(scale, tirx.Cast("float32", i) + fp32(0.5), fp32(0.0)) - fp32(0.5)
-            place = scalar(tirx.if_then_else(same, tirx.Cast("float32", i), tirx.max(middle, fp32(0.0))), "float32")
-            left = scalar(tirx.min(tirx.Cast("int32", place), SIZE - 1), "int32")
+            place = constant(tirx.if_then_else(same, tirx.Cast("float32", i), tirx.max(middle, fp32(0.0))), "float32")
+            left = constant(tirx.min(tirx.Cast("int32", place), SIZE - 1), "int32")
             right = tirx.min(left + tirx.Cast("int32", tirx.Not(same)), SIZE - 1)
             share = place - tirx.Cast("float32", left)
             T.buffer_store(neighbours, left, [0, i])
@@ -113,20 +113,24 @@ def _kernel() -> tirx.PrimFunc:
         column_weights: tirx.Buffer,
         result: tirx.Buffer,
     ) -> None:
-        share = scalar(tirx.ceildiv(height, _BLOCKS), "int64")
+        with T.serial(tirx.const(0, "int64"), count) as n:
+            known = tirx.And(kept[n] >= 0, kept[n] < QUERIES)
+            with T.Assert(known, f"kept queries are numbers from 0 to {QUERIES - 1}", "ValueError"):
+                T.evaluate(0)
+        share = constant(tirx.ceildiv(height, _BLOCKS), "int64")
         with T.parallel(tirx.const(0, "int64"), count * _BLOCKS) as task:
-            mask = scalar(tirx.floordiv(task, _BLOCKS), "int64")
-            query = scalar(kept[mask], "int64")
-            start = scalar(tirx.floormod(task, _BLOCKS) * share, "int64")
+            mask = constant(tirx.floordiv(task, _BLOCKS), "int64")
+            query = constant(kept[mask], "int64")
+            start = constant(tirx.floormod(task, _BLOCKS) * share, "int64")
             # Rows of the small mask that are interpolated along x already: neighbours differ in parity.
             lines = T.alloc_buffer((2, width), "float32")
-            held = T.alloc_buffer((2,), "int32", scope="local")
+            held = array(2, "int32")
             for parity in range(2):
                 T.buffer_store(held, tirx.const(-1, "int32"), [parity])
             with T.serial(tirx.const(0, "int64"), tirx.max(tirx.min(share, height - start), 0)) as step:
                 y = start + step
                 for neighbour in range(2):
-                    row = scalar(rows[neighbour, y], "int32")
+                    row = constant(rows[neighbour, y], "int32")
                     parity = row & 1
                     with T.If(held[parity] != row), T.Then():
                         T.buffer_store(held, row, [parity])
@@ -137,8 +141,8 @@ def _kernel() -> tirx.PrimFunc:
                             T.buffer_store(lines, value, [parity, x])
 
                         _each(width, _GATHERED, interpolate)
-                upper, lower = (scalar(rows[neighbour, y] & 1, "int32") for neighbour in range(2))
-                above, below = (scalar(row_weights[neighbour, y], "float32") for neighbour in range(2))
+                upper, lower = (constant(rows[neighbour, y] & 1, "int32") for neighbour in range(2))
+                above, below = (constant(row_weights[neighbour, y], "float32") for neighbour in range(2))
 
                 def decide(x: Any) -> None:
                     logit = _mixed(lines[upper, x], above, lines[lower, x], below)

@@ -19,8 +19,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.deployment.variables import array, constant, variable
 from harness.schedules.cpu.emit import Argument, ceil_div, fp32, prim_func
-from harness.schedules.cpu.reduction import scalar
 
 RESOLUTION = 1008
 """Pixels of the model's square input."""
@@ -98,16 +98,16 @@ def _table(axis: int) -> tirx.PrimFunc:
             return reach - tirx.abs((k * 2 + 1) * RESOLUTION - (i * 2 + 1) * size)
 
         with T.parallel(tirx.const(0, "int64"), RESOLUTION) as i:
-            center = scalar((i * 2 + 1) * size, "int64")
-            first = scalar(tirx.max(tirx.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
-            last = scalar(tirx.min(tirx.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
-            total = _cell("int64")
-            largest = _cell("int64")
+            center = constant((i * 2 + 1) * size, "int64")
+            first = constant(tirx.max(tirx.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
+            last = constant(tirx.min(tirx.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
+            total = variable(0, "int64")
+            largest = variable(0, "int64")
             with T.serial(tirx.const(0, "int64"), last - first) as j:
-                a = scalar(numerator(i, first + j), "int64")
+                a = constant(numerator(i, first + j), "int64")
                 T.buffer_store(total, total[0] + a, [0])
                 T.buffer_store(largest, tirx.max(largest[0], a), [0])
-            bits = _cell("int64")
+            bits = variable(0, "int64")
             # PyTorch adds a bit while ⌊½ + largest weight · 2^(bits + 1)⌋ < 2^15.
             with T.serial(0, _LONGEST) as b:
                 fits = (largest[0] << tirx.Cast("int64", b + 2)) < total[0] * 65535
@@ -119,7 +119,7 @@ def _table(axis: int) -> tirx.PrimFunc:
             bits = _shared_bits(windows)
             with T.serial(0, _BLOCK) as position:
                 i = block * _BLOCK + position
-                total = scalar(windows[3, i], "int64")
+                total = constant(windows[3, i], "int64")
                 with T.serial(tirx.const(0, "int64"), taps) as j:
                     # ⌊½ + a / Σa · 2^bits⌋
                     rounded = tirx.floordiv((numerator(i, windows[0, i] + j) << (bits + 1)) + total, total * 2)
@@ -149,7 +149,7 @@ def _horizontal() -> tirx.PrimFunc:
             # Every window is as long as the longest, with weights of zero for what lies beyond its end.
             strip = T.alloc_buffer(((width + taps) * lanes,), "uint8")
             # Beyond the last row, the last row again.
-            rows = [scalar(tirx.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
+            rows = [constant(tirx.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
             with T.serial(tirx.const(0, "int64"), width - 1) as x:
                 for r, row in enumerate(rows):
                     with T.vectorized(0, _CHANNELS) as c:
@@ -162,13 +162,13 @@ def _horizontal() -> tirx.PrimFunc:
                 T.buffer_store(strip, tirx.const(0, "uint8"), [last * lanes + r * _CHANNELS + 3])
             bits = _shared_bits(windows)
             with T.serial(tirx.const(0, "int64"), RESOLUTION) as x:
-                first = scalar(windows[0, x], "int64")
-                total = T.alloc_buffer((lanes,), "int32", scope="local")
+                first = constant(windows[0, x], "int64")
+                total = array(lanes, "int32")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(total, _half(bits), [lane])
                 with T.serial(tirx.const(0, "int64"), taps) as j, T.vectorized(0, lanes) as lane:
                     T.buffer_store(total, total[lane] + _term(weights[x, j], strip[(first + j) * lanes + lane]), [lane])
-                rounded = T.alloc_buffer((lanes,), "uint8", scope="local")
+                rounded = array(lanes, "uint8")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(rounded, _byte(total[lane], bits), [lane])
                 for r, row in enumerate(rows):
@@ -195,9 +195,9 @@ def _vertical() -> tirx.PrimFunc:
         with T.parallel(tirx.const(0, "int64"), RESOLUTION) as y:
             line = T.alloc_buffer((length,), "uint8")
             bits = _shared_bits(windows)
-            first = scalar(windows[0, y], "int64")
+            first = constant(windows[0, y], "int64")
             with T.serial(tirx.const(0, "int64"), ceil_div(length, chunk)) as part:
-                total = T.alloc_buffer((chunk,), "int32", scope="local")
+                total = array(chunk, "int32")
                 pieces = range(0, chunk, _LANES)
                 for start in pieces:
                     with T.vectorized(0, _LANES) as lane:
@@ -224,17 +224,9 @@ def _vertical() -> tirx.PrimFunc:
     return prim_func("resample_columns", arguments, body)
 
 
-def _cell(dtype: str) -> tirx.Buffer:
-    """Emits a local variable that starts at zero."""
-    cell = T.alloc_buffer((1,), dtype, scope="local")
-    T.buffer_store(cell, tirx.const(0, dtype), [0])
-    return cell
-
-
 def _shared_bits(windows: tirx.Buffer) -> Any:
     """Emits the number of bits that every weight of an axis has: as many as the largest allows."""
-    bits = _cell("int64")
-    T.buffer_store(bits, tirx.const(_LONGEST, "int64"), [0])
+    bits = variable(_LONGEST, "int64")
     with T.serial(tirx.const(0, "int64"), RESOLUTION) as i:
         T.buffer_store(bits, tirx.min(bits[0], windows[2, i]), [0])
     return bits[0]

@@ -1,0 +1,29 @@
+"""Local variables of kernels that are written as TIR.
+
+They have no scope: TVM 0.27 puts small buffers on the stack, where LLVM makes registers of them, but not those of scope
+`local`; these it takes from the runtime's workspace, for every iteration of a parallel loop, and they stay in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+
+def array(length: int, dtype: str) -> tirx.Buffer:
+    """Emits a small array without values."""
+    return T.alloc_buffer((length,), dtype)
+
+
+def variable(value: Any, dtype: str) -> tirx.Buffer:
+    """Emits an array of one element that holds the value."""
+    cell = array(1, dtype)
+    T.buffer_store(cell, tirx.const(value, dtype) if isinstance(value, int | float) else value, [0])
+    return cell
+
+
+def constant(value: Any, dtype: str) -> Any:
+    """Emits a variable that holds the value and is not changed, and returns it."""
+    return variable(value, dtype)[0]
