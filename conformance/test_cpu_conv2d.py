@@ -163,3 +163,107 @@ def test_padding_reads_nothing_outside() -> None:
         [filters(5, 4, 3, 3)],
     )
     assert np.isfinite(actual[:, :, 2:7]).all()
+
+
+# --- minimal filtering: dense 3 × 3 of many channels ---
+
+
+def pads(padding: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Relax's order (top, left, bottom, right) in that of `torch.nn.functional.pad`."""
+    top, left, bottom, right = padding
+    return left, right, top, bottom
+
+
+@few
+@given(
+    batch=st.integers(1, 2),
+    inner=st.sampled_from([32, 40]),
+    outer=st.sampled_from([32, 45]),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 70)),
+    padding=st.tuples(*[st.integers(0, 3)] * 4),
+)
+def test_any_3x3_convolution_of_many_channels(
+    batch: int, inner: int, outer: int, size: tuple[int, int], padding: tuple[int, int, int, int]
+) -> None:
+    """Sizes that tiles do not divide, and padding that differs from side to side."""
+    top, left, bottom, right = padding
+    assume(size[0] + top + bottom >= 3 and size[1] + left + right >= 3)
+
+    def operator(x: relax.Expr, r: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.add(op.nn.relu(op.add(op.nn.conv2d(x, w, padding=padding), b)), r)
+
+    def reference(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.conv2d(functional.pad(x, pads(padding)), w) + b) + r
+
+    result = (batch, outer, size[0] + top + bottom - 2, size[1] + left + right - 2)
+    inputs = [normal((batch, inner, *size)), normal(result, 3)]
+    weights = [filters(outer, inner, 3, 3), normal((1, outer, 1, 1), 2)]
+    hold(operator, reference, inputs, weights, large=True)
+
+
+TAKEN = {"stride": 1, "dilation": 1, "groups": 1, "kernel": 3, "channels": 64}
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"stride": 2}, False),
+        ({"dilation": 2}, False),
+        ({"groups": 2}, False),
+        ({"kernel": 5}, False),
+        ({"channels": 16}, False),
+    ],
+    ids=["plain", "stride", "dilation", "groups", "5x5", "few-channels"],
+)
+def test_which_convolutions_are_filtered(change: dict[str, int], taken: bool) -> None:
+    stride, dilation, groups, kernel, channels = (TAKEN | change).values()
+    inputs, weights = [normal((1, channels, 9, 35))], [filters(40, channels // groups, kernel, kernel)]
+
+    def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.nn.conv2d(x, w, (stride, stride), (1,) * 4, (dilation, dilation), groups)
+
+    hold(operator, lambda x, w: functional.conv2d(x, w, None, stride, 1, dilation, groups), inputs, weights)
+    assert ("winograd" in functions_of(lowered(operator, inputs, weights))) == taken
+
+
+def test_filters_that_are_computed_are_not_transformed() -> None:
+    inputs = [normal((1, 40, 9, 11)), filters(40, 40, 3, 3)]
+    hold(lambda x, w: op.nn.conv2d(x, w), functional.conv2d, inputs)
+    assert "winograd" not in functions_of(lowered(lambda x, w: op.nn.conv2d(x, w), inputs))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_reaches_as_far_as_the_filter(value: float) -> None:
+    """Patches overlap: without care one NaN would spoil every output of the tiles that read it."""
+    x, w = normal((2, 40, 12, 37)), filters(33, 40, 3, 3)
+    for place in ((0, 3, 0, 0), (0, 7, 5, 17), (1, 0, 11, 36), (1, 39, 6, 20)):
+        x[place] = value
+    w[4, 1, 2, 2], w[9] = 0.0, np.abs(w[9])
+    actual = hold(
+        lambda x, w: op.nn.relu(op.nn.conv2d(x, w, padding=(1, 1, 1, 1))),
+        lambda x, w: torch.relu(functional.conv2d(x, w, padding=1)),
+        [x],
+        [w],
+    )
+    assert not np.isfinite(actual[0, :, 4:7, 16:19]).all() and np.isfinite(actual[0, :, 8:]).all()
+
+
+def test_sums_beyond_fp32_only_on_the_way_are_right() -> None:
+    """Transformed patches overflow before the result does."""
+    hold(
+        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
+        lambda x, w: functional.conv2d(x, w, padding=1),
+        [np.full((1, 32, 6, 8), 2e38, np.float32)],
+        [np.full((32, 32, 3, 3), 1 / 512, np.float32)],
+    )
+
+
+def test_filtered_sums_are_as_accurate_as_pytorch() -> None:
+    hold(
+        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
+        lambda x, w: functional.conv2d(x, w, padding=1),
+        [np.abs(normal((1, 256, 24, 24)))],
+        [filters(64, 256, 3, 3)],
+        large=True,
+    )

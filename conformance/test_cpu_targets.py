@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
-from conformance.assembly import assembly, full_vector, product_loops
+from conformance.assembly import ProductLoop, assembly, full_vector, product_loops
 from conformance.kernels import hold, lowered
 from conformance.operators import normal
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile, vector_unit
@@ -81,6 +81,12 @@ KERNELS = {
         [normal((2, 35, 13, 37))],
         [filters(29, 35, 3, 3)],
     ),
+    "conv-3x3-filtered": Kernel(
+        lambda x, w: op.nn.relu(op.nn.conv2d(x, w, padding=(1, 1, 1, 1))),
+        lambda x, w: torch.relu(functional.conv2d(x, w, padding=1)),
+        [normal((2, 35, 13, 37))],
+        [filters(45, 35, 3, 3)],
+    ),
     "conv-7x7-depthwise": Kernel(
         lambda x, w: op.nn.conv2d(x, w, padding=(3,) * 4, groups=12),
         lambda x, w: functional.conv2d(x, w, padding=3, groups=12),
@@ -144,6 +150,17 @@ def test_the_product_keeps_its_tile_in_registers(cpu: str, rows: int, columns: i
     assert_product_in_registers(cpu, rows, columns, depth)
 
 
+@pytest.mark.parametrize("size", [(36, 36), (9, 70)])
+@pytest.mark.parametrize("cpu", TRIPLES)
+def test_a_filtered_convolution_keeps_its_tile_in_registers(cpu: str, size: tuple[int, int]) -> None:
+    target = target_for(cpu)
+    inputs, weights = [normal((1, 64, *size))], [filters(96, 64, 3, 3)]
+    text = assembly(lowered(lambda x, w: op.nn.conv2d(x, w, padding=(1,) * 4), inputs, weights, target), target)
+    # One scalar loop adds up again, in fp64, what is not finite.
+    loops = [loop for loop in product_loops(text) if len(loop.accumulators) > 1]
+    assert_loops_in_registers(loops, cpu, set(range(8, 25)))
+
+
 FEW_CHUNKS = "LLVM unrolls the two to four chunks of a sum and keeps the totals of a single panel in registers as well"
 ONE_PANEL = [
     pytest.param(cpu, rows, marks=[pytest.mark.xfail(strict=True, reason=FEW_CHUNKS)] if spills else [])
@@ -186,7 +203,10 @@ def test_attention_keeps_its_tiles_in_registers(cpu: str, length: int, channels:
 
 def assert_in_registers(text: str, cpu: str, accumulators: set[int]) -> None:
     """Every loop that sums products does so in full vector registers, all of its sums once per step, without spills."""
-    loops = product_loops(text)
+    assert_loops_in_registers(product_loops(text), cpu, accumulators)
+
+
+def assert_loops_in_registers(loops: Sequence[ProductLoop], cpu: str, accumulators: set[int]) -> None:
     assert loops, "no loop adds products into registers that it keeps"
     for loop in loops:
         shown = "\n".join(instruction.text for instruction in loop.instructions)

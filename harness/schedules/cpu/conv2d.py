@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, tirx
@@ -35,62 +34,8 @@ from harness.schedules.cpu.product import (
     stream,
 )
 from harness.schedules.cpu.tile import Tile, choose_tile
-
-
-@dataclass(frozen=True)
-class Window:
-    """Geometry of a convolution over [batch, channels, height, width].
-
-    Attributes:
-        image: Input shape.
-        result: Output shape.
-        kernel: Kernel height and width.
-        strides, dilation: Per axis.
-        padding: Rows above and columns left of the image.
-        groups: Channel groups.
-    """
-
-    image: tuple[int, ...]
-    result: tuple[int, ...]
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    @property
-    def channels(self) -> int:
-        """Input channels per group."""
-        return self.image[1] // self.groups
-
-    @property
-    def filters(self) -> int:
-        """Output channels per group."""
-        return self.result[1] // self.groups
-
-    @property
-    def depth(self) -> int:
-        """Terms per output element."""
-        return self.channels * math.prod(self.kernel)
-
-    @property
-    def pixels(self) -> int:
-        """Output pixels per image."""
-        return self.result[2] * self.result[3]
-
-    @property
-    def pointwise(self) -> bool:
-        """Whether every output pixel reads exactly the input pixel at its own place."""
-        return self.kernel == (1, 1) and self.strides == (1, 1) and self.result[2:] == self.image[2:]
-
-    @property
-    def covers_image(self) -> bool:
-        """Whether there is one output pixel, which reads every input pixel once."""
-        return self.result[2:] == (1, 1) and self.kernel == self.image[2:] and self.padding == (0, 0) and self._dense
-
-    @property
-    def _dense(self) -> bool:
-        return self.dilation == (1, 1) and self.groups == 1
+from harness.schedules.cpu.window import Window
+from harness.schedules.cpu.winograd import filterable, filtered
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
@@ -116,6 +61,8 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         return matrix_product(context, left, right, (), Problem(1, image[0], weight[0], window.depth), result)
     if window.channels == window.filters == 1:
         return _depthwise(context, window, data, weights, weight)
+    if filterable(context, window, weights):
+        return filtered(context, window, data, weights)
     return _columns(context, window, data, weights, weight)
 
 
@@ -139,23 +86,13 @@ def _pair(values: Sequence[Any]) -> tuple[int, int]:
     return int(values[0]), int(values[1])
 
 
-def _place(window: Window) -> Place:
-    def flat(b: Any, i: Any, j: Any) -> Any:
-        return (b * window.filters + i) * window.pixels + j
-
-    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
-        return [b // window.groups, b % window.groups * window.filters + i, j // window.result[3], j % window.result[3]]
-
-    return Place(window.result, flat, coordinates, frozenset({0, 1}))
-
-
 def _columns(
     context: Context, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
     """The general convolution."""
     problem = Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
     tile = choose_tile(context.unit, problem.rows, problem.columns)
-    place = _place(window)
+    place = window.place
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
         rows = view(buffer, window.groups, window.filters, window.depth)
@@ -311,7 +248,7 @@ def _depthwise(
     padded_height = (out_height - 1) * stride_y + (kernel_height - 1) * window.dilation[0] + 1
     padded_width = (out_width - 1) * stride_x + (kernel_width - 1) * window.dilation[1] + 1
     top, left = window.padding
-    place = _place(window)
+    place = window.place
     lanes = context.unit.lanes
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:

@@ -139,6 +139,8 @@ def multiply_panels(
     right: Callable[[Any, Any, Any], Any],
     totals: tirx.Buffer,
     before: Callable[[Any, Any], None] | None = None,
+    place: Callable[[Any, int, Any], Sequence[Any]] | None = None,
+    longest: int | None = None,
 ) -> None:
     """Emits totals[p] = left panel p · one right panel, for every p below `panels`.
 
@@ -153,14 +155,25 @@ def multiply_panels(
         right: (first term of the chunk, k counted from it, column of the tile) → element; contiguous in the column.
         totals: Gets the products, [at least panels, rows · columns].
         before: (first term, number of terms): emits what makes a chunk of the right panel ready.
+        place: (panel, row, column of the tile) → index into totals of another shape; contiguous in the column.
+        longest: Terms of a chunk at most, if not `chunk_length`.
     """
-    chunk = chunk_length(depth)
+
+    def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
+        return (p, at) if place is None else tuple(place(p, i, j))
+
+    chunk = chunk_length(depth) if longest is None else ceil_div(depth, ceil_div(depth, longest))
     with T.serial(0, panels) as p:
-        each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), [p, at]))
+        each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), total(p, i, j, at)))
     with T.serial(0, ceil_div(depth, chunk)) as c:
         count = chunk if depth % chunk == 0 else T.min(chunk, depth - c * chunk)
         if before is not None:
             before(c * chunk, count)
         with T.serial(0, panels) as p:
             partial = multiply(tile, count, lambda k, i: left(p, c * chunk + k, i), lambda k, j: right(c * chunk, k, j))
-            each_vector(tile, lambda i, j, at: T.buffer_store(totals, totals[p, at] + partial[at], [p, at]))
+
+            def add(i: int, j: Any, at: Any, p: Any = p, partial: tirx.Buffer = partial) -> None:
+                index = total(p, i, j, at)
+                T.buffer_store(totals, totals[index] + partial[at], index)
+
+            each_vector(tile, add)

@@ -1,0 +1,78 @@
+"""The geometry of a convolution over [batch, channels, height, width]."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from harness.schedules.cpu.epilogue import Place
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a convolution reads and writes.
+
+    Attributes:
+        image: Input shape.
+        result: Output shape.
+        kernel: Kernel height and width.
+        strides, dilation: Per axis.
+        padding: Rows above and columns left of the image.
+        groups: Channel groups.
+    """
+
+    image: tuple[int, ...]
+    result: tuple[int, ...]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @property
+    def channels(self) -> int:
+        """Input channels per group."""
+        return self.image[1] // self.groups
+
+    @property
+    def filters(self) -> int:
+        """Output channels per group."""
+        return self.result[1] // self.groups
+
+    @property
+    def depth(self) -> int:
+        """Terms per output element."""
+        return self.channels * math.prod(self.kernel)
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels per image."""
+        return self.result[2] * self.result[3]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether every output pixel reads exactly the input pixel at its own place."""
+        return self.kernel == (1, 1) and self.strides == (1, 1) and self.result[2:] == self.image[2:]
+
+    @property
+    def covers_image(self) -> bool:
+        """Whether there is one output pixel, which reads every input pixel once."""
+        return self.result[2:] == (1, 1) and self.kernel == self.image[2:] and self.padding == (0, 0) and self._dense
+
+    @property
+    def _dense(self) -> bool:
+        return self.dilation == (1, 1) and self.groups == 1
+
+    @property
+    def place(self) -> Place:
+        """Where the result lies, of a product filters × pixels per image and group."""
+
+        def flat(b: Any, i: Any, j: Any) -> Any:
+            return (b * self.filters + i) * self.pixels + j
+
+        def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
+            width = self.result[3]
+            return [b // self.groups, b % self.groups * self.filters + i, j // width, j % width]
+
+        return Place(self.result, flat, coordinates, frozenset({0, 1}))

@@ -1,0 +1,420 @@
+"""Convolutions by minimal filtering (Winograd): fewer multiplications, in products of the usual kind.
+
+The image is cut into patches of n × n pixels that overlap, one for each tile of m × m outputs. Patches and filters are
+transformed, multiplied place by place with sums over channels only, and transformed back:
+
+    V[place, c, tile] = (before · patch · beforeᵀ)[place]          U[place, o, c] = (filters · weight · filtersᵀ)[place]
+    M[o, place, tile] = Σ_c U[place, o, c] · V[place, c, tile]     output = after · M · afterᵀ
+
+That takes n² instead of r² m² multiplications for each tile, channel and filter of r × r. U is made when the model is
+loaded. A task takes a few lines of tiles all the way from the image to the result; V and M are its workspace.
+
+Whatever is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by term,
+before it is stored, so that infinities and NaN end up where any other convolution puts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import (
+    Argument,
+    ceil_div,
+    for_each_vector,
+    fp32,
+    multiply_panels,
+    prim_func,
+    vectors,
+    view,
+)
+from harness.schedules.cpu.epilogue import Epilogue
+from harness.schedules.cpu.filtering import Filtering, minimal_filtering
+from harness.schedules.cpu.lowering import Context, Lowering, call
+from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.schedules.cpu.window import Window
+
+_FILTERING = minimal_filtering(3, (0, 1, -1))
+_LEAST_DEPTH = 32
+"""Input channels and filters from which on the products outweigh the transformations."""
+_THREADS = (2, 4, 8)
+"""Numbers of threads that tasks should keep busy."""
+_PATCH_BYTES = 2560 * 1024
+"""The transformed patches of a task at most, if it has more than one line; V is read once per group of filters."""
+_PRODUCT_BYTES = 1280 * 1024
+"""The products of a group of filters at most."""
+_TRANSFORMING = 20
+"""What transforming a patch costs, in filters that could be multiplied with it meanwhile."""
+_CHUNK = 32
+"""Channels that one register accumulates: near √channels rounding is least, and sums of patches need that."""
+_INFINITE = 0x7F800000
+"""|x| as an integer is at least this exactly if x is infinite or NaN."""
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How a convolution is cut into tasks.
+
+    Attributes:
+        tile: The register tile of the products.
+        lines: Lines of tiles in a block.
+        splits: Parts of the filters; each transforms the patches of its block again.
+        groups: Parts that a task's filters are done in, one after the other.
+    """
+
+    tile: Tile
+    lines: int
+    splits: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A convolution by minimal filtering.
+
+    Attributes:
+        window: The convolution.
+        filtering: The same along both axes.
+        blocking: Its tasks.
+    """
+
+    window: Window
+    filtering: Filtering
+    blocking: Blocking
+
+    @property
+    def places(self) -> int:
+        """Elements of a patch, which is the number of products."""
+        return self.filtering.inputs**2
+
+    @property
+    def panels(self) -> int:
+        """Panels of filters."""
+        return ceil_div(self.window.filters, self.blocking.tile.rows)
+
+    @property
+    def group(self) -> int:
+        """Panels of filters that are done at a time."""
+        return ceil_div(ceil_div(self.panels, self.blocking.splits), self.blocking.groups)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Lines of tiles, and tiles in a line."""
+        return _grid(self.window, self.filtering)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a block, and what fills the last panel."""
+        columns = self.blocking.tile.columns
+        return ceil_div(self.blocking.lines * self.grid[1], columns) * columns
+
+
+def _grid(window: Window, filtering: Filtering) -> tuple[int, int]:
+    return ceil_div(window.result[2], filtering.outputs), ceil_div(window.result[3], filtering.outputs)
+
+
+def filterable(context: Context, window: Window, weights: relax.Expr) -> bool:
+    """Whether this kernel takes a convolution: dense 3 × 3 of many channels, weights known when the model is loaded."""
+    return (
+        window.kernel == (3, 3)
+        and window.strides == window.dilation == (1, 1)
+        and window.groups == 1
+        and min(window.channels, window.filters) >= _LEAST_DEPTH
+        and context.is_parameter(weights)
+    )
+
+
+def filtered(context: Context, window: Window, data: relax.Expr, weights: relax.Expr) -> Lowering:
+    """The lowering of a convolution by minimal filtering."""
+    plan = Plan(window, _FILTERING, choose_blocking(context.unit, window, _FILTERING))
+    weight = (window.filters, window.channels, *window.kernel)
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        packed = builder.emit(call(builder, "pack", _pack(plan, weight), [inputs[1]]))
+        shape = tuple(int(extent) for extent in packed.ty.shape)
+        arguments = [Argument("image", window.image), Argument("packed", shape), Argument("weight", weight)]
+        arguments += [*epilogue.arguments, Argument("result", window.result)]
+        name = "winograd" + epilogue.label
+        function = prim_func(name, arguments, lambda *buffers: _emit(plan, epilogue, *buffers), _explain(plan))
+        return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
+
+    return Lowering((data, weights), window.place, build)
+
+
+def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering) -> Blocking:
+    """The blocks with the least work, counted in multiply-adds on as many threads as there should be tasks."""
+    lines, across = _grid(window, filtering)
+    places = filtering.inputs**2
+
+    def choices() -> Any:
+        for height in range(1, lines + 1):
+            if height > 1 and 4 * places * window.channels * height * across > _PATCH_BYTES:
+                break
+            for splits in (1, 2, 4, 8):
+                tile = choose_tile(unit, ceil_div(window.filters, splits), height * across)
+                panels = ceil_div(window.filters, tile.rows)
+                if splits <= panels:
+                    yield height, splits, tile, panels
+
+    def work(choice: tuple[int, int, Tile, int]) -> float:
+        height, splits, tile, panels = choice
+        blocks = ceil_div(lines, height)
+        per_task = ceil_div(panels, splits) * tile.rows * ceil_div(height * across, tile.columns) * tile.columns
+        loads = 1.0 + 0.25 * (tile.rows * tile.lanes + tile.columns) / tile.size
+        tasks = window.image[0] * blocks * splits
+        rounds = sum(threads * ceil_div(tasks, threads) for threads in _THREADS)
+        return rounds * (per_task * loads + _TRANSFORMING * height * across)
+
+    height, splits, tile, panels = min(choices(), key=work)
+    bytes_per_panel = 4 * places * tile.rows * height * across
+    per_split = ceil_div(panels, splits)
+    groups = ceil_div(per_split, max(1, _PRODUCT_BYTES // bytes_per_panel))
+    return Blocking(tile, height, splits, groups)
+
+
+def _explain(plan: Plan) -> str:
+    n, window, tile = plan.filtering.inputs, plan.window, plan.blocking.tile
+    m = plan.filtering.outputs
+    images = f"{window.image[0]} x " if window.image[0] > 1 else ""
+    return (
+        f"{images}{window.filters}x{window.channels}x3x3 on {window.image[2]}x{window.image[3]}, "
+        f"{m}x{m} outputs with {n * n} multiplications, tile {tile.rows}x{tile.columns}"
+    )
+
+
+def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
+    """U[place, panel, channel, filter within the panel], in fp64 and rounded once; zero beyond the last filter."""
+    n, rows = plan.filtering.inputs, plan.blocking.tile.rows
+    filters, channels = weight[:2]
+    shape = (plan.places, plan.panels, channels, rows)
+    matrix = plan.filtering.filters
+
+    def body(source: tirx.Buffer, packed: tirx.Buffer) -> None:
+        with T.parallel(0, plan.panels) as panel, T.serial(0, channels) as c, T.serial(0, rows) as i:
+            taps = T.alloc_buffer((3, 3), "float64", scope="local")
+            half = T.alloc_buffer((n, 3), "float64", scope="local")
+            at = T.Bind(panel * rows + i)
+            for y in range(3):
+                for x in range(3):
+                    value = tirx.Cast("float64", source[T.min(at, filters - 1), c, y, x])
+                    T.buffer_store(taps, value, [y, x])
+            for a in range(n):
+                for x in range(3):
+                    T.buffer_store(half, _combined(matrix[a], _column(taps, x), "float64"), [a, x])
+            for a in range(n):
+                for b in range(n):
+                    value = tirx.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
+                    if filters % rows:
+                        value = T.if_then_else(at < filters, value, fp32(0.0))
+                    T.buffer_store(packed, value, [a * n + b, panel, c, i])
+
+    return prim_func("pack", [Argument("source", weight), Argument("packed", shape)], body)
+
+
+def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = "float32") -> Any:
+    """Σ factors[k] · value(k); one addition begins with each term whose factor is 1, if there is such a term."""
+    terms = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
+    total: Any = None
+    for k in terms:
+        factor = factors[k]
+        size = value(k) if abs(factor) == 1 else value(k) * tirx.const(float(abs(factor)), dtype)
+        if total is None:
+            total = size if factor > 0 else tirx.const(0.0, dtype) - size
+        else:
+            total = total + size if factor > 0 else total - size
+    return total
+
+
+def _row(matrix: tirx.Buffer, row: int, *lane: Any) -> Callable[[int], Any]:
+    """(column) → element of a row."""
+    return lambda column: matrix[(row, column, *lane)]
+
+
+def _column(matrix: tirx.Buffer, column: int) -> Callable[[int], Any]:
+    """(row) → element of a column."""
+    return lambda row: matrix[row, column]
+
+
+def _across(count: int, lanes: int, body: Callable[[Any, int], None]) -> None:
+    """Emits `body(start, width)` for pieces that cover 0 … count; the last one may repeat a part of the one before."""
+    if count < lanes:
+        for start, width in vectors(count, lanes):
+            body(start, width)
+        return
+    with T.serial(0, ceil_div(count, lanes)) as v:
+        body(T.Bind(T.min(v * lanes, count - lanes)) if count % lanes else v * lanes, lanes)
+
+
+def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
+    image, packed, weight, *extras, result = buffers
+    window, blocking, tile = plan.window, plan.blocking, plan.blocking.tile
+    group, channels = plan.group, window.channels
+    lines, across = plan.grid
+    blocks = ceil_div(lines, blocking.lines)
+    groups = ceil_div(plan.panels, group)
+    per_split = ceil_div(groups, blocking.splits)
+    line = view(result, math.prod(window.result))
+    finish = epilogue.emitter(window.place, extras)
+    with T.parallel(0, window.image[0] * blocking.splits * blocks) as task:
+        b = T.Bind(task // (blocking.splits * blocks))
+        first_line = T.Bind(task % blocks * blocking.lines)
+        here = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
+        patches = T.alloc_buffer((plan.places, channels * plan.tiles), "float32")
+        products = T.alloc_buffer((group * tile.rows, plan.places * plan.tiles), "float32")
+        _transform_patches(plan, image, patches, (b, first_line, here))
+        first_group = T.Bind(task // blocks % blocking.splits * per_split)
+        with T.serial(0, T.min(per_split, groups - first_group)) as g:
+            first_panel = T.Bind((first_group + g) * group)
+            panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
+            with T.serial(0, plan.places) as at, T.serial(0, ceil_div(here * across, tile.columns)) as r:
+
+                def left(p: Any, k: Any, i: int, at: Any = at) -> Any:
+                    return packed[at, first_panel + p, k, i]
+
+                def right(first: Any, k: Any, j: Any, at: Any = at, r: Any = r) -> Any:
+                    return patches[at, (first + k) * plan.tiles + r * tile.columns + j]
+
+                def place(p: Any, i: int, j: Any, at: Any = at, r: Any = r) -> tuple[Any, Any]:
+                    return p * tile.rows + i, at * plan.tiles + r * tile.columns + j
+
+                multiply_panels(tile, channels, panels, left, right, products, None, place, _CHUNK)
+            first_filter = T.Bind(first_panel * tile.rows)
+            with (
+                T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
+                T.serial(0, here) as at_line,
+            ):
+                row = _transform_back(plan, products, o, at_line)
+                y = T.Bind((first_line + at_line) * plan.filtering.outputs)
+                _repair(plan, row, image, weight, (b, first_filter + o, y))
+                rows = window.result[2] % plan.filtering.outputs
+                bottom = T.min(plan.filtering.outputs, window.result[2] - y) if rows else plan.filtering.outputs
+                with T.serial(0, bottom) as dy:
+
+                    def store(x: Any) -> None:
+                        pixel = (y + dy) * window.result[3] + x
+                        value = finish(b, first_filter + o, pixel, row[dy, x])
+                        T.buffer_store(line, value, [window.place.flat(b, first_filter + o, pixel)])
+
+                    for_each_vector(window.result[3], tile.lanes, store)
+
+
+def _transform_patches(plan: Plan, image: tirx.Buffer, patches: tirx.Buffer, block: tuple[Any, Any, Any]) -> None:
+    """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
+    window, matrix = plan.window, plan.filtering.before
+    n, m = plan.filtering.inputs, plan.filtering.outputs
+    (top, left), (height, width) = window.padding, window.image[2:]
+    lanes, across = plan.blocking.tile.lanes, plan.grid[1]
+    b, first_line, lines = block
+    # Tiles whose m pixels of their own all lie in the image.
+    begin, end = ceil_div(left, m), max(ceil_div(left, m), (width + left) // m)
+    phases = T.alloc_buffer((plan.blocking.lines * m + n - m, m, across + 1), "float32")
+    half = T.alloc_buffer((n, n, lanes), "float32", scope="local")
+    with T.serial(0, window.channels) as c:
+        # Every m-th pixel of a line, for each of the m phases.
+        with T.serial(0, lines * m + n - m) as r:
+            y = T.Bind(first_line * m + r - top)
+
+            def outside(x: Any, y: Any = y) -> Any:
+                inside = tirx.all(y >= 0, y < height, x >= left, x < width + left)
+                return T.if_then_else(inside, image[b, c, y, x - left], fp32(0.0))
+
+            with T.If(tirx.all(y >= 0, y < height)):
+                with T.Then():
+                    with T.serial(begin, min(end, across + 1)) as t:
+                        for q in range(m):
+                            T.buffer_store(phases, image[b, c, y, t * m + q - left], [r, q, t])
+                    for t in [*range(min(begin, across + 1)), *range(end, across + 1)]:
+                        for q in range(m):
+                            T.buffer_store(phases, outside(t * m + q), [r, q, t])
+                with T.Else(), T.serial(0, across + 1) as t:
+                    for q in range(m):
+                        T.buffer_store(phases, fp32(0.0), [r, q, t])
+        with T.serial(0, lines) as at_line:
+
+            def piece(start: Any, width: int, at_line: Any = at_line) -> None:
+                for a in range(n):
+                    for x in range(n):
+                        with T.vectorized(0, width) as j:
+
+                            def pixel(y: int, x: int = x, j: Any = j) -> Any:
+                                return phases[at_line * m + y, x % m, start + x // m + j]
+
+                            T.buffer_store(half, _combined(matrix[a], pixel), [a, x, j])
+                for a in range(n):
+                    for e in range(n):
+                        with T.vectorized(0, width) as j:
+                            value = _combined(matrix[e], _row(half, a, j))
+                            T.buffer_store(patches, value, [a * n + e, c * plan.tiles + at_line * across + start + j])
+
+            _across(across, lanes, piece)
+
+
+def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> tirx.Buffer:
+    """Emits the outputs [m, pixels of a line] of filter o of a group in one line of tiles of a block."""
+    n, m, matrix = plan.filtering.inputs, plan.filtering.outputs, plan.filtering.after
+    lanes, across = plan.blocking.tile.lanes, plan.grid[1]
+    row = T.alloc_buffer((m, across * m), "float32")
+    phases = T.alloc_buffer((m, m, across), "float32")
+    half = T.alloc_buffer((m, n, lanes), "float32", scope="local")
+
+    def piece(start: Any, width: int) -> None:
+        for a in range(m):
+            for x in range(n):
+                with T.vectorized(0, width) as j:
+
+                    def product(y: int, x: int = x, j: Any = j) -> Any:
+                        return products[o, (y * n + x) * plan.tiles + at_line * across + start + j]
+
+                    T.buffer_store(half, _combined(matrix[a], product), [a, x, j])
+        for a in range(m):
+            for e in range(m):
+                with T.vectorized(0, width) as j:
+                    value = _combined(matrix[e], _row(half, a, j))
+                    T.buffer_store(phases, value, [a, e, start + j])
+
+    _across(across, lanes, piece)
+    with T.serial(0, m) as dy, T.serial(0, across) as t:
+        for q in range(m):
+            T.buffer_store(row, phases[dy, q, t], [dy, t * m + q])
+    return row
+
+
+def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffer, first: tuple[Any, Any, Any]) -> None:
+    """Emits the repetition, term by term and in fp64, of the sums in `row` that are not finite.
+
+    Args:
+        plan: The convolution.
+        row: Outputs, [m, pixels of a line].
+        image: The input.
+        weight: The filters as they are.
+        first: Image, filter and line of the result that the row begins with.
+    """
+    window, m = plan.window, plan.filtering.outputs
+    b, o, y = first
+    (top, left), (height, width) = window.padding, window.image[2:]
+    pixels = plan.grid[1] * m
+
+    def magnitude(value: Any) -> Any:
+        return tirx.bitwise_and(tirx.reinterpret("int32", value), tirx.const(0x7FFFFFFF, "int32"))
+
+    highest = T.alloc_buffer((1,), "int32", scope="local")
+    T.buffer_store(highest, tirx.const(0, "int32"), [0])
+    with T.serial(0, m) as dy, T.serial(0, pixels) as x:
+        T.buffer_store(highest, T.max(highest[0], magnitude(row[dy, x])), [0])
+    not_finite = highest[0] >= tirx.const(_INFINITE, "int32")
+    with T.If(not_finite), T.Then(), T.serial(0, m) as dy, T.serial(0, pixels) as x:
+        found = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
+        with T.If(found), T.Then():
+            total = T.alloc_buffer((1,), "float64", scope="local")
+            T.buffer_store(total, tirx.const(0.0, "float64"), [0])
+            with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
+                at, to = y + dy + ky - top, x + kx - left
+                with T.If(tirx.all(at >= 0, at < height, to >= 0, to < width)), T.Then():
+                    value, factor = (tirx.Cast("float64", v) for v in (image[b, c, at, to], weight[o, c, ky, kx]))
+                    T.buffer_store(total, total[0] + value * factor, [0])
+            T.buffer_store(row, tirx.Cast("float32", total[0]), [dy, x])
