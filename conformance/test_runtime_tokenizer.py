@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +81,23 @@ WORDS = st.sampled_from(["the", "Cat's", "&amp;", "don't", "x1", "😀", "!!", "
 @given(words=st.lists(WORDS, max_size=40), separator=st.sampled_from(["", " ", "\u00a0"]))
 def test_equal_to_upstream_on_words(words: list[str], separator: str) -> None:
     check([separator.join(words)], 32)
+
+
+LETTERS = st.text(alphabet="aelnotxyz", min_size=1, max_size=300)
+
+
+@settings(max_examples=100)
+@given(word=LETTERS)
+def test_equal_to_upstream_on_long_words(word: str) -> None:
+    check([word], 77)
+
+
+def test_a_word_of_very_many_letters_takes_no_long_time() -> None:
+    letters = np.random.default_rng(0).choice(list("aelnotxyz"), 100_000)
+    start = time.perf_counter()
+    ids = installed_tokenizer().encode("".join(letters))
+    assert time.perf_counter() - start < 20
+    assert 20_000 < len(ids) < 100_000
 
 
 def test_known_ids() -> None:
