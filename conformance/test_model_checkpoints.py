@@ -11,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conformance.shallow import shallow_model
+from conformance.shallow import interactive_model, photograph, shallow_model
+from harness.components.capture import capture, load_prompts
 from harness.errors import HarnessError
 from harness.model.build import build_architecture, build_model
 from harness.model.checkpoints import load_checkpoint
+from harness.model.upstream import upstream
 from harness.model.weights import seed_weights
 
 NAME = "transformer.decoder.bbox_embed.layers.2.weight"
@@ -79,19 +81,23 @@ def test_every_format_loads_bit_for_bit(form: str, tmp_path: Path) -> None:
 
 
 def test_the_whole_model_loads(tmp_path: Path) -> None:
-    source = build_model("shallow", 1, interactive=True)
+    source = interactive_model()
     state = {
         name.replace("inst_interactive_predictor.model.", "tracker.")
         if name.startswith("inst_interactive_predictor.model.")
         else f"detector.{name}": tensor
         for name, tensor in source.state_dict().items()
     }
-    torch.save(state, tmp_path / "sam3.pt")
-    for interactive in (False, True):
-        loaded = build_model("shallow", 0, tmp_path / "sam3.pt", interactive=interactive)
+    save_pt(state, tmp_path / "sam3.pt")
+    save_safetensors(state, tmp_path / "sam3.safetensors")
+    for file, interactive in (("sam3.pt", False), ("sam3.pt", True), ("sam3.safetensors", False)):
+        loaded = build_model("shallow", 1, tmp_path / file, interactive=interactive)
         for name, tensor in loaded.state_dict().items():
-            assert torch.equal(tensor, source.state_dict()[name]), name
-    assert not torch.equal(source.get_parameter(NAME), shallow_model().get_parameter(NAME))
+            assert torch.equal(tensor, source.state_dict()[name]), (file, name)
+    with upstream():
+        outputs = vars(capture(loaded, load_prompts()))
+    for name, expected in vars(photograph()).items():
+        assert torch.equal(outputs[name], expected), name
 
 
 def spoilt(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:

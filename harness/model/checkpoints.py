@@ -1,15 +1,17 @@
-"""Published checkpoints: the original `sam3.pt` layout and safetensors with the same names."""
+"""Published checkpoints: the original `sam3.pt`, the same in safetensors, and Transformers' `model.safetensors`."""
 
 from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
+from harness.model.hugging_face import NOT_CONVERTED, POINTS, from_hugging_face, is_hugging_face
 
 if TYPE_CHECKING:
     import torch
@@ -29,23 +31,30 @@ _SHOWN = 5
 def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
     """Loads a checkpoint into the model, in place; nothing is changed if it does not fit.
 
+    The layout, upstream's or Transformers', is told from the names. Transformers' has no weights for point prompts:
+    it is loaded all the same, and a warning says so.
+
     Args:
         model: The image model, on the CPU.
         path: `.safetensors`, or anything else as `torch.save` wrote it.
         allow_partial: Whether missing, unexpected and misshapen tensors are skipped instead of refused.
 
     Returns:
-        Names of the model's tensors that were not loaded; empty unless `allow_partial`.
+        Names of the model's tensors that were not loaded; unless `allow_partial`, those that the layout never has.
 
     Raises:
         HarnessError: if the file is missing, no checkpoint, damaged, of another model, or does not fit.
     """
     import torch
 
-    tensors = _renamed(_read(path))
+    content = {str(name): value for name, value in _read(path).items() if isinstance(value, torch.Tensor)}
+    theirs = is_hugging_face(content)
+    tensors = from_hugging_face(content) if theirs else _renamed(content)
     wanted = dict(model.state_dict())
     left_over = sorted(name for name in tensors if name not in wanted and not _INTERACTIVE_ONLY.fullmatch(name))
-    missing = sorted(name for name in wanted if name not in tensors and not _COMPUTED.fullmatch(name))
+    unloaded = {name for name in wanted if name not in tensors and not _COMPUTED.fullmatch(name)}
+    absent = {name for name in unloaded if theirs and (POINTS.fullmatch(name) or NOT_CONVERTED.fullmatch(name))}
+    missing = sorted(unloaded - absent)
     misshapen = sorted(
         name
         for name, tensor in tensors.items()
@@ -54,7 +63,7 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
     if not any(name in wanted for name in tensors):
         raise HarnessError(
             f"The checkpoint {path} belongs to another model: none of its {len(tensors)} tensors has a name of SAM 3's "
-            "image model; use the published sam3.pt."
+            "image model; use the published sam3.pt or model.safetensors."
         )
     if (missing or left_over or misshapen) and not allow_partial:
         raise HarnessError(
@@ -66,7 +75,13 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
         for name, tensor in tensors.items():
             if name in wanted and name not in misshapen:
                 wanted[name].copy_(tensor)
-    return frozenset([*missing, *misshapen])
+    if any(POINTS.fullmatch(name) for name in absent):
+        warnings.warn(
+            f"The checkpoint {path} is in the layout of Transformers, which has no weights for point prompts, "
+            "so points mean nothing with it; use the published sam3.pt for them.",
+            stacklevel=2,
+        )
+    return frozenset([*unloaded, *misshapen])
 
 
 def _listed(kind: str, names: Collection[str]) -> str:
@@ -82,6 +97,11 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise HarnessError(f"The checkpoint {path} does not exist; check the path.")
     if not path.is_file():
         raise HarnessError(f"The checkpoint {path} is not a file; give the .pt or .safetensors file itself.")
+    if path.suffix == ".json":
+        raise HarnessError(
+            f"The checkpoint {path} lists the parts of a checkpoint that was saved in several files; "
+            "save it as one, as the published model.safetensors is."
+        )
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"]
@@ -145,14 +165,11 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _renamed(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Names as the image model has them; entries that are no tensors are left out."""
-    import torch
-
-    renamed: dict[str, torch.Tensor] = {}
-    for name, value in content.items():
-        if isinstance(value, torch.Tensor):
-            for prefix, replacement in _PREFIXES.items():
-                if str(name).startswith(prefix):
-                    renamed[replacement + name.removeprefix(prefix)] = value
-    return renamed
+def _renamed(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Upstream's published names as the image model has them."""
+    return {
+        replacement + name.removeprefix(prefix): tensor
+        for name, tensor in content.items()
+        for prefix, replacement in _PREFIXES.items()
+        if name.startswith(prefix)
+    }

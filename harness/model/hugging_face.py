@@ -1,0 +1,259 @@
+"""The layout in which Transformers publishes SAM 3 (`Sam3Model`, and `Sam3VideoModel` around it), in both directions.
+
+The same numbers under other names. Transformers
+
+- splits every fused projection (`qkv`, `in_proj`) into `q_proj`, `k_proj`, `v_proj`, rows in upstream's order,
+- drops the class token's row of the trunk's position embedding, and stores `text_projection` transposed,
+- has no point prompts, hence none of their weights,
+- keeps the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) beside the detector, in the video model alone.
+
+The rows of queries and keys are **not** permuted: since its first release with SAM 3 (5.0) Transformers rotates
+neighbours, (0, 1), (2, 3), …, as upstream does, and not halves as its language models do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+VIDEO_PREFIX = "detector_model."
+"""Before every name of the detector in a file of `Sam3VideoModel`, which is what is published."""
+
+_TRACKER = "tracker_model."
+"""The video model's tracker, which no image component runs."""
+
+_COMPUTED = re.compile(r".*\.(position_ids|inv_freq|rope_embeddings(_cos|_sin)?)")
+"""Tables that some versions save although they are formulas."""
+
+POINTS = re.compile(r"geometry_encoder\.points_(direct|pool|pos_enc)_project\.(weight|bias)")
+"""Parameters for which the layout has no place, because its model takes no points (SAM 3.1's has them)."""
+
+NOT_CONVERTED = re.compile(r"inst_interactive_predictor\..*")
+"""The tracker, under other names and in other shapes there; no image component runs it."""
+
+_TRUNK, _VIT = "backbone.vision_backbone.trunk", "vision_encoder.backbone"
+_TEXT, _CLIP = "backbone.language_backbone.encoder", "text_encoder.text_model"
+_DECODER, _DETR_DECODER = "transformer.decoder", "detr_decoder"
+_HEAD, _MASKS = "segmentation_head", "mask_decoder"
+
+# Upstream's module → Transformers'; `#` is the number of a layer. What they hold (weight, bias) has the same name.
+_SAME: dict[str, str] = {
+    f"{_TRUNK}.patch_embed.proj": f"{_VIT}.embeddings.patch_embeddings.projection",
+    f"{_TRUNK}.ln_pre": f"{_VIT}.layer_norm",
+    f"{_TRUNK}.blocks.#.norm1": f"{_VIT}.layers.#.layer_norm1",
+    f"{_TRUNK}.blocks.#.norm2": f"{_VIT}.layers.#.layer_norm2",
+    f"{_TRUNK}.blocks.#.mlp.fc1": f"{_VIT}.layers.#.mlp.fc1",
+    f"{_TRUNK}.blocks.#.mlp.fc2": f"{_VIT}.layers.#.mlp.fc2",
+    **{
+        f"backbone.vision_backbone.{ours}.{module}": f"{theirs}.fpn_layers.{named}"
+        for ours, theirs in (("convs", "vision_encoder.neck"), ("sam2_convs", "tracker_neck"))
+        for module, named in (
+            ("0.dconv_2x2_0", "0.scale_layers.0"),
+            ("0.dconv_2x2_1", "0.scale_layers.2"),
+            ("1.dconv_2x2", "1.scale_layers.0"),
+            ("#.conv_1x1", "#.proj1"),
+            ("#.conv_3x3", "#.proj2"),
+        )
+    },
+    f"{_TEXT}.token_embedding": f"{_CLIP}.embeddings.token_embedding",
+    f"{_TEXT}.transformer.resblocks.#.ln_1": f"{_CLIP}.encoder.layers.#.layer_norm1",
+    f"{_TEXT}.transformer.resblocks.#.ln_2": f"{_CLIP}.encoder.layers.#.layer_norm2",
+    f"{_TEXT}.transformer.resblocks.#.mlp.c_fc": f"{_CLIP}.encoder.layers.#.mlp.fc1",
+    f"{_TEXT}.transformer.resblocks.#.mlp.c_proj": f"{_CLIP}.encoder.layers.#.mlp.fc2",
+    f"{_TEXT}.ln_final": f"{_CLIP}.final_layer_norm",
+    "backbone.language_backbone.resizer": "text_projection",
+    "geometry_encoder.label_embed": "geometry_encoder.label_embed",
+    "geometry_encoder.cls_embed": "geometry_encoder.cls_embed",
+    "geometry_encoder.points_direct_project": "geometry_encoder.points_direct_project",
+    "geometry_encoder.points_pool_project": "geometry_encoder.points_pool_project",
+    "geometry_encoder.points_pos_enc_project": "geometry_encoder.points_pos_enc_project",
+    "geometry_encoder.boxes_direct_project": "geometry_encoder.boxes_direct_project",
+    "geometry_encoder.boxes_pool_project": "geometry_encoder.boxes_pool_project",
+    "geometry_encoder.boxes_pos_enc_project": "geometry_encoder.boxes_pos_enc_project",
+    "geometry_encoder.final_proj": "geometry_encoder.final_proj",
+    "geometry_encoder.img_pre_norm": "geometry_encoder.vision_layer_norm",
+    "geometry_encoder.norm": "geometry_encoder.prompt_layer_norm",
+    "geometry_encoder.encode_norm": "geometry_encoder.output_layer_norm",
+    **{
+        f"{ours}.#.{module}": f"{theirs}.#.{named}"
+        for ours, theirs in (
+            ("geometry_encoder.encode", "geometry_encoder.layers"),
+            ("transformer.encoder.layers", "detr_encoder.layers"),
+        )
+        for module, named in (
+            ("linear1", "mlp.fc1"),
+            ("linear2", "mlp.fc2"),
+            ("norm1", "layer_norm1"),
+            ("norm2", "layer_norm2"),
+            ("norm3", "layer_norm3"),
+        )
+    },
+    f"{_DECODER}.query_embed": f"{_DETR_DECODER}.query_embed",
+    f"{_DECODER}.reference_points": f"{_DETR_DECODER}.reference_points",
+    f"{_DECODER}.presence_token": f"{_DETR_DECODER}.presence_token",
+    f"{_DECODER}.presence_token_out_norm": f"{_DETR_DECODER}.presence_layer_norm",
+    f"{_DECODER}.norm": f"{_DETR_DECODER}.output_layer_norm",
+    **{
+        f"{_DECODER}.{module}.layers.{layer}": f"{_DETR_DECODER}.{named}.layer{layer + 1}"
+        for module, named, layers in (
+            ("bbox_embed", "box_head", 3),
+            ("presence_token_head", "presence_head", 3),
+            ("ref_point_head", "ref_point_head", 2),
+            ("boxRPB_embed_x", "box_rpb_embed_x", 2),
+            ("boxRPB_embed_y", "box_rpb_embed_y", 2),
+        )
+        for layer in range(layers)
+    },
+    f"{_DECODER}.layers.#.linear1": f"{_DETR_DECODER}.layers.#.mlp.fc1",
+    f"{_DECODER}.layers.#.linear2": f"{_DETR_DECODER}.layers.#.mlp.fc2",
+    f"{_DECODER}.layers.#.norm1": f"{_DETR_DECODER}.layers.#.vision_cross_attn_layer_norm",
+    f"{_DECODER}.layers.#.norm2": f"{_DETR_DECODER}.layers.#.self_attn_layer_norm",
+    f"{_DECODER}.layers.#.norm3": f"{_DETR_DECODER}.layers.#.mlp_layer_norm",
+    f"{_DECODER}.layers.#.catext_norm": f"{_DETR_DECODER}.layers.#.text_cross_attn_layer_norm",
+    "dot_prod_scoring.prompt_mlp.layers.0": "dot_product_scoring.text_mlp.layer1",
+    "dot_prod_scoring.prompt_mlp.layers.1": "dot_product_scoring.text_mlp.layer2",
+    "dot_prod_scoring.prompt_mlp.out_norm": "dot_product_scoring.text_mlp_out_norm",
+    "dot_prod_scoring.prompt_proj": "dot_product_scoring.text_proj",
+    "dot_prod_scoring.hs_proj": "dot_product_scoring.query_proj",
+    f"{_HEAD}.pixel_decoder.conv_layers.#": f"{_MASKS}.pixel_decoder.conv_layers.#",
+    f"{_HEAD}.pixel_decoder.norms.#": f"{_MASKS}.pixel_decoder.norms.#",
+    f"{_HEAD}.mask_predictor.mask_embed.layers.#": f"{_MASKS}.mask_embedder.layers.#",
+    f"{_HEAD}.instance_seg_head": f"{_MASKS}.instance_projection",
+    f"{_HEAD}.semantic_seg_head": f"{_MASKS}.semantic_projection",
+    f"{_HEAD}.cross_attn_norm": f"{_MASKS}.prompt_cross_attn_norm",
+}
+
+# Upstream's attention → Transformers', with what each calls the output projection.
+_ATTENTION: tuple[tuple[str, str, str, str], ...] = (
+    (f"{_TRUNK}.blocks.#.attn", "proj", f"{_VIT}.layers.#.attention", "o_proj"),
+    (f"{_TEXT}.transformer.resblocks.#.attn", "out_proj", f"{_CLIP}.encoder.layers.#.self_attn", "out_proj"),
+    ("geometry_encoder.encode.#.self_attn", "out_proj", "geometry_encoder.layers.#.self_attn", "o_proj"),
+    ("geometry_encoder.encode.#.cross_attn_image", "out_proj", "geometry_encoder.layers.#.cross_attn", "o_proj"),
+    ("transformer.encoder.layers.#.self_attn", "out_proj", "detr_encoder.layers.#.self_attn", "o_proj"),
+    ("transformer.encoder.layers.#.cross_attn_image", "out_proj", "detr_encoder.layers.#.cross_attn", "o_proj"),
+    (f"{_DECODER}.layers.#.self_attn", "out_proj", f"{_DETR_DECODER}.layers.#.self_attn", "o_proj"),
+    (f"{_DECODER}.layers.#.ca_text", "out_proj", f"{_DETR_DECODER}.layers.#.text_cross_attn", "o_proj"),
+    (f"{_DECODER}.layers.#.cross_attn", "out_proj", f"{_DETR_DECODER}.layers.#.vision_cross_attn", "o_proj"),
+    (f"{_HEAD}.cross_attend_prompt", "out_proj", f"{_MASKS}.prompt_cross_attn", "o_proj"),
+)
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+_POSITIONS = (f"{_TRUNK}.pos_embed", f"{_VIT}.embeddings.position_embeddings")
+_TEXT_PROJECTION = (f"{_TEXT}.text_projection", "text_encoder.text_projection.weight")
+
+
+def _renamed() -> dict[str, str]:
+    names = {f"{o}.{leaf}": f"{t}.{leaf}" for o, t in _SAME.items() for leaf in ("weight", "bias")}
+    for ours, projection, theirs, named in _ATTENTION:
+        names |= {f"{ours}.{projection}.{leaf}": f"{theirs}.{named}.{leaf}" for leaf in ("weight", "bias")}
+    positional = {f"{_TEXT}.positional_embedding": f"{_CLIP}.embeddings.position_embedding.weight"}
+    return names | positional | dict((_POSITIONS, _TEXT_PROJECTION))
+
+
+def _split() -> dict[str, tuple[str, str, str]]:
+    names: dict[str, tuple[str, str, str]] = {}
+    for ours, _, theirs, _ in _ATTENTION:
+        for leaf in ("weight", "bias"):
+            fused = f"{ours}.qkv.{leaf}" if ours.startswith(_TRUNK) else f"{ours}.in_proj_{leaf}"
+            names[fused] = (f"{theirs}.q_proj.{leaf}", f"{theirs}.k_proj.{leaf}", f"{theirs}.v_proj.{leaf}")
+    return names
+
+
+_RENAMED: Mapping[str, str] = MappingProxyType(_renamed())
+_RENAMED_BACK: Mapping[str, str] = MappingProxyType({theirs: ours for ours, theirs in _RENAMED.items()})
+_SPLIT: Mapping[str, tuple[str, str, str]] = MappingProxyType(_split())
+_FUSED: Mapping[str, str] = MappingProxyType({part: ours for ours, parts in _SPLIT.items() for part in parts})
+
+
+def is_hugging_face(names: Collection[str]) -> bool:
+    """Whether names are those of Transformers' layout, judged by the first modules below its two encoders."""
+    return any(
+        name.removeprefix(VIDEO_PREFIX).startswith((f"{_VIT}.", "text_encoder.", "detr_encoder.")) for name in names
+    )
+
+
+def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a file in Transformers' layout as upstream's image model names and shapes them.
+
+    Formulas and the tracker are left out. What the layout does not have, or has in part (queries without keys), keeps
+    its name; three parts that do not fit together give the first of them, whose shape nothing accepts.
+    """
+    converted: dict[str, torch.Tensor] = {}
+    fused: dict[str, dict[str, str]] = {}
+    for given, tensor in content.items():
+        name = given.removeprefix(VIDEO_PREFIX)
+        if name.startswith(_TRACKER) or _COMPUTED.fullmatch(name):
+            continue
+        template, number = _generalized(name, _RENAMED_BACK, _FUSED)
+        if template in _FUSED:
+            fused.setdefault(_FUSED[template].replace("#", number), {})[name] = given
+        elif template in _RENAMED_BACK:
+            ours = _RENAMED_BACK[template].replace("#", number)
+            converted[ours] = _restored(ours, tensor)
+        else:
+            converted[given] = tensor
+    for ours, found in fused.items():
+        template, number = _generalized(ours, _SPLIT)
+        names = [part.replace("#", number) for part in _SPLIT[template]]
+        if len(found) == len(names):
+            converted[ours] = _together([content[found[name]] for name in names])
+        else:
+            converted |= {given: content[given] for given in found.values()}
+    return converted
+
+
+def _together(parts: list[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    return torch.cat(parts) if len({part.shape for part in parts}) == 1 else parts[0]
+
+
+def _generalized(name: str, *tables: Collection[str]) -> tuple[str, str]:
+    """The name as the tables have it, with `#` for the number of the layer if it needs to be, and that number."""
+    if any(name in table for table in tables):
+        return name, ""
+    found = _NUMBER.search(name)
+    return (_NUMBER.sub("#", name, count=1), found.group()) if found else (name, "")
+
+
+def _reshaped(ours: str, tensor: torch.Tensor) -> torch.Tensor:
+    if ours == _POSITIONS[0]:
+        return tensor[:, 1:]
+    return tensor.T if ours == _TEXT_PROJECTION[0] else tensor
+
+
+def _restored(ours: str, tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if ours == _POSITIONS[0] and tensor.ndim == 3:
+        # Upstream cuts the class token's row off before it reads the others.
+        return torch.cat([tensor.new_zeros(tensor.shape[0], 1, tensor.shape[2]), tensor], dim=1)
+    return tensor.T if ours == _TEXT_PROJECTION[0] and tensor.ndim == 2 else tensor
+
+
+def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of upstream's image model as Transformers' `Sam3Model` names and shapes them.
+
+    What has no place in the layout is left out: formulas, `POINTS`, `NOT_CONVERTED`, the class token's position.
+
+    Raises:
+        KeyError: For a name that is none of SAM 3's image model's.
+    """
+    converted: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        template, number = _generalized(name, _RENAMED, _SPLIT)
+        if template in _SPLIT:
+            parts = (part.replace("#", number) for part in _SPLIT[template])
+            converted |= zip(parts, tensor.chunk(3), strict=True)
+        elif template in _RENAMED:
+            if not POINTS.fullmatch(name):
+                converted[_RENAMED[template].replace("#", number)] = _reshaped(name, tensor)
+        elif not NOT_CONVERTED.fullmatch(name) and not name.endswith(("freqs_cis", "attn_mask")):
+            raise KeyError(name)
+    return converted
