@@ -26,7 +26,10 @@ from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError
 from harness.runtime.manifest import FORMAT, LIBRARY, MANIFEST, ArtifactError, read_manifest, weights_file
 from harness.runtime.weights import ALIGNMENT, MappedWeights, write_weights
+from harness.settings import REPOSITORY
 
+SITE = Path(np.__file__).parents[1]
+PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "cat.png"
 TOKENS = np.array([[49406, 2368, 49407, *[0] * 29]], np.int64)
 """Start, one word, end, padding."""
 
@@ -334,3 +337,20 @@ def test_padding_a_prompt_changes_nothing(artifact: Artifact, captured: dict[str
 def test_what_stands_in_the_padding_changes_not_one_bit(artifact: Artifact, captured: dict[str, np.ndarray]) -> None:
     expected, found = grounded(artifact, captured, None), grounded(artifact, captured, 0)
     assert [name for name in expected if not np.array_equal(expected[name], found[name])] == []
+
+
+def test_it_runs_without_tvms_package(shallow_artifact: Path, tmp_path: Path) -> None:
+    """The folder brings TVM's runtime library; of the installed packages only these are needed."""
+    needed = ("tvm_ffi", "typing_extensions.py", "numpy", "PIL", "ftfy", "wcwidth", "regex")
+    libraries = [path for name in ("numpy", "pillow") for path in SITE.glob(f"{name}.libs")]
+    for path in (*(SITE / name for name in needed), *libraries):
+        (tmp_path / path.name).symlink_to(path)
+    code = f"""
+import sys
+sys.path = [{str(REPOSITORY)!r}, {str(tmp_path)!r}, *(p for p in sys.path if "packages" not in p)]
+from harness.runtime import Sam3
+found = Sam3.load({str(shallow_artifact)!r}).set_image({str(PHOTOGRAPH)!r}).segment(text="cat", threshold=0)
+print(found.masks.shape, "tvm" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "(200, 300, 451) False\n"), done.stderr

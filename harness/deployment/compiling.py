@@ -138,7 +138,9 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
     from harness.model.vocabulary import vocabulary_path
+    from harness.runtime.loading import runtime_library
     from harness.runtime.tokenizer import VOCABULARY_FILE
+    from harness.targets.compiling import platform_of
 
     problem = TARGETS[target].compile_problem()
     if problem is not None:
@@ -163,6 +165,9 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
         files |= write_packed(folder, name, tensors)
         entries[name] = replace(entries[name], weights=tuple(tensors))
     shutil.copyfile(vocabulary_path(), folder / VOCABULARY_FILE)
+    if platform_of(tvm_target.host or tvm_target) == platform_of(TARGETS["llvm"].tvm_target()):
+        # So that the folder runs where only the small tvm_ffi package is installed.
+        shutil.copyfile(runtime_library(), folder / runtime_library().name)
     manifest = _manifest(model, target, tvm_target, entries, files | _described(folder, files))
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.loading import VirtualMachine, load_library, load_runtime
+from harness.runtime.loading import VirtualMachine, load_library
 from harness.runtime.manifest import (
     LIBRARY,
     ArtifactError,
@@ -67,7 +67,6 @@ class Artifact:
         folder = Path(folder)
         manifest = read_manifest(folder)
         _check(folder, manifest, contents=check)
-        load_runtime()
         import tvm_ffi
 
         machine = load_library(folder / LIBRARY, tvm_ffi.device("cpu", 0))

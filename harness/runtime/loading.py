@@ -12,7 +12,6 @@ import ctypes
 import os
 import platform
 import struct
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,25 +65,39 @@ class VirtualMachine:
         return bool(self._module.implements_function(name))
 
 
-@cache
-def load_runtime() -> None:
-    """Loads TVM's runtime library with its symbols visible to the libraries that were compiled, once per process.
+def load_runtime(folder: Path | None = None) -> None:
+    """Loads TVM's runtime library, unless it is there, with its symbols visible to compiled libraries.
 
     `import tvm` would do it too, but loads the compiler as well, which takes 0.3 GB of memory.
 
+    Args:
+        folder: Where to look for it if TVM is not installed: an artifact brings the library along.
+
     Raises:
-        LoadError: TVM is not installed.
+        LoadError: It is not to be found.
     """
     use_every_cpu()
-    import tvm_ffi  # noqa: F401  (the runtime library is linked against its library)
+    import tvm_ffi
 
+    # Two copies of the library in one process would register everything twice.
+    if tvm_ffi.get_global_func("vm.builtin.memory_manager.clear", allow_missing=True) is None:
+        ctypes.CDLL(str(runtime_library(folder)), ctypes.RTLD_GLOBAL)
+
+
+def runtime_library(folder: Path | None = None) -> Path:
+    """TVM's runtime library: the installed one, otherwise the one in the folder.
+
+    Raises:
+        LoadError: There is neither.
+    """
+    name = f"libtvm_runtime.{'dylib' if platform.system() == 'Darwin' else 'so'}"
     package = find_spec("tvm")
-    roots = list(package.submodule_search_locations or ()) if package else []
-    suffix = "dylib" if platform.system() == "Darwin" else "so"
-    found = [path for root in roots for path in Path(root).glob(f"lib*/libtvm_runtime.{suffix}")]
-    if not found:
-        raise LoadError("TVM's runtime library is not installed: pip install apache-tvm")
-    ctypes.CDLL(str(found[0]), ctypes.RTLD_GLOBAL)
+    installed = (package.submodule_search_locations or ()) if package else ()
+    roots = [*(Path(root) / "lib" for root in installed), *([folder] if folder else [])]
+    for root in roots:
+        if (root / name).is_file():
+            return root / name
+    raise LoadError(f"TVM's runtime library {name} is not installed: pip install apache-tvm")
 
 
 def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
@@ -100,7 +113,7 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
     problem = header_problem(library)
     if problem:
         raise LoadError(problem)
-    load_runtime()
+    load_runtime(library.parent)
     import tvm_ffi
 
     try:
