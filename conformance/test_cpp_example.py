@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -85,11 +86,26 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
         assert f"query {query:3}  score {scores[query]:.6f}" in done.stdout
 
 
+def libraries(program: Path) -> dict[str, str]:
+    """What the dynamic loader loads, by name, and from where."""
+    lines = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout.splitlines()
+    return dict((line.split() + [""] * 2)[:3:2] for line in lines)
+
+
 def test_needs_neither_compiler_nor_python(program: Path) -> None:
-    libraries = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    assert "libtvm_runtime" in libraries
-    assert "libtvm_compiler" not in libraries
-    assert "libpython" not in libraries
+    names = libraries(program)
+    assert {"libtvm_runtime.so", "libtvm_ffi.so"} <= names.keys()
+    assert not [name for name in names if "python" in name or "compiler" in name]
+
+
+def test_two_libraries_beside_the_program_are_all_that_is_shipped(program: Path, tmp_path: Path) -> None:
+    shutil.copy(program, tmp_path)
+    for name in ("libtvm_runtime.so", "libtvm_ffi.so"):
+        shutil.copy(libraries(program)[name], tmp_path)
+    places = libraries(tmp_path / program.name)
+    packages = sysconfig.get_path("platlib")
+    assert Path(places["libtvm_runtime.so"]).parent == Path(places["libtvm_ffi.so"]).parent == tmp_path
+    assert not [name for name, place in places.items() if place.startswith(packages)]
 
 
 @pytest.mark.parametrize("missing", ["folder", "photo", "tokens"])
