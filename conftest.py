@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from harness.case import Case, Scale, select
+from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select, targets_of
 from harness.components import COMPONENTS
+from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.targets import TARGETS
@@ -17,7 +18,7 @@ settings.load_profile("deterministic")
 
 MARKERS = {
     **{name: f"cases of target {name}" for name in TARGETS},
-    **{name: f"cases of component {name}" for name in COMPONENTS},
+    **{name: f"cases of component {name}" for name in SUBJECTS},
     **{name: f"cases of strategy {name}" for name in STRATEGIES},
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
 }
@@ -27,7 +28,7 @@ CASES = pytest.StashKey[tuple[Case, ...]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("sam3-tvm", "which cases of the conformance suite to run; repeat a flag for several values")
-    for flag, known in (("component", COMPONENTS), ("strategy", STRATEGIES), ("target", TARGETS)):
+    for flag, known in (("component", SUBJECTS), ("strategy", STRATEGIES), ("target", TARGETS)):
         group.addoption(f"--{flag}", action="append", default=[], help=f"one of {', '.join(known)}; default: all")
     group.addoption(
         "--scale", action="append", default=[], help=f"one of {', '.join(Scale)}; default: {Scale.SHALLOW.value}"
@@ -78,14 +79,31 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
         raise pytest.UsageError(str(error)) from error
 
 
+def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
+    """The cases of the whole model that the command line asks for; only the default strategy unless one is named."""
+    components = config.getoption("component")
+    targets = [name for name in config.getoption("target") or TARGETS if name in targets_of(END_TO_END.name)]
+    if not targets or (components and END_TO_END.name not in components):
+        return ()
+    return select(
+        [END_TO_END.name],
+        config.getoption("strategy") or [DEFAULT_STRATEGY],
+        targets,
+        config.getoption("scale") or [Scale.SHALLOW.value],
+        config.getoption("seed"),
+    )
+
+
+def parameter(case: Case) -> object:
+    """A case with its id and its markers."""
+    names = (case.component, case.strategy, case.target, case.scale)
+    return pytest.param(case, id=case.id, marks=[getattr(pytest.mark, name) for name in names])
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    config = metafunc.config
     if "case" in metafunc.fixturenames:
-        parameters = [
-            pytest.param(
-                case,
-                id=case.id,
-                marks=[getattr(pytest.mark, name) for name in (case.component, case.strategy, case.target, case.scale)],
-            )
-            for case in metafunc.config.stash[CASES]
-        ]
-        metafunc.parametrize("case", parameters)
+        cases = [case for case in config.stash[CASES] if case.component in COMPONENTS]
+        metafunc.parametrize("case", [parameter(case) for case in cases])
+    if "whole_case" in metafunc.fixturenames:
+        metafunc.parametrize("whole_case", [parameter(case) for case in whole_cases(config)])

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.case import Case, Scale
-from harness.components import COMPONENTS
+from harness.case import SUBJECTS, Case, Scale
 from harness.errors import HarnessError
 from harness.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.parity.expectations import (
@@ -79,9 +78,9 @@ REAL = Case("vit", "real", "llvm", "full")
 
 
 def test_the_project_expects_the_complex_control_to_fail_at_import():
-    known = {"component": COMPONENTS, "strategy": STRATEGIES, "target": TARGETS, "scale": list(Scale)}
+    known = {"component": SUBJECTS, "strategy": STRATEGIES, "target": TARGETS, "scale": list(Scale)}
     expectations = load_expectations(FIXTURE, known)
-    for component in ("vit", "vision_backbone", "image_encoder"):
+    for component in ("vit", "vision_backbone", "image_encoder", "end_to_end"):
         for scale in Scale:
             case = Case(component, "none", "llvm", scale.value)
             expectation = expectation_for(case, expectations)

@@ -21,8 +21,8 @@ def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-def collected(*arguments: str) -> set[str]:
-    done = run_pytest("--collect-only", SUITE, *arguments)
+def collected(*arguments: str, suite: str = SUITE) -> set[str]:
+    done = run_pytest("--collect-only", suite, *arguments)
     return {line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "[" in line}
 
 
@@ -40,6 +40,22 @@ def test_control_strategy_is_for_rotary_encoding_only() -> None:
     assert {case.component for case in select(strategies=["none"])} == {"vit", "vision_backbone", "image_encoder"}
     assert all("real" in strategies_of(component) for component in COMPONENTS)
     assert set(strategies_of("vit")) == set(STRATEGIES)
+
+
+def test_the_whole_model_has_to_be_named_and_runs_on_the_cpu() -> None:
+    cases = select(["end_to_end", "box_head"])
+    whole = {case for case in cases if case.component == "end_to_end"}
+    assert whole == {Case("end_to_end", strategy, "llvm") for strategy in STRATEGIES}
+    assert {case.target for case in cases} == set(TARGETS)
+    with pytest.raises(HarnessError, match="give --target llvm"):
+        select(["end_to_end"], targets=["cuda"])
+
+
+def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
+    suite = "conformance/test_end_to_end.py::test_end_to_end"
+    assert collected(suite=suite) == {"end_to_end-real-llvm-shallow"}
+    assert collected("--strategy", "tensorir", "--scale", "full", suite=suite) == {"end_to_end-tensorir-llvm-full"}
+    assert collected("--component", "vit", suite=suite) <= {"NOTSET"}
 
 
 def test_repeated_names_count_once() -> None:

@@ -8,12 +8,18 @@ from difflib import get_close_matches
 from enum import StrEnum
 
 from harness.components import COMPONENTS
+from harness.components.component import Component
+from harness.end_to_end import END_TO_END, EndToEnd
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.targets import TARGETS
 
 DEFAULT_STRATEGY = "real"
 """The strategy that applies to every component, with rotary position encoding inside or not."""
+
+
+SUBJECTS: dict[str, Component | EndToEnd] = {**COMPONENTS, END_TO_END.name: END_TO_END}
+"""What a case can be about: the components, and the whole model."""
 
 
 class Scale(StrEnum):
@@ -41,7 +47,12 @@ class Case:
 
 def strategies_of(component: str) -> tuple[str, ...]:
     """The strategies that apply to a component: all if it has rotary position encoding, otherwise only the default."""
-    return tuple(STRATEGIES) if COMPONENTS[component].uses_rope else (DEFAULT_STRATEGY,)
+    return tuple(STRATEGIES) if SUBJECTS[component].uses_rope else (DEFAULT_STRATEGY,)
+
+
+def targets_of(component: str) -> tuple[str, ...]:
+    """The targets that a component is compiled for: all of them; for the whole model, those that it runs on."""
+    return tuple(TARGETS) if component in COMPONENTS else END_TO_END.targets
 
 
 def checked(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -67,10 +78,12 @@ def select(
 ) -> tuple[Case, ...]:
     """All cases of the given names; an empty sequence stands for every known one.
 
+    The whole model is not one of the components that no name stands for: it has to be named.
+
     Raises:
-        HarnessError: If a name is unknown, or none of the strategies applies to any of the components.
+        HarnessError: If a name is unknown, or none of the strategies and targets applies to any of the components.
     """
-    components = checked("component", components, tuple(COMPONENTS))
+    components = checked("component", components, tuple(SUBJECTS)) if components else tuple(COMPONENTS)
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
     targets = checked("target", targets, tuple(TARGETS))
     scales = checked("scale", scales, tuple(scale.value for scale in Scale))
@@ -79,9 +92,15 @@ def select(
         for target in targets
         for scale in scales
         for component in components
+        if target in targets_of(component)
         for strategy in strategies_of(component)
         if strategy in strategies
     )
+    if not cases and not any(target in targets_of(component) for component in components for target in targets):
+        raise HarnessError(
+            f"No case to run: the whole model is compiled for {', '.join(END_TO_END.targets)} only, "
+            f"so give --target {END_TO_END.targets[0]}."
+        )
     if not cases:
         raise HarnessError(
             f"No case to run: {', '.join(components)} has no rotary position encoding, "

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import __version__
-from harness.case import DEFAULT_STRATEGY, Case, Scale, select, strategies_of
-from harness.components import COMPONENTS
+from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select, strategies_of
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.runtime.errors import Sam3Error
@@ -35,7 +34,10 @@ def version_option(version: Annotated[bool, typer.Option("--version", help="Prin
 
 @app.command()
 def verify(
-    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    component: Annotated[
+        list[str] | None,
+        typer.Option(help="Component, or end_to_end for the whole model; repeat for several. Default: all."),
+    ] = None,
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="Target; repeatable. Default: llvm.")] = None,
     scale: Annotated[list[str] | None, typer.Option(help="shallow or full; repeatable. Default: shallow.")] = None,
@@ -69,7 +71,7 @@ def verify(
     from harness.verification import Limits, is_good, repro_flags, verify_cases
 
     choose_threads(threads)
-    cases = select(component or (), strategy or (), target or ("llvm",), scale or (Scale.SHALLOW,), seed)
+    cases = select(component or tuple(SUBJECTS), strategy or (), target or ("llvm",), scale or (Scale.SHALLOW,), seed)
     check_writable(report)
     if image is not None:
         load_image(image)
@@ -163,7 +165,7 @@ def segment_command(
 def list_command() -> None:
     """List components, strategies, targets and scales."""
     components = Table("component", "what", "inputs", "outputs", "strategies", title="Components")
-    for entry in COMPONENTS.values():
+    for entry in SUBJECTS.values():
         components.add_row(
             entry.name,
             entry.summary,

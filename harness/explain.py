@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.case import Case
+from harness.components import COMPONENTS
 from harness.errors import HarnessError
 from harness.outcome import Stage
 from harness.rope import STRATEGIES
@@ -50,10 +51,13 @@ def explain(case: Case, on_stage: Callable[[str], None] = lambda stage: None) ->
         on_stage: Called with the name of each stage, soon after it was entered.
 
     Raises:
-        HarnessError: The case has another target, does not get as far as lowering, or this machine cannot compile.
+        HarnessError: The case is about the whole model, has another target, does not get as far as lowering, or this
+            machine cannot compile.
     """
     from harness.worker import WorkerEnd, run_isolated
 
+    if case.component not in COMPONENTS:
+        raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
     if case.target != EXPLAINED:
         raise HarnessError(
             f"cannot explain target {case.target}: only the CPU's pipeline is, with --target {EXPLAINED}"

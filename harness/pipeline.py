@@ -10,12 +10,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.case import Case
+from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
 from harness.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.rope import STRATEGIES
@@ -45,6 +46,17 @@ class Progress:
         start = time.perf_counter()
         yield
         self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def announced(self, stage_of: Callable[[str], Stage]) -> Iterator[Callable[[str], None]]:
+        """For work that announces its steps itself: each is a stage, which ends where the next begins."""
+        with ExitStack() as current:
+
+            def announce(step: str) -> None:
+                current.close()
+                current.enter_context(self.during(stage_of(step)))
+
+            yield announce
 
     def outcome(self, status: Status, error: CaseError | None = None, verdicts: tuple[Verdict, ...] = ()) -> Outcome:
         """The outcome of a case that ends here."""
@@ -92,11 +104,30 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
 
 def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.parity.cache import cache_root
+
+    saved = cache_root() / "outputs" / f"{case.id}-{case.seed}"
+    if case.component == END_TO_END.name:
+        from harness.end_to_end.walk import walk
+
+        verdicts = walk(case, settings, progress, saved)
+    else:
+        verdicts = _walk_component(case, settings, progress, saved)
+    if verdicts is None:
+        problem = TARGETS[case.target].run_problem() or ""
+        return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
+    faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
+    if not faults:
+        return progress.outcome(Status.PASSED, verdicts=verdicts)
+    message = f"{len(faults)} of {len(verdicts)} outputs: {faults[0].name}: {faults[0].reason}"
+    return progress.outcome(Status.FAILED, CaseError("ParityError", message), verdicts)
+
+
+def _walk_component(case: Case, settings: Settings, progress: Progress, saved: Path) -> tuple[Verdict, ...] | None:
+    """The verdicts on a component; None if this machine can compile but not run it."""
     from harness.parity.saved import load_outputs, save_outputs
     from harness.parity.verdict import judge
     from harness.source import Source
 
-    saved = cache_root() / "outputs" / f"{case.id}-{case.seed}"
     with progress.during(Stage.BUILD):
         source = Source(case, settings)
     if settings.judge_saved:
@@ -104,18 +135,12 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     else:
         ran = _compile_and_run(case, source, progress)
         if ran is None:
-            problem = TARGETS[case.target].run_problem() or ""
-            return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
+            return None
         actual = ran
         save_outputs(saved, actual)
     with progress.during(Stage.JUDGE):
         reference, again = source.reference()
-        verdicts = judge(actual, reference, source.oracle(), reference_again=again, expectation=settings.expectation)
-    faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
-    if not faults:
-        return progress.outcome(Status.PASSED, verdicts=verdicts)
-    message = f"{len(faults)} of {len(verdicts)} outputs: {faults[0].name}: {faults[0].reason}"
-    return progress.outcome(Status.FAILED, CaseError("ParityError", message), verdicts)
+        return judge(actual, reference, source.oracle(), reference_again=again, expectation=settings.expectation)
 
 
 def _compile_and_run(case: Case, source: Source, progress: Progress) -> Arrays | None:

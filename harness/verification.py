@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from harness.case import Case
-from harness.components import COMPONENTS
+from harness.case import SUBJECTS, Case
 from harness.errors import HarnessError
 from harness.outcome import Outcome, Stage, Status
 from harness.parity.expectations import Expectation, expectation_for, load_expectations
@@ -42,7 +41,7 @@ def expectations() -> tuple[Expectation, ...]:
     if not EXPECTATIONS.is_file():
         raise HarnessError(f"{EXPECTATIONS} is missing: verify in a checkout, set up by `make setup`.")
     return load_expectations(
-        EXPECTATIONS, {"component": COMPONENTS.keys(), "strategy": STRATEGIES.keys(), "target": TARGETS.keys()}
+        EXPECTATIONS, {"component": SUBJECTS.keys(), "strategy": STRATEGIES.keys(), "target": TARGETS.keys()}
     )
 
 

@@ -1,0 +1,158 @@
+"""The stages of the whole model's case: compiled into a folder, loaded, asked every question, judged."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.case import Case
+from harness.end_to_end import RAW
+from harness.end_to_end.questions import Question
+from harness.end_to_end.source import Answer, EndToEndSource
+from harness.outcome import Stage, Verdict
+from harness.parity.expectations import Expectation
+from harness.parity.found import Found, judge_found
+from harness.parity.saved import load_outputs, save_outputs
+from harness.parity.verdict import judge
+from harness.runtime.model import Found as Segmented
+from harness.runtime.model import Sam3
+from harness.runtime.prompts import Prompt
+from harness.settings import Settings
+from harness.source import Arrays
+from harness.targets import TARGETS
+
+if TYPE_CHECKING:
+    from harness.pipeline import Progress
+
+
+def walk(case: Case, settings: Settings, progress: Progress, saved: Path) -> tuple[Verdict, ...] | None:
+    """Compiles the model, asks the questions and judges every answer.
+
+    Args:
+        case: Its component is the whole model.
+        settings: Weights, photograph, expectation.
+        progress: Told which stage it is.
+        saved: Folder for what the compiled model answers.
+
+    Returns:
+        The verdicts on raw outputs and findings of every answer; None if this machine can compile but not run it.
+
+    Raises:
+        HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
+    """
+    with progress.during(Stage.BUILD):
+        source = EndToEndSource(case, settings)
+    if not settings.judge_saved and not _compile_and_run(case, settings, source.questions, progress, saved):
+        return None
+    with progress.during(Stage.JUDGE):
+        return tuple(
+            verdict
+            for question in source.questions
+            for answer in source.answers(question)
+            for verdict in judged(load_outputs(saved / answer.name), answer, settings.expectation)
+        )
+
+
+def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = None) -> tuple[Verdict, ...]:
+    """The verdicts on one answer.
+
+    Args:
+        actual: What the compiled model answers: raw outputs by name, and `queries`, `masks`, `boxes` and `scores` of
+            what is found, prefixed by `found/`.
+        answer: What upstream answers.
+        expectation: If it allows the oracle verdict, raw outputs may pass on it.
+    """
+
+    def named(arrays: Arrays) -> Arrays:
+        return {f"{answer.name}/{name}": arrays[name] for name in RAW}
+
+    reference, again = named(answer.reference), named(answer.again)
+    if answer.oracle is not None:
+        raw = judge(named(actual), reference, named(answer.oracle), reference_again=again, expectation=expectation)
+    else:
+        # The strict gate alone, with the reference in the place of the oracle.
+        wide = {name: array.astype(np.float64) for name, array in reference.items()}
+        gated = judge(named(actual), reference, wide, reference_again=again, max_r_rms=math.inf)
+        raw = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
+    found = Found(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
+    return raw + judge_found(f"{answer.name}/found/", found, answer.truth)
+
+
+def _compile_and_run(
+    case: Case, settings: Settings, questions: tuple[Question, ...], progress: Progress, saved: Path
+) -> bool:
+    """From upstream's model to the saved answers of the compiled one; False if it cannot run here."""
+    from harness.deployment.compiling import Model, compile_into
+
+    target = TARGETS[case.target]
+    model = Model(case.scale, case.strategy, case.seed, settings.checkpoint, settings.allow_partial)
+    with _emptied(saved / "model") as folder:
+        with progress.announced(_stage_of) as announce:
+            manifest = compile_into(model, case.target, folder, announce)
+        sizes = {file: described.bytes for file, described in manifest.files.items()}
+        progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
+        progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
+        if target.run_problem() is not None:
+            return False
+        with progress.during(Stage.LOAD):
+            loaded = Sam3.load(folder)
+        with progress.during(Stage.RUN):
+            for answer, found in _segmented(loaded, questions):
+                save_outputs(saved / answer, _arrays(found))
+    return True
+
+
+@contextmanager
+def _emptied(folder: Path) -> Iterator[Path]:
+    """An empty folder, removed afterwards; removed before too, for a killed process leaves gigabytes there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stage_of(announced: str) -> Stage:
+    """The stage that a step of the compilation belongs to: `export ground` to export, packing of weights to compile."""
+    name = announced.split()[0]
+    return Stage(name) if name in list(Stage) else Stage.COMPILE
+
+
+def _segmented(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[str, Segmented]]:
+    """The compiled model's answers by name; an image is encoded once."""
+    for path, about in groupby(questions, lambda question: question.image):
+        image = model.set_image(path)
+        for question in about:
+            for answer, prompt in zip(question.answers, prompts(question, image.size), strict=True):
+                (found,) = image.segment_batch([prompt])
+                yield answer, found
+
+
+def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:
+    """The question as the runtime takes it, in pixels of a photograph of that width and height."""
+    centers = np.array(question.boxes, np.float64).reshape(-1, 2, 2) * size
+    boxes = np.concatenate([centers[:, 0] - centers[:, 1] / 2, centers[:, 0] + centers[:, 1] / 2], axis=1)
+    points = np.array(question.points, np.float64).reshape(-1, 2) * size
+    return [
+        Prompt(text, boxes, question.box_labels, points, question.point_labels) for text in question.texts or (None,)
+    ]
+
+
+def _arrays(found: Segmented) -> Arrays:
+    queries = np.zeros(found.outputs.scores.shape[1], bool)
+    queries[found.queries] = True
+    return {name: getattr(found.outputs, name) for name in RAW} | {
+        "found/queries": queries,
+        "found/masks": found.masks,
+        "found/boxes": found.boxes,
+        "found/scores": found.scores,
+    }
