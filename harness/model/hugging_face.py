@@ -7,8 +7,8 @@ The same numbers under other names. Transformers
 - has no point prompts, hence none of their weights,
 - keeps the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) beside the detector, in the video model alone.
 
-The rows of queries and keys are **not** permuted: since its first release with SAM 3 (5.0) Transformers rotates
-neighbours, (0, 1), (2, 3), …, as upstream does, and not halves as its language models do.
+The rows of queries and keys are **not** permuted: Transformers (5.0, its first with SAM 3, to 5.23) rotates neighbours,
+(0, 1), (2, 3), …, as upstream does, and not halves as its language models do; `test_transformers.py` shows it.
 """
 
 from __future__ import annotations
