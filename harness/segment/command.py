@@ -173,5 +173,8 @@ def images_table(done: Sequence[Segmented]) -> Table:
 
 
 def failures(results: Sequence[Result]) -> list[str]:
-    """A sentence for each image that was not done."""
-    return [f"{result.image}: {result.reason}" for result in results if isinstance(result, Failed)]
+    """A sentence for each image that was not done; it names the image."""
+    failed = [result for result in results if isinstance(result, Failed)]
+    return [
+        result.reason if str(result.image) in result.reason else f"{result.image}: {result.reason}" for result in failed
+    ]
