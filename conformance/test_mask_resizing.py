@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sam3.model.data_misc import interpolate
 from tvm import relax
 
+from harness.deployment import data_parallel
 from harness.deployment.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, resize_masks_module
 from harness.schedules.vm import lower_to_vm
 from harness.targets import TARGETS
@@ -29,10 +30,10 @@ Resize = Callable[[Logits, Sequence[int], int, int], npt.NDArray[np.bool_]]
 
 
 @cache
-def compiled() -> Resize:
+def compiled(form: Callable[[], tvm.IRModule] = resize_masks_module) -> Resize:
     target = TARGETS["llvm"].tvm_target()
     with target:
-        executable = relax.build(lower_to_vm()(resize_masks_module()), target, relax_pipeline=None)
+        executable = relax.build(lower_to_vm()(form()), target, relax_pipeline=None)
     machine = relax.VirtualMachine(executable, tvm.cpu())
 
     def resize(masks: Logits, kept: Sequence[int], height: int, width: int) -> npt.NDArray[np.bool_]:
@@ -123,3 +124,15 @@ def test_every_query_in_any_order() -> None:
 def test_a_query_that_there_is_not(query: int) -> None:
     with pytest.raises(ValueError, match="from 0 to 199"):
         compiled()(NORMAL, [0, query], 480, 640)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "count"), [(1, 1, 1), (480, 640, 2), (SIZE, SIZE, 1), (9, 700, 0)], ids=str
+)
+def test_the_form_for_gpus_is_the_same_function(height: int, width: int, count: int) -> None:
+    got = compiled(form_for_gpus)(NORMAL, range(count), height, width)
+    np.testing.assert_array_equal(got, compiled()(NORMAL, range(count), height, width))
+
+
+def form_for_gpus() -> tvm.IRModule:
+    return data_parallel.resize_masks_module("llvm")

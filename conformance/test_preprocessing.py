@@ -16,6 +16,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from tvm import relax
 
+from harness.deployment import data_parallel
 from harness.deployment.preprocessing import RESOLUTION, preprocess_module
 from harness.model.images import preprocess
 from harness.schedules.vm import lower_to_vm
@@ -25,10 +26,10 @@ Pixels = npt.NDArray[np.uint8]
 
 
 @cache
-def compiled() -> Callable[[Pixels], npt.NDArray[np.float32]]:
+def compiled(form: Callable[[], tvm.IRModule] = preprocess_module) -> Callable[[Pixels], npt.NDArray[np.float32]]:
     target = TARGETS["llvm"].tvm_target()
     with target:
-        executable = relax.build(lower_to_vm()(preprocess_module()), target, relax_pipeline=None)
+        executable = relax.build(lower_to_vm()(form()), target, relax_pipeline=None)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     return lambda image: machine["preprocess"](tvm.runtime.tensor(image)).numpy()
 
@@ -89,3 +90,27 @@ def test_a_tensor_of_planes_resizes_alike(content: str) -> None:
         ]
     )
     np.testing.assert_array_equal(compiled()(image)[0], transform(planes).numpy())
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 1500), (RESOLUTION, RESOLUTION), (1200, 700)], ids=str)
+def test_the_form_for_gpus_is_the_same_function(height: int, width: int) -> None:
+    image = np.random.default_rng(2).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(compiled(form_for_gpus)(image), compiled()(image))
+
+
+def form_for_gpus() -> tvm.IRModule:
+    return data_parallel.preprocess_module("llvm")
+
+
+@pytest.mark.parametrize("target", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")])
+@pytest.mark.parametrize("form", [data_parallel.preprocess_module, data_parallel.resize_masks_module])
+def test_gpus_compile_it(target: str, form: Callable[[str], tvm.IRModule]) -> None:
+    """Also `resize_masks`: loops that nothing puts on the GPU would be compiled for the CPU, and die there."""
+    if problem := TARGETS[target].compile_problem():
+        pytest.skip(problem)
+    tvm_target = TARGETS[target].tvm_target()
+    lowered = TARGETS[target].pipeline(tvm_target)(form(target))
+    with tvm_target:
+        executable = relax.build(lowered, tvm_target, relax_pipeline=None)
+    (device,) = [module for module in executable.mod.imports[0].imports if module.kind == target]
+    assert "fma" in device.inspect_source()

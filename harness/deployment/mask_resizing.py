@@ -8,12 +8,14 @@ mask along x, two such lines along y, and writes only whether the logit is large
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.deployment.preprocessing import Fma
 from harness.deployment.variables import array, constant
 from harness.schedules.cpu.emit import Argument, fp32, prim_func
 
@@ -70,27 +72,16 @@ def _positions(builder: relax.BlockBuilder, like: relax.Var, axis: int, size: ti
 
 
 def _table(axis: int) -> tirx.PrimFunc:
-    """Both neighbours int32 [2, n] of each output position in the small mask, and their weights fp32 [2, n].
-
-    `compute_source_index_and_lambda` in PyTorch's `UpSample.h`, in its fp32.
-    """
+    """Both neighbours int32 [2, n] of each output position in the small mask, and their weights fp32 [2, n]."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
 
     def body(_like: tirx.Buffer, neighbours: tirx.Buffer, weights: tirx.Buffer) -> None:
-        scale = constant(fp32(SIZE) / tirx.Cast("float32", size), "float32")
-        same = size == SIZE
         with T.serial(tirx.const(0, "int64"), size) as i:
-            # A sum with 0, which LLVM must keep, because it may not contract it with the subtraction.
-            middle = tirx.op.fma(scale, tirx.Cast("float32", i) + fp32(0.5), fp32(0.0)) - fp32(0.5)
-            place = constant(tirx.if_then_else(same, tirx.Cast("float32", i), tirx.max(middle, fp32(0.0))), "float32")
-            left = constant(tirx.min(tirx.Cast("int32", place), SIZE - 1), "int32")
-            right = tirx.min(left + tirx.Cast("int32", tirx.Not(same)), SIZE - 1)
-            share = place - tirx.Cast("float32", left)
-            T.buffer_store(neighbours, left, [0, i])
-            T.buffer_store(neighbours, right, [1, i])
-            T.buffer_store(weights, fp32(1.0) - share, [0, i])
-            T.buffer_store(weights, share, [1, i])
+            place = places(i, size)
+            for end in range(2):
+                T.buffer_store(neighbours, place.neighbours[end], [end, i])
+                T.buffer_store(weights, place.weights[end], [end, i])
 
     arguments = [
         Argument("like", shape, "uint8"),
@@ -98,6 +89,38 @@ def _table(axis: int) -> tirx.PrimFunc:
         Argument("weights", (2, size), "float32"),
     ]
     return prim_func("interpolation_weights", arguments, body)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Between which two values of the small mask an output position lies along an axis.
+
+    Attributes:
+        neighbours: Their positions, int32.
+        weights: Their shares, fp32.
+    """
+
+    neighbours: tuple[Any, Any]
+    weights: tuple[Any, Any]
+
+
+def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
+    """`compute_source_index_and_lambda` in PyTorch's `UpSample.h`, in its fp32.
+
+    Args:
+        position: In the output.
+        size: Of the output.
+        fma: How the target computes it.
+    """
+    same = size == SIZE
+    scale = fp32(SIZE) / tirx.Cast("float32", size)
+    # A sum with 0, which compilers must keep, because they may not contract it with the subtraction.
+    middle = fma(scale, tirx.Cast("float32", position) + fp32(0.5), fp32(0.0)) - fp32(0.5)
+    place = tirx.Select(same, tirx.Cast("float32", position), tirx.max(middle, fp32(0.0)))
+    left = tirx.min(tirx.Cast("int32", place), SIZE - 1)
+    right = tirx.min(left + tirx.Cast("int32", tirx.Not(same)), SIZE - 1)
+    share = place - tirx.Cast("float32", left)
+    return Places((left, right), (fp32(1.0) - share, share))
 
 
 def _kernel() -> tirx.PrimFunc:
@@ -137,7 +160,7 @@ def _kernel() -> tirx.PrimFunc:
 
                         def interpolate(x: Any, row: Any = row, parity: Any = parity) -> None:
                             ends = [masks[0, query, row, columns[end, x]] for end in range(2)]
-                            value = _mixed(ends[0], column_weights[0, x], ends[1], column_weights[1, x])
+                            value = mixed(ends[0], column_weights[0, x], ends[1], column_weights[1, x])
                             T.buffer_store(lines, value, [parity, x])
 
                         _each(width, _GATHERED, interpolate)
@@ -145,7 +168,7 @@ def _kernel() -> tirx.PrimFunc:
                 above, below = (constant(row_weights[neighbour, y], "float32") for neighbour in range(2))
 
                 def decide(x: Any) -> None:
-                    logit = _mixed(lines[upper, x], above, lines[lower, x], below)
+                    logit = mixed(lines[upper, x], above, lines[lower, x], below)
                     T.buffer_store(result, logit > fp32(LARGEST_OUTSIDE), [mask, y, x])
 
                 _each(width, _LANES, decide)
@@ -171,6 +194,6 @@ def _each(count: Any, lanes: int, body: Callable[[Any], None]) -> None:
         body(whole * lanes + rest)
 
 
-def _mixed(first: Any, share: Any, second: Any, other: Any) -> Any:
+def mixed(first: Any, share: Any, second: Any, other: Any, fma: Fma = tirx.op.fma) -> Any:
     """The mean of two values; PyTorch's compiled code rounds one product and then fuses, so does this."""
-    return tirx.op.fma(first, share, second * other)
+    return fma(first, share, second * other)

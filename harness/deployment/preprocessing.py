@@ -13,6 +13,7 @@ below 9000 has.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -21,6 +22,9 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.deployment.variables import array, constant, variable
 from harness.schedules.cpu.emit import Argument, ceil_div, fp32, prim_func
+
+Fma = Callable[[Any, Any, Any], Any]
+"""x · y + z, rounded once."""
 
 RESOLUTION = 1008
 """Pixels of the model's square input."""
@@ -31,7 +35,7 @@ _CHANNELS = 4
 _ROWS = 8
 """Input rows that are resampled together, so that their sums fill vectors of 32-bit integers."""
 _LANES = 16
-_LONGEST = 22
+LONGEST = 22
 """The most bits after the point that PyTorch gives a weight."""
 _BLOCK = 63
 """Output positions whose weights one task computes; divides RESOLUTION."""
@@ -109,7 +113,7 @@ def _table(axis: int) -> tirx.PrimFunc:
                 T.buffer_store(largest, tirx.max(largest[0], a), [0])
             bits = variable(0, "int64")
             # PyTorch adds a bit while ⌊½ + largest weight · 2^(bits + 1)⌋ < 2^15.
-            with T.serial(0, _LONGEST) as b:
+            with T.serial(0, LONGEST) as b:
                 fits = (largest[0] << tirx.Cast("int64", b + 2)) < total[0] * 65535
                 T.buffer_store(bits, bits[0] + tirx.Cast("int64", fits), [0])
             for row, value in enumerate((first, last - first, bits[0], total[0])):
@@ -213,7 +217,7 @@ def _vertical() -> tirx.PrimFunc:
             for c in range(3):
                 with T.serial(tirx.const(0, "int64"), RESOLUTION // _LANES) as v, T.vectorized(0, _LANES) as lane:
                     x = v * _LANES + lane
-                    T.buffer_store(pixels, _normalized(line[x * _CHANNELS + c]), [0, c, y, x])
+                    T.buffer_store(pixels, normalized(line[x * _CHANNELS + c]), [0, c, y, x])
 
     arguments = [
         Argument("narrow", (height, RESOLUTION, _CHANNELS), "uint8"),
@@ -226,7 +230,7 @@ def _vertical() -> tirx.PrimFunc:
 
 def _shared_bits(windows: tirx.Buffer) -> Any:
     """Emits the number of bits that every weight of an axis has: as many as the largest allows."""
-    bits = variable(_LONGEST, "int64")
+    bits = variable(LONGEST, "int64")
     with T.serial(tirx.const(0, "int64"), RESOLUTION) as i:
         T.buffer_store(bits, tirx.min(bits[0], windows[2, i]), [0])
     return bits[0]
@@ -247,8 +251,8 @@ def _byte(total: Any, bits: Any) -> Any:
     return tirx.Cast("uint8", tirx.min(total >> tirx.Cast("int32", bits), 255))
 
 
-def _normalized(value: Any) -> Any:
+def normalized(value: Any, fma: Fma = tirx.op.fma) -> Any:
     """(v · (1/255) - ½) / ½ as torchvision computes it: with the product rounded to fp32."""
-    # A sum with 0, which LLVM must keep, because it may not contract it with the subtraction.
-    scaled = tirx.op.fma(tirx.Cast("float32", value), fp32(1.0 / 255.0), fp32(0.0))
+    # A sum with 0, which compilers must keep, because they may not contract it with the subtraction.
+    scaled = fma(tirx.Cast("float32", value), fp32(1.0 / 255.0), fp32(0.0))
     return (scaled - fp32(0.5)) * fp32(2.0)
