@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import __version__
-from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select, strategies_of
+from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, checked, select, strategies_of
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.runtime.errors import Sam3Error
+from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity, Manifest
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -124,6 +128,83 @@ def _explained(case: Case) -> Explanation:
 
     with console.status(case.id) as status:
         return explain(case, lambda stage: status.update(f"{case.id} {stage}"))
+
+
+@app.command(name="compile")
+def compile_command(
+    out: Annotated[Path, typer.Option(help="Folder to write; a compiled model that is there is replaced.")],
+    target: Annotated[str, typer.Option(help="Target to compile for.")] = "llvm",
+    scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
+    strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded."),
+    ] = None,
+    allow_partial: Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = DEFAULT_CAPACITY.points,
+    boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
+) -> None:
+    """Compile the whole model into a folder that runs without PyTorch."""
+    from harness.deployment.compiling import Model, compile_model
+
+    for kind, name, known in (
+        ("target", target, TARGETS),
+        ("scale", scale, [entry.value for entry in Scale]),
+        ("strategy", strategy, STRATEGIES),
+    ):
+        checked(kind, (name,), tuple(known))
+    model = Model(scale, strategy, seed, checkpoint, allow_partial, Capacity(points, boxes))
+    with _stages(f"Compiling for {target}") as announce:
+        manifest = compile_model(model, target, out, announce)
+    _tell_artifact(out, manifest)
+
+
+@app.command()
+def pack(
+    into: Annotated[Path, typer.Option(help="Compiled model that gets other weights.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded."),
+    ] = None,
+    allow_partial: Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+) -> None:
+    """Put other weights of the same shapes into a compiled model, without compiling it again."""
+    from harness.deployment.compiling import Model, pack_model
+
+    with _stages(f"Packing into {into}") as announce:
+        manifest = pack_model(Model(seed=seed, checkpoint=checkpoint, allow_partial=allow_partial), into, announce)
+    _tell_artifact(into, manifest)
+
+
+@contextmanager
+def _stages(title: str) -> Iterator[Callable[[str], None]]:
+    """Shows the stage that runs, and the time of each that has ended."""
+    start, running = time.perf_counter(), ""
+
+    def announce(stage: str) -> None:
+        nonlocal start, running
+        now = time.perf_counter()
+        if running:
+            console.print(f"{running:<22} {now - start:6.1f} s", highlight=False)
+        start, running = now, stage
+        status.update(f"{title}: {stage}")
+
+    with console.status(title) as status:
+        yield announce
+        announce("")
+
+
+def _tell_artifact(folder: Path, manifest: Manifest) -> None:
+    size = sum(file.bytes for file in manifest.files.values())
+    console.print(
+        f"{folder}: {manifest.scale} scale, {manifest.target} ({manifest.cpu}), weights from {manifest.weights}, "
+        f"{size / 1e6:.0f} MB in {len(manifest.files) + 1} files; up to {manifest.capacity.points} points "
+        f"and {manifest.capacity.boxes} boxes a prompt.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command(name="segment")
