@@ -23,7 +23,7 @@ from harness.model.scales import SCALES
 from harness.model.upstream import upstream
 
 LAYOUT = Path(__file__).parents[1] / "fixtures" / "hugging_face.json"
-"""Names and shapes of Transformers 5.23's `Sam3Model` with the shallow model's depths; `test_transformers.py` checks."""
+"""Names and shapes of Transformers 5.23's shallow `Sam3Model`; `test_transformers.py` checks them."""
 
 POSITIONS = "backbone.vision_backbone.trunk.pos_embed"
 QUERIES = "vision_encoder.backbone.layers.{}.attention.q_proj.weight"
