@@ -61,7 +61,8 @@ def test_the_threshold_decides_something_in_every_answer(whole_case: Case) -> No
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+    result: np.ndarray = 1 / (1 + np.exp(-x))
+    return result
 
 
 @cache
