@@ -14,6 +14,7 @@ Results = list[dict[str, Any]]
 KERNELS = pytest.StashKey[Results]()
 COMPONENTS = pytest.StashKey[Results]()
 ROPE = pytest.StashKey[Results]()
+END_TO_END = pytest.StashKey[Results]()
 
 
 @pytest.fixture
@@ -34,6 +35,12 @@ def rope_results(request: pytest.FixtureRequest) -> Results:
     return request.config.stash[ROPE]
 
 
+@pytest.fixture
+def end_to_end_results(request: pytest.FixtureRequest) -> Results:
+    """Where the whole model's numbers go."""
+    return request.config.stash[END_TO_END]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)  # read when the pool starts
     config.option.benchmark_quiet = (
@@ -42,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[KERNELS] = []
     config.stash[COMPONENTS] = []
     config.stash[ROPE] = []
+    config.stash[END_TO_END] = []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -51,6 +59,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         (config.stash[KERNELS], tables.kernel_tables),
         (config.stash[COMPONENTS], tables.component_table),
         (config.stash[ROPE], tables.rope_tables),
+        (config.stash[END_TO_END], tables.end_to_end_table),
     ):
         if results:
             terminalreporter.write_line(render(results))

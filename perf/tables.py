@@ -63,6 +63,23 @@ def component_table(results: Sequence[Result]) -> str:
     return _text(table)
 
 
+def end_to_end_table(results: Sequence[Result]) -> str:
+    """Latency of the whole model, then peak memory and the time to load."""
+    table = _table("whole model", "what", "TVM ms", "min–max", "PyTorch ms", "min–max", "PyTorch / TVM")
+    lines = []
+    for r in results:
+        timings = (*_timing(r["tvm_seconds"]), *_timing(r["torch_seconds"]))
+        table.add_row(f"{r['what']}, {r['scale']}", *timings, f"{r['torch_over_tvm']:.2f}")
+        if r.get("tvm_memory") and r.get("torch_memory"):
+            ours, theirs = (r[f"{side}_memory"]["peak_bytes"] for side in ("tvm", "torch"))
+            load = r["load_seconds"]
+            lines += [
+                f"peak memory: {ours / 1e6:.0f} MB, PyTorch {theirs / 1e6:.0f} MB, ratio {ours / theirs:.2f}",
+                f"loaded in {load['checked']:.2f} s, without checksums {load['unchecked']:.2f} s",
+            ]
+    return _text(table, *lines, f"on {results[0]['threads']} threads")
+
+
 def rope_tables(results: Sequence[Result]) -> str:
     """Every strategy beside PyTorch and beside no rotation, a table for each workload."""
     tables = []
