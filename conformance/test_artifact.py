@@ -24,7 +24,15 @@ from harness.model.upstream import upstream
 from harness.runtime.artifact import Artifact, to_numpy
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError
-from harness.runtime.manifest import FORMAT, LIBRARY, MANIFEST, ArtifactError, read_manifest, weights_file
+from harness.runtime.manifest import (
+    FORMAT,
+    LIBRARY,
+    MANIFEST,
+    PACKING_LIBRARY,
+    ArtifactError,
+    read_manifest,
+    weights_file,
+)
 from harness.runtime.weights import ALIGNMENT, MappedWeights, write_weights
 from harness.settings import REPOSITORY
 
@@ -86,6 +94,34 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
     assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "masks", "presence", "semantic"]
     assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.capacity.boxes, 1, 4)
     assert manifest.to_json() == (shallow_artifact / MANIFEST).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compile", "--target", "cdua", "--out", "model"], "Unknown target 'cdua': did you mean 'cuda'?"),
+        (["compile", "--scale", "half", "--out", "model"], "Unknown scale 'half': known are shallow, full."),
+        (["compile", "--strategy", "imaginary", "--out", "model"], "Unknown strategy 'imaginary'"),
+        (["compile", "--boxes", "0", "--out", "model"], "Invalid value for '--boxes'"),
+        (["compile", "--out", "notes.txt"], "notes.txt is a file: give the name of a folder"),
+        (["compile", "--out", "notes.txt/model"], "cannot write to"),
+        (
+            ["compile", "--scale", "shallow", "--checkpoint", "notes.txt", "--out", "model"],
+            "notes.txt is not a checkpoint",
+        ),
+        (["compile", "--scale", "shallow", "--strategy", "none", "--out", "model"], "complex64 is not handled yet"),
+        (["pack", "--into", "model"], "model is not a folder: make one with `sam3-tvm compile --out model`"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    (tmp_path / "notes.txt").write_text("notes")
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "harness", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_nothing_else_is_left_beside_it(shallow_artifact: Path) -> None:
@@ -178,9 +214,22 @@ def test_a_missing_file_is_named(copy: Path) -> None:
         Artifact.load(copy)
 
 
+def test_what_only_packing_needs_may_be_left_out(copy: Path) -> None:
+    (copy / PACKING_LIBRARY).unlink()
+    assert Artifact.load(copy).manifest.files
+    with pytest.raises(HarnessError, match=f"has no {PACKING_LIBRARY}, which packs weights: add it or compile"):
+        pack_model(Model(seed=1), copy)
+
+
 def test_another_version_is_refused(copy: Path) -> None:
     change_manifest(copy, format=FORMAT + 1)
     with pytest.raises(ArtifactError, match=f"in version {FORMAT + 1} of the format, this program reads version"):
+        Artifact.load(copy)
+
+
+def test_another_target_is_refused(copy: Path) -> None:
+    change_manifest(copy, target="cuda")
+    with pytest.raises(ArtifactError, match="was compiled for cuda, and only llvm can be loaded: compile it for llvm"):
         Artifact.load(copy)
 
 

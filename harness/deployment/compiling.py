@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from harness.deployment.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, EntryPoint
 from harness.deployment.folder import replaced_folder
-from harness.deployment.packing import PACKING_LIBRARY, Parameters, pack, write_packed
+from harness.deployment.packing import Parameters, pack, write_packed
 from harness.errors import HarnessError
 from harness.rope import STRATEGIES
 from harness.runtime.manifest import (
     DEFAULT_CAPACITY,
     LIBRARY,
     MANIFEST,
+    PACKING_LIBRARY,
     Capacity,
     Entry,
     File,
@@ -150,8 +151,9 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
     tvm_target = TARGETS[target].tvm_target()
     modules = {item.entry_point.name: item.module for item in imported}
     outputs = {item.entry_point.name: item.entry_point.outputs for item in imported}
+    kind = str(tvm_target.kind.name)
     for kernel in IMAGE_FUNCTIONS:
-        modules[kernel.name], outputs[kernel.name] = kernel.module(), kernel.outputs
+        modules[kernel.name], outputs[kernel.name] = kernel.module(kind), kernel.outputs
     whole = merged(modules)
     entries = {
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
@@ -182,6 +184,8 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
     manifest = read_manifest(artifact)
     model = replace(model, scale=manifest.scale, strategy=manifest.strategy, capacity=manifest.capacity)
     packing = artifact / PACKING_LIBRARY
+    if PACKING_LIBRARY in manifest.files and not packing.exists():
+        raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
     for item in _imported(model, announce):
@@ -190,15 +194,15 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
         if tuple(tensors) != manifest.entries[name].weights:
             raise HarnessError(f"{artifact} was compiled from another version of {name}: compile the model again")
         files |= write_packed(folder, name, tensors)
-    for name in manifest.files:
-        if name not in files:
-            shutil.copyfile(artifact / name, folder / name)
+    kept = [name for name in manifest.files if name not in files and (artifact / name).exists()]
+    for name in kept:
+        shutil.copyfile(artifact / name, folder / name)
     manifest = replace(
         manifest,
         weights=_origin(model),
         trained=model.checkpoint is not None,
         made={**manifest.made, "packed": _now()},
-        files={**manifest.files, **files},
+        files={name: manifest.files[name] for name in kept} | files,
     )
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest

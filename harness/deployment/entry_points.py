@@ -120,24 +120,24 @@ class ImageFunction:
     Attributes:
         name: What it is called in the library.
         outputs: Names of its results, in order.
-        module: Makes the module with the Relax function of that name.
+        module: Takes the kind of TVM's target, makes the module with the Relax function of that name.
     """
 
     name: str
     outputs: tuple[str, ...]
-    module: Callable[[], tvm.IRModule]
+    module: Callable[[str], tvm.IRModule]
 
 
-def _preprocess() -> tvm.IRModule:
-    from harness.deployment.preprocessing import preprocess_module
+def _preprocess(kind: str) -> tvm.IRModule:
+    from harness.deployment import data_parallel, preprocessing
 
-    return preprocess_module()
+    return preprocessing.preprocess_module() if kind == "llvm" else data_parallel.preprocess_module(kind)
 
 
-def _resize_masks() -> tvm.IRModule:
-    from harness.deployment.mask_resizing import resize_masks_module
+def _resize_masks(kind: str) -> tvm.IRModule:
+    from harness.deployment import data_parallel, mask_resizing
 
-    return resize_masks_module()
+    return mask_resizing.resize_masks_module() if kind == "llvm" else data_parallel.resize_masks_module(kind)
 
 
 PREPROCESS = ImageFunction("preprocess", ("pixels",), _preprocess)

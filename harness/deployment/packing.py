@@ -14,9 +14,6 @@ from harness.runtime.loading import VirtualMachine
 from harness.runtime.manifest import File, weights_file
 from harness.runtime.weights import aligned, write_weights
 
-PACKING_LIBRARY = "packing.so"
-"""Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
-
 Parameters = Mapping[str, npt.NDArray[Any]]
 """Values by name, in the order in which the imported function takes them."""
 

@@ -15,6 +15,7 @@ from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import VirtualMachine, load_library
 from harness.runtime.manifest import (
     LIBRARY,
+    OPTIONAL,
     ArtifactError,
     Entry,
     File,
@@ -24,6 +25,9 @@ from harness.runtime.manifest import (
     weights_file,
 )
 from harness.runtime.weights import MappedWeights, aligned, file_digest
+
+RUNS = "llvm"
+"""The target whose artifacts can be loaded."""
 
 Tensors = dict[str, Any]
 """TVM's tensors by name; `to_numpy` turns one into an array."""
@@ -66,6 +70,10 @@ class Artifact:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
+        if manifest.target != RUNS:
+            raise ArtifactError(
+                f"{folder} was compiled for {manifest.target}, and only {RUNS} can be loaded: compile it for {RUNS}"
+            )
         _check(folder, manifest, contents=check)
         import tvm_ffi
 
@@ -123,7 +131,8 @@ def _tensor(value: Any) -> Any:
 
 def _check(folder: Path, manifest: Manifest, *, contents: bool) -> None:
     """Compares the files with the manifest, sizes first."""
-    for name, expected in manifest.files.items():
+    present = {name: file for name, file in manifest.files.items() if name not in OPTIONAL or (folder / name).exists()}
+    for name, expected in present.items():
         path = folder / name
         if not path.is_file():
             raise ArtifactError(f"{folder} is incomplete: {name} is missing; copy the whole folder, or compile again")
@@ -135,10 +144,10 @@ def _check(folder: Path, manifest: Manifest, *, contents: bool) -> None:
     if contents:
         with ThreadPoolExecutor() as pool:
             found: Mapping[str, File] = dict(
-                zip(manifest.files, pool.map(lambda name: file_digest(folder / name), manifest.files), strict=True)
+                zip(present, pool.map(lambda name: file_digest(folder / name), present), strict=True)
             )
         for name, file in found.items():
-            if file != manifest.files[name]:
+            if file != present[name]:
                 raise ArtifactError(f"{folder / name} is damaged, its checksum is wrong: copy it or compile again")
 
 

@@ -14,6 +14,10 @@ FORMAT = 1
 """Version of the folder's layout; a runtime reads the version that it was written for and no other."""
 MANIFEST = "manifest.json"
 LIBRARY = "model.so"
+PACKING_LIBRARY = "packing.so"
+"""Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
+OPTIONAL = (PACKING_LIBRARY, "libtvm_runtime.so", "libtvm_runtime.dylib")
+"""What a folder may lack and still run: for packing other weights, and for machines where TVM is not installed."""
 
 
 def weights_file(entry: str) -> str:
