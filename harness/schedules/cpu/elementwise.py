@@ -33,6 +33,8 @@ _PARALLEL_FROM = 131072
 """Estimated operations below which starting threads costs more than the work."""
 _GRAIN = 4096
 """Elements that one task of a flat loop handles."""
+_TASKS = 64
+"""Iterations of a parallel loop that are enough."""
 _SHORT = 8
 """Innermost loops below this extent are kept together with the loop around them."""
 _TILE = 32
@@ -282,8 +284,15 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
     if repeat > 1:
         _, copies = sch.split(inner, [None, repeat])
         sch.unroll(copies)
-    _parallel(sch, outer_loops, worthwhile)
+    _parallel(sch, _enough(sch, outer_loops), worthwhile)
     return True
+
+
+def _enough(sch: s_tir.Schedule, loops: Sequence[Any]) -> list[Any]:
+    """The outermost of some loops, as many as make enough tasks: fused indices cost divisions in every iteration."""
+    extents = [int(sch.get(loop).extent) for loop in loops]
+    wanted = next((n for n in range(1, len(loops)) if math.prod(extents[:n]) >= _TASKS), len(loops))
+    return list(loops[:wanted])
 
 
 def _repetition(block: _Block, body: _Body) -> int:

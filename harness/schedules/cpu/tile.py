@@ -47,7 +47,10 @@ def vector_unit(target: tvm.target.Target) -> VectorUnit:
     return VectorUnit(lanes=4, registers=16)
 
 
-_SHAPES = {32: ((12, 2), (8, 3), (6, 4), (4, 5), (2, 8), (1, 8)), 16: ((6, 2), (4, 3), (2, 4), (1, 8))}
+_SHAPES = {
+    32: ((12, 2), (8, 3), (6, 4), (4, 5), (2, 8), (1, 8), (12, 1)),
+    16: ((6, 2), (4, 3), (2, 4), (1, 8), (8, 1)),
+}
 """Rows and vectors per row by number of registers: accumulators, one row of the right operand, a broadcast must fit.
 
 Of 32 registers one must be left besides: LLVM spills a part of 4 × 6 on AArch64.
