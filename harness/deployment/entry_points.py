@@ -104,7 +104,7 @@ GROUND = EntryPoint(
 Inputs: the outputs of the encoders; points fp32 [N, 1, 2] (x, y), boxes fp32 [M, 1, 4] (cx, cy, w, h), both normalized
 to [0, 1]; masks bool [1, N] and [1, M], True where padded; labels int64 [N, 1] and [M, 1], 1 for positive.
 
-Outputs: logits [1, 200, 1] (class and presence together, as upstream's `pred_logits`), boxes [1, 200, 4] as
+Outputs: logits [1, 200, 1] (upstream's `pred_logits`), boxes [1, 200, 4] as
 (cx, cy, w, h), mask logits [1, 200, 288, 288], presence logit [1, 1], semantic logits [1, 1, 288, 288], scores [1, 200]
 as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all fp32, boxes normalized.
 """

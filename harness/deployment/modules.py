@@ -65,7 +65,7 @@ class Grounding(nn.Module):
             out, hs[-1:], reference_boxes[-1:], prompt, prompt_mask, dec_presence_out=presence[-1:]
         )
         masks, semantic = self.segmentation(fpn_0, fpn_1, memory, hs, prompt, prompt_mask)
-        # Sam3Processor multiplies by the presence again, although the logits contain it already.
+        # As Sam3Processor scores them.
         scores = out["pred_logits"].sigmoid().squeeze(-1) * out["presence_logit_dec"].sigmoid()
         return (
             out["pred_logits"],

@@ -42,7 +42,7 @@ class Outputs:
     """What the model computes for one prompt, before anything is decided: Q = 200 queries, all fp32.
 
     Attributes:
-        logits: [1, Q, 1], class and presence together; upstream's `pred_logits`.
+        logits: [1, Q, 1], of the class; upstream's `pred_logits`.
         boxes: [1, Q, 4], (cx, cy, w, h) in 0…1; upstream's `pred_boxes`.
         masks: [1, Q, 288, 288] logits; upstream's `pred_masks`.
         presence: [1, 1] logit; upstream's `presence_logit_dec`.
