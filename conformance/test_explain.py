@@ -230,5 +230,13 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> No
 
 
 def test_a_case_that_does_not_get_as_far_as_lowering_is_one_sentence() -> None:
-    with pytest.raises(HarnessError, match=r"^cannot explain tail-real-llvm-shallow: build failed: 'tail'$"):
-        explain(Case("tail", "real", "llvm", "shallow", 0))
+    words = r"^cannot explain vit-none-llvm-shallow: import failed: input_type torch\.complex64 is not handled yet$"
+    with pytest.raises(HarnessError, match=words):
+        explain(Case("vit", "none", "llvm", "shallow", 0))
+
+
+@pytest.mark.parametrize("component", ["end_to_end", "tail"])
+def test_what_is_no_component_cannot_be_explained(component: str) -> None:
+    words = f"^{component} is no component: explain the components that it is made of$"
+    with pytest.raises(HarnessError, match=words):
+        explain(Case(component, "real", "llvm", "shallow", 0))
