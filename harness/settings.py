@@ -22,6 +22,7 @@ class Settings:
         allow_partial: Whether a checkpoint may lack parameters.
         expectation: The expectation that names the case, if there is one.
         image: Photograph to capture the inputs from; None for the one in fixtures/.
+        database: Folder of a tuning database whose schedules to compile with; None for the default schedules.
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
     """
 
@@ -30,3 +31,4 @@ class Settings:
     expectation: Expectation | None = None
     image: Path | None = None
     judge_saved: bool = False
+    database: Path | None = None

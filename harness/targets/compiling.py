@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
+from harness.schedules import UNTUNED, Schedules
 from harness.targets.linking import MACOS_TRIPLE, link
 from harness.targets.target import Target
 
@@ -18,27 +19,30 @@ if TYPE_CHECKING:
 LIBRARY_SUFFIX = ".so"
 
 
-def compile_module(module: tvm.IRModule, target: Target, library: Path) -> None:
+def compile_module(module: tvm.IRModule, target: Target, library: Path, schedules: Schedules = UNTUNED) -> None:
     """Compile an imported module with the target's pipeline and write the library.
 
     Args:
         module: From `harness.frontend.import_program`.
         target: What to compile for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
+        schedules: What tuning found for the target.
 
     Raises:
         RuntimeError: There is nothing to link with; the target's `compile_problem` tells so beforehand.
     """
     tvm_target = target.tvm_target()
-    build_library(lower_module(module, target, tvm_target), tvm_target, library)
+    build_library(lower_module(module, target, tvm_target, schedules), tvm_target, library)
 
 
-def lower_module(module: tvm.IRModule, target: Target, tvm_target: tvm.target.Target) -> tvm.IRModule:
-    """Run the target's pipeline over an imported module."""
+def lower_module(
+    module: tvm.IRModule, target: Target, tvm_target: tvm.target.Target, schedules: Schedules = UNTUNED
+) -> tvm.IRModule:
+    """Run the target's pipeline over an imported module, with what tuning found."""
     import tvm
 
     with tvm_target, tvm.transform.PassContext(opt_level=3):
-        return target.pipeline(tvm_target)(module)
+        return target.pipeline(tvm_target, schedules)(module)
 
 
 def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
+from harness.schedules import UNTUNED, Schedules
 from harness.targets import llvm
 from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import link_problem
@@ -63,7 +64,7 @@ def cuda_target() -> tvm.target.Target:
     )
 
 
-def cuda_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+def cuda_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """DLight's GPU schedules."""
     return gpu_pipeline(target)
 

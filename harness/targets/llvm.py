@@ -13,6 +13,7 @@ from harness.errors import HarnessError
 from harness.runtime.cpu import VECTOR_FEATURES, common_cpu, cpu_features
 from harness.runtime.loading import cpu_problem
 from harness.runtime.threads import usable_cpus
+from harness.schedules import UNTUNED, Schedules
 from harness.targets.compiling import required_cpu
 from harness.targets.linking import link_problem
 from harness.targets.target import Target
@@ -67,11 +68,11 @@ def llvm_target() -> tvm.target.Target:
     return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu(), "num-cores": usable_cpus()})
 
 
-def llvm_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+def llvm_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """The CPU schedules of `harness.schedules.cpu`, as a pass that `tvm.relax.build` takes for its Relax pipeline."""
     from harness.schedules.cpu import cpu_pipeline
 
-    return cpu_pipeline(target)
+    return cpu_pipeline(target, schedules)
 
 
 def compile_problem() -> str | None:

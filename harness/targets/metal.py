@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from harness.schedules import UNTUNED, Schedules
 from harness.targets.gpu import gpu_pipeline, load_tensor_intrinsics
 from harness.targets.linking import MACOS_TRIPLE, link_problem
 from harness.targets.target import Target
@@ -30,7 +31,7 @@ def metal_target() -> tvm.target.Target:
     )
 
 
-def metal_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """DLight's GPU schedules, matrix products on simdgroups."""
     load_tensor_intrinsics()
     return gpu_pipeline(target)

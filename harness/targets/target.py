@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from harness.schedules import UNTUNED, Schedules
 
 if TYPE_CHECKING:
     import tvm
+
+
+class Pipeline(Protocol):
+    """Makes the pass that turns an imported module into one that is ready for code generation."""
+
+    def __call__(self, target: tvm.target.Target, schedules: Schedules = UNTUNED, /) -> tvm.transform.Pass:
+        """The pass for TVM's target; what tuning found for other kinds of target is left alone."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +27,7 @@ class Target:
         name: Registry key, also the pytest marker.
         summary: One line for `sam3-tvm list`.
         tvm_target: Makes TVM's target, with this machine's features where they matter.
-        pipeline: The pass that turns an imported module into one that is ready for code generation.
+        pipeline: The pass that turns an imported module into one that is ready for code generation, tuned or not.
         compile_problem: None if this machine can compile for the target, otherwise the reason in one sentence.
         run_problem: None if this machine can run it, otherwise the reason in one sentence.
         device: TVM's device to run on.
@@ -27,7 +36,7 @@ class Target:
     name: str
     summary: str
     tvm_target: Callable[[], tvm.target.Target]
-    pipeline: Callable[[tvm.target.Target], tvm.transform.Pass]
+    pipeline: Pipeline
     compile_problem: Callable[[], str | None]
     run_problem: Callable[[], str | None]
     device: Callable[[], tvm.runtime.Device]

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
+from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.tile import VectorUnit
 
@@ -42,6 +43,7 @@ class Context:
         parameters: Variables that depend on nothing but parameters and constants.
         results: Variables that hold what a kernel computes, as far as the function has been planned.
         functions: The functions of the module, by the variables that calls name them by.
+        schedules: What tuning found, by key of the kernel's problem.
     """
 
     unit: VectorUnit
@@ -49,6 +51,7 @@ class Context:
     parameters: frozenset[relax.Var]
     results: set[relax.Var] = field(default_factory=set)
     functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
+    schedules: Schedules = UNTUNED
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Whether the value is known when the model is loaded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu import elementwise, normalization, softmax
 from harness.schedules.cpu.rewrite import call_kernels
 from harness.schedules.vm import lower_to_vm
@@ -13,7 +14,7 @@ _LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZ
 """By Relax operator: our legalization, where TVM's loses accuracy or speed."""
 
 
-def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """The pass for `tvm.relax.build(module, target, relax_pipeline=cpu_pipeline(target))`.
 
     It takes the module as imported: Relax operators, functions (usually one, `main`) with the attribute `num_input`,
@@ -24,6 +25,10 @@ def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     - `main(*inputs, *transformed)`: the model; it takes what `main_transform_params` returned, one by one.
 
     Without `num_input`, or without weights, a function keeps its signature and there is no second one.
+
+    Args:
+        target: The CPU.
+        schedules: What tuning found, by the keys of `harness.schedules.cpu.schedule`; the defaults otherwise.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
@@ -32,7 +37,7 @@ def cpu_pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
             return tvm.transform.Sequential(
                 [
                     relax.transform.CanonicalizeBindings(),
-                    call_kernels(target),
+                    call_kernels(target, schedules),
                     relax.transform.LegalizeOps(_LEGALIZE),
                     *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
                     relax.transform.DeadCodeElimination(),

@@ -11,6 +11,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
+from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
@@ -34,7 +35,7 @@ KERNELS: dict[str, Lower] = {
 _MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 
-def call_kernels(target: tvm.target.Target) -> tvm.transform.Pass:
+def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """Replaces products, convolutions and attention by calls of this package's kernels; leaves the rest alone."""
 
     @tvm.transform.module_pass(opt_level=0, name="CallKernels")
@@ -46,7 +47,8 @@ def call_kernels(target: tvm.target.Target) -> tvm.transform.Pass:
                 facts = _Facts()
                 facts.visit_expr(function)
                 parameters = _parameters(function, facts.bindings)
-                context = Context(unit, facts.bindings, parameters, functions=dict(module.functions_items()))
+                functions = dict(module.functions_items())
+                context = Context(unit, facts.bindings, parameters, functions=functions, schedules=schedules)
                 rewriter.plan = _plan(context, facts)
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
         return rewriter.builder_.get()
