@@ -1,0 +1,1 @@
+"""Tuning: the search for better schedules, and the database of what it found."""
