@@ -51,7 +51,7 @@ class Context:
     parameters: frozenset[relax.Var]
     results: set[relax.Var] = field(default_factory=set)
     functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
-    schedules: Schedules = UNTUNED
+    schedules: Schedules = field(default_factory=lambda: UNTUNED)
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Whether the value is known when the model is loaded."""

@@ -1,0 +1,53 @@
+"""Colours that stay apart for colour-blind readers, and the style of every plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EDGE, FAINT = "#222222", "#bdbdbd"
+
+BY_SIDE: Mapping[str, str] = {
+    "torch": "#d9822b",
+    "untuned": "#86b7e6",
+    "tuned": "#1f5fa8",
+    "torch.compile": "#7a4a12",
+    "onnxruntime": "#1b9e77",
+    "openvino": "#a3499f",
+}
+"""Ours in blue, PyTorch in orange; they differ in lightness too, so they stay apart in grey."""
+
+MARKER_BY_SIDE: Mapping[str, str] = {
+    "torch": "o",
+    "untuned": "o",
+    "tuned": "o",
+    "torch.compile": "s",
+    "onnxruntime": "D",
+    "openvino": "^",
+}
+
+STYLE: Mapping[str, Any] = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "figure.dpi": 150,
+    "figure.titlesize": 10.5,
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+"""Sizes in points for a figure `WIDTH` inches wide, which a page of GitHub shows at about 100 dots per inch."""
+
+WIDTH = 8.3
+"""Inches."""
+
+OTHER = "#666666"
+
+
+def colour(side: str) -> str:
+    """Of a side, grey for one that has none of its own."""
+    return BY_SIDE.get(side, OTHER)
