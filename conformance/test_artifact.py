@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 from conformance.shallow import photograph, shallow_model
 from harness.deployment.compiling import Model, pack_model
 from harness.deployment.folder import replaced_folder
 from harness.errors import HarnessError
+from harness.model.hugging_face import to_hugging_face
 from harness.model.upstream import upstream
 from harness.runtime.artifact import Artifact, to_numpy
 from harness.runtime.errors import Sam3Error
@@ -33,6 +35,8 @@ from harness.runtime.manifest import (
     read_manifest,
     weights_file,
 )
+from harness.runtime.model import Sam3
+from harness.runtime.prompts import Prompt
 from harness.runtime.weights import ALIGNMENT, MappedWeights, write_weights
 from harness.settings import REPOSITORY
 
@@ -262,6 +266,18 @@ def test_other_weights_are_packed_without_compiling(copy: Path) -> None:
     assert (copy / LIBRARY).read_bytes() == library
     np.testing.assert_allclose(features(Artifact.load(copy)), text_features_of(1), rtol=1e-5, atol=1e-5)
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_path: Path) -> None:
+    theirs = to_hugging_face(shallow_model().state_dict())
+    checkpoint = tmp_path / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in theirs.items()}, checkpoint)
+    manifest = pack_model(Model(checkpoint=checkpoint), copy)
+    assert (manifest.trained, manifest.point_prompts) == (True, False)
+    model = Sam3.load(copy)
+    with pytest.raises(Sam3Error, match=r"^The weights \(model.safetensors, .*which has none for points; ask with"):
+        model.encode_prompt(Prompt(points=[(10, 10)]), (640, 480))
+    assert model.encode_prompt(Prompt("cat", boxes=[(10, 10, 50, 50)]), (640, 480)).geometry
 
 
 def test_packing_needs_an_artifact(tmp_path: Path) -> None:

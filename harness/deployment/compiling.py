@@ -201,6 +201,7 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
         manifest,
         weights=_origin(model),
         trained=model.checkpoint is not None,
+        point_prompts=_point_prompts(model),
         made={**manifest.made, "packed": _now()},
         files={name: manifest.files[name] for name in kept} | files,
     )
@@ -278,6 +279,7 @@ def _manifest(
         strategy=model.strategy,
         weights=_origin(model),
         trained=model.checkpoint is not None,
+        point_prompts=_point_prompts(model),
         capacity=model.capacity,
         vocabulary=VOCABULARY_FILE,
         entries=entries,
@@ -299,6 +301,12 @@ def _origin(model: Model) -> str:
 
     rest = f", what it lacks from seed {model.seed}" if model.allow_partial else ""
     return f"{model.checkpoint.name}, SHA-256 {file_digest(model.checkpoint).sha256}{rest}"
+
+
+def _point_prompts(model: Model) -> bool:
+    from harness.model.checkpoints import has_point_prompts
+
+    return model.checkpoint is None or has_point_prompts(model.checkpoint)
 
 
 def _now() -> str:

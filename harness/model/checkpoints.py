@@ -84,6 +84,16 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
     return frozenset([*unloaded, *misshapen])
 
 
+def has_point_prompts(path: Path) -> bool:
+    """Whether a checkpoint that `load_checkpoint` takes has weights for point prompts, told from its names."""
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="numpy") as file:
+            return not is_hugging_face(list(file.keys()))
+    return not is_hugging_face(list(_read(path)))
+
+
 def _listed(kind: str, names: Collection[str]) -> str:
     if not names:
         return f"no {kind} tensors"

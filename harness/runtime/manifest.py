@@ -82,6 +82,7 @@ class Manifest:
         weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
         trained: Whether they are from a checkpoint.
         capacity: The longest prompt.
+        point_prompts: Whether the weights know points; those in Transformers' layout do not.
         vocabulary: Name of the tokenizer's vocabulary file.
         entries: The entry points, by name.
         files: Every other file of the folder, by name.
@@ -101,6 +102,7 @@ class Manifest:
     vocabulary: str
     entries: Mapping[str, Entry]
     files: Mapping[str, File]
+    point_prompts: bool = True
     format: int = FORMAT
 
     def to_json(self) -> str:

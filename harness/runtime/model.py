@@ -177,8 +177,13 @@ class Sam3:
         """A prompt for an image of this width and height, as the model takes it.
 
         Raises:
-            Sam3Error: Nothing is asked, or the prompt makes no sense for this image.
+            Sam3Error: Nothing is asked, or the prompt makes no sense for this image or these weights.
         """
+        if prompt.points is not None and len(prompt.points) and not self.manifest.point_prompts:
+            raise Sam3Error(
+                f"The weights ({self.manifest.weights}) are in the layout of Transformers, which has none for points; "
+                "ask with a text or boxes, or compile with the published sam3.pt."
+            )
         return encode_prompt(prompt, size, self.manifest.capacity, self._tokenizer)
 
     def ground(self, features: Tensors, prompt: EncodedPrompt) -> Tensors:
