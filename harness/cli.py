@@ -242,6 +242,19 @@ def segment_command(
         raise typer.Exit(1)
 
 
+@app.command(name="report")
+def report_command(
+    results: Annotated[
+        list[Path], typer.Argument(help="Files of pytest perf … --benchmark-json=FILE.", metavar="RESULTS…")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of PERFORMANCE_REPORT.md and its plots.")],
+) -> None:
+    """Render the performance report, with plots, from what the suites in perf/ measured."""
+    from harness.report.performance.command import report
+
+    report(console, results, out)
+
+
 @app.command(name="list")
 def list_command() -> None:
     """List components, strategies, targets and scales."""

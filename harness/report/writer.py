@@ -43,7 +43,7 @@ def write_report(
     report = build_report(results, machine, versions, flags=flags, created=created)
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     page = render_report(json.loads(text))
-    _write(directory, {JSON_NAME: text, MARKDOWN_NAME: page})
+    write_files(directory, {JSON_NAME: text.encode(), MARKDOWN_NAME: page.encode()})
     return directory / JSON_NAME
 
 
@@ -60,13 +60,23 @@ def check_writable(directory: Path) -> None:
         probe.unlink()
 
 
-def _write(directory: Path, files: Mapping[str, str]) -> None:
-    temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in files}
+def write_files(directory: Path, files: Mapping[str, bytes], option: str = "--report") -> None:
+    """Writes all files under temporary names, then renames them: a report is whole or not there.
+
+    Args:
+        directory: Is made if it does not exist.
+        files: Contents by name; a name may have folders in it.
+        option: Of the command, for the sentence.
+
+    Raises:
+        HarnessError: If the folder cannot be made or written.
+    """
+    temporary = {name: (directory / name).with_name(f".{Path(name).name}.{os.getpid()}.tmp") for name in files}
     try:
-        with _writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                temporary[name].write_text(text, encoding="utf-8", newline="\n")
+        with _writing(directory, option):
+            for name, content in files.items():
+                temporary[name].parent.mkdir(parents=True, exist_ok=True)
+                temporary[name].write_bytes(content)
             for name, path in temporary.items():
                 path.replace(directory / name)
     finally:
@@ -76,10 +86,10 @@ def _write(directory: Path, files: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _writing(directory: Path) -> Iterator[None]:
+def _writing(directory: Path, option: str = "--report") -> Iterator[None]:
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        problem = f"cannot write the report to {directory}: {reason}; choose another folder with --report"
+        problem = f"cannot write the report to {directory}: {reason}; choose another folder with {option}"
         raise HarnessError(problem) from error

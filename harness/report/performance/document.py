@@ -1,11 +1,12 @@
-"""What the performance report says: ratios, goals, shares, by machine; plain data that the page and the plots are made of."""
+"""What the performance report says, by machine: ratios, goals, shares; plain data for the page and the plots."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from harness.report.performance.reading import (
@@ -22,7 +23,7 @@ from harness.report.performance.reading import (
 
 CONFIDENCE = 0.95
 """How sure an interval is to hold the median."""
-TOP_KERNELS = 6
+TOP_KERNELS = 5
 """Kernels of a component that are told apart; what is left is added up."""
 
 Entry = TypeVar("Entry", Measurement, KernelRate)
@@ -37,7 +38,8 @@ class Ratio:
 
     Attributes:
         value: Of the medians.
-        low: Lower end of the interval of the median of the round-by-round ratios; None with too few rounds.
+        low: Lower end of the interval of the median of the round-by-round ratios, widened to the value if need be;
+            None with too few rounds.
         high: Its upper end.
     """
 
@@ -48,14 +50,14 @@ class Ratio:
 
 def ratio(measurement: Measurement, over: str, under: str) -> Ratio | None:
     """`over`'s time / `under`'s, None where one of them was not measured."""
-    if over not in measurement.sides or under not in measurement.sides:
+    upper, lower = measurement.side(over), measurement.side(under)
+    if upper is None or lower is None:
         return None
-    upper, lower = measurement.sides[over], measurement.sides[under]
     value = upper.median / lower.median
     if len(upper.seconds) != len(lower.seconds):  # then rounds are not pairs
         return Ratio(value)
     interval = median_interval([a / b for a, b in zip(upper.seconds, lower.seconds, strict=True)])
-    return Ratio(value) if interval is None else Ratio(value, *interval)
+    return Ratio(value) if interval is None else Ratio(value, min(value, interval[0]), max(value, interval[1]))
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -178,7 +180,7 @@ def judge_goal(goal: Goal, measurements: Sequence[Measurement], names: Mapping[M
         if found is not None:
             values[names[measurement]] = found
             continue
-        lacking = next(side for side in (goal.over, goal.under) if side not in measurement.sides)
+        lacking = next(side for side in (goal.over, goal.under) if measurement.side(side) is None)
         missing[names[measurement]] = measurement.absent.get(lacking, NO_DATABASE if lacking == TUNED else NOT_ASKED)
     return GoalResult(goal, values, missing)
 
@@ -316,7 +318,7 @@ class Section:
     @property
     def tuned(self) -> bool:
         """Whether anything was measured with a tuned database."""
-        return any(TUNED in measurement.sides for measurement in self.measurements)
+        return any(measurement.side(TUNED) is not None for measurement in self.measurements)
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -333,7 +335,9 @@ class Section:
 
 def build_sections(files: Sequence[ResultFile]) -> list[Section]:
     """One for each machine and number of threads, in the order in which they appear."""
-    keys = dict.fromkeys(_key(entry) for file in files for entry in (*file.measurements, *file.kernels))
+    keys: dict[str, None] = {}
+    for file in files:
+        keys |= dict.fromkeys(map(_key, file.measurements)) | dict.fromkeys(map(_key, file.kernels))
     return [_section(key, files) for key in keys]
 
 
@@ -344,13 +348,14 @@ def _key(entry: Measurement | KernelRate) -> str:
 def _section(key: str, files: Sequence[ResultFile]) -> Section:
     measurements = [m for file in files for m in file.measurements if _key(m) == key]
     rates = [kernel for file in files for kernel in file.kernels if _key(kernel) == key]
-    measured, old = _newest(measurements, lambda m: (m.kind, m.name, m.variant))
-    kernels, old_kernels = _newest(rates, lambda kernel: (kernel.group, kernel.kernel, kernel.shape))
+    measured, old = _newest(measurements, [(m.kind, m.name, m.variant) for m in measurements])
+    kernels, old_kernels = _newest(rates, [(kernel.group, kernel.kernel, kernel.shape) for kernel in rates])
     entries: list[Measurement | KernelRate] = [*measured, *kernels]
     newest = max(entries, key=lambda entry: entry.source.created)
     used = {entry.source.file for entry in entries}
     names = _names(measured)
     full = [m for m in measured if m.scale == "full"] or measured
+    superseded = [entry.source for entry in old] + [entry.source for entry in old_kernels]
     dated = sorted(measured, key=lambda m: m.source.created, reverse=True)
     return Section(
         machine=newest.machine,
@@ -362,29 +367,26 @@ def _section(key: str, files: Sequence[ResultFile]) -> Section:
         kernels=tuple(kernels),
         names=names,
         goals=tuple(judge_goal(goal, full, names) for goal in GOALS),
-        superseded=tuple(f"{entry.source.benchmark} in {entry.source.file}" for entry in (*old, *old_kernels)),
+        superseded=tuple(f"{source.benchmark} in {source.file}" for source in superseded),
     )
 
 
-def _newest(entries: Iterable[Entry], identity: Callable[[Entry], object]) -> tuple[list[Entry], list[Entry]]:
-    """The newest of what is the same, in the order of the first, and the others."""
+def _newest(entries: Sequence[Entry], identities: Sequence[object]) -> tuple[list[Entry], list[Entry]]:
+    """The newest of those with one identity, in the order of the first of them, and all others."""
     groups: dict[object, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(identity(entry), []).append(entry)
-    newest = [max(group, key=lambda entry: entry.source.created) for group in groups.values()]
-    kept = {id(entry) for entry in newest}
-    return newest, [entry for group in groups.values() for entry in group if id(entry) not in kept]
+    for entry, identity in zip(entries, identities, strict=True):
+        groups.setdefault(identity, []).append(entry)
+    newest = [max(group, key=_created) for group in groups.values()]
+    return newest, [entry for group in groups.values() for entry in group if entry is not max(group, key=_created)]
+
+
+def _created(entry: Measurement | KernelRate) -> datetime:
+    return entry.source.created
 
 
 def _names(measurements: Sequence[Measurement]) -> dict[Measurement, str]:
     plain = [measurement.name for measurement in measurements]
     return {m: m.name if plain.count(m.name) == 1 or not m.variant else f"{m.name} ({m.variant})" for m in measurements}
-
-
-def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Least and most."""
-    found = list(values)
-    return min(found), max(found)
 
 
 def peak_range(section: Section) -> tuple[float | None, float | None]:

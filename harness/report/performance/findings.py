@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.report.performance.document import GoalResult, Ratio, Section, group_rates, ratio, shares
+from harness.report.performance.formatting import factor, gain, percent
 from harness.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED, Measurement
 
 _MOST_NAMES = 6
 """Names in one sentence; the tables have all."""
-
-
-def factor(value: float) -> str:
-    """A ratio with two decimals below 10, one above: 2.41, 12.3."""
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
-
-
-def gain(value: float) -> str:
-    """A ratio as per cent above 1: +4.2 %."""
-    return f"{100 * (value - 1):+.1f} %".replace("-", "−")
 
 
 def told(found: Ratio, as_gain: bool = False) -> str:
@@ -58,12 +49,14 @@ def sentence(result: GoalResult) -> str:
             parts.append(f"tuning makes {_names(below)} slower")
     elif below:
         parts = [f"{len(below)} of {count} below {least}: {_listed(below, goal.as_gain)}"]
+    elif count == 1:
+        parts = [_listed(result.values)]
     else:
-        parts = [f"{'all ' if count > 1 else ''}{count} at {least} or above"]
-        worst = min(result.values.items(), key=lambda item: item[1].value)
-        parts.append(f"{'the least is ' if count > 1 else ''}{worst[0]} with {told(worst[1])}")
+        worst, found = min(result.values.items(), key=lambda item: item[1].value)
+        parts = [f"all {count} at {least} or above, the least is {worst} with {told(found)}"]
     if below_aim:
-        parts.append(f"the aim of {aim} is reached by {count - len(below_aim)} of {count}")
+        by = f"reached by {count - len(below_aim)} of {count}" if count > 1 else "not reached"
+        parts.append(f"the aim of {aim} is {by}")
     else:
         parts.append(f"the aim of {aim} is reached")
     if result.noisy:
@@ -71,7 +64,7 @@ def sentence(result: GoalResult) -> str:
     if result.missing:
         parts.append(f"not measured: {_names(result.missing)}")
     text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{text}."
 
 
 def headline(section: Section) -> str:
@@ -89,17 +82,15 @@ def headline(section: Section) -> str:
 
 def speedup_title(section: Section) -> str:
     """How the components compare with PyTorch."""
-    side = TUNED if any(TUNED in m.sides for m in section.components) else UNTUNED
+    side = TUNED if section.tuned else UNTUNED
     found = {section.names[m]: r for m in section.components if (r := ratio(m, PYTORCH, side))}
     faster = [name for name, value in found.items() if value.value > 1]
     values = [value.value for value in found.values()]
-    reach = f"{factor(min(values))} to {factor(max(values))} times as fast as PyTorch"
+    reach = f"{factor(min(values))} to {factor(max(values))} times as fast"
     if len(found) == 1:
         return f"{LABELS[side]}, {next(iter(found))} is {factor(values[0])} times as fast as in PyTorch"
     if len(faster) == len(found):
-        return (
-            f"{LABELS[side]}, all {len(found)} components are faster than PyTorch: {reach.removesuffix(' as PyTorch')}"
-        )
+        return f"{LABELS[side]}, all {len(found)} components are faster than PyTorch: {reach}"
     return f"{LABELS[side]}, {len(faster)} of {len(found)} components are faster than PyTorch: {reach}"
 
 
@@ -120,31 +111,34 @@ def roofline_title(section: Section) -> str:
     if not compute:
         return "Kernels of the components against the machine's measured limits"
     best = compute[0]
-    return f"Kernels alone: {best.group} at {best.share:.0%} of the measured peak, PyTorch's at {best.torch_share:.0%}"
+    ours, theirs = percent(best.share), percent(best.torch_share)
+    return f"Kernels alone: {best.group} at {ours} of the measured peak, PyTorch's at {theirs}"
 
 
 def kernels_title(measurements: Sequence[Measurement]) -> str:
-    """How much of the time the kernels that are longest take."""
-    first = [found[0] for m in measurements if (found := shares(m.kernels))]
-    if len(first) == 1:
-        return f"One kernel takes {first[0].share:.0%} of the time"
-    least, most = min(first, key=lambda share: share.share), max(first, key=lambda share: share.share)
-    return f"The longest kernel takes {least.share:.0%} to {most.share:.0%} of a component's time"
+    """How much of the time the kernels that are longest take, and of which side."""
+    first = [found[0].share for m in measurements if (found := shares(m.kernels))]
+    sides = " and ".join(dict.fromkeys(LABELS.get(m.profiled, m.profiled) for m in measurements))
+    least, most = percent(min(first)), percent(max(first))
+    share = most if least == most else f"{least} to {most}"
+    return f"{sides}: the longest kernel takes {share} of the time"
 
 
 def peers_title(section: Section) -> str:
-    """Who is faster than ours."""
+    """How often ours is the faster one."""
     wins, total = 0, 0
     for measurement in section.measurements:
         ours = measurement.ours
         for name in section.peers:
-            found = ratio(measurement, name, ours.name) if ours else None
+            found = ratio(measurement, name, ours.name)
             if found:
                 total, wins = total + 1, wins + (found.value >= 1)
-    return f"Ours is at least as fast as a peer in {wins} of {total} comparisons"
+    return (
+        f"{LABELS[TUNED if section.tuned else UNTUNED]} is at least as fast in {wins} of {total} comparisons with peers"
+    )
 
 
-def _listed(values: Mapping[str, Ratio], as_gain: bool) -> str:
+def _listed(values: Mapping[str, Ratio], as_gain: bool = False) -> str:
     return _cut([f"{name} {told(value, as_gain)}" for name, value in values.items()])
 
 

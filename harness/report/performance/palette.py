@@ -26,7 +26,7 @@ MARKER_BY_SIDE: Mapping[str, str] = {
     "openvino": "^",
 }
 
-STYLE: Mapping[str, Any] = {
+STYLE: Mapping[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 9.5,

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import io
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.report.performance import findings
-from harness.report.performance.document import GOALS, Section, peak_range, ratio, shares
+from harness.report.performance.document import GOALS, Section, Share, peak_range, ratio, shares
+from harness.report.performance.formatting import duration, factor, percent
 from harness.report.performance.palette import EDGE, FAINT, MARKER_BY_SIDE, STYLE, WIDTH, colour
 from harness.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED, KernelRate, Measurement, Side
-from harness.report.performance.roofline import Point, draw_bandwidth, draw_roofline, kind_of
+from harness.report.performance.roofline import Point, draw_bandwidth, draw_roof, draw_roofline, kind_of, rate_span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
-_ROW, _GAP = 1.0, 0.9
+_ROW, _GAP = 1.0, 1.05
 """Height of a row, and of the heading of a block of rows, in units of the y axis."""
 _ROW_INCHES = 0.2
 _NAME = 34
@@ -89,7 +91,7 @@ def _figure(height: float, title: str, **options: Any) -> tuple[Figure, Any]:
 
 def draw_speedup(section: Section) -> Figure | None:
     """PyTorch's time over ours: untuned and tuned as the ends of a line, and the goals."""
-    rows = [m for m in section.components if m.ours]
+    rows = section.components
     if not rows:
         return None
     figure, axes = _figure(1.25 + 0.27 * len(rows), findings.speedup_title(section))
@@ -103,7 +105,7 @@ def draw_speedup(section: Section) -> Figure | None:
                 axes.plot([value.low, value.high], [y, y], color=colour(name), linewidth=1.2, zorder=2)
             axes.scatter(value.value, y, s=42, color=colour(name), zorder=3, linewidths=0)
         axes.annotate(
-            "  →  ".join(findings.factor(value) for value in values),
+            "  →  ".join(factor(value) for value in values),
             (1.02, y),
             xycoords=axes.get_yaxis_transform(),
             va="center",
@@ -111,10 +113,10 @@ def draw_speedup(section: Section) -> Figure | None:
         )
     side = TUNED if tuned else UNTUNED
     goal = next(goal for goal in GOALS if (goal.over, goal.under) == (PYTORCH, side) and not goal.as_gain)
-    for value, text, style in ((goal.least, f"at least {goal.least:g}", "-"), (goal.aim, f"aim {goal.aim:g}", ":")):
-        axes.axvline(value, color=EDGE, linewidth=1, linestyle=style, zorder=0)
+    for bar, text, style in ((goal.least, f"at least {goal.least:g}", "-"), (goal.aim, f"aim {goal.aim:g}", ":")):
+        axes.axvline(bar, color=EDGE, linewidth=1, linestyle=style, zorder=0)
         axes.annotate(
-            text, (value, 1), xycoords=axes.get_xaxis_transform(), xytext=(3, 2), textcoords="offset points", fontsize=8
+            text, (bar, 1), xycoords=axes.get_xaxis_transform(), xytext=(3, 2), textcoords="offset points", fontsize=8
         )
     axes.set_yticks(range(len(rows)), [section.names[m] for m in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -125,7 +127,7 @@ def draw_speedup(section: Section) -> Figure | None:
 
 
 def _key(rows: Sequence[Measurement]) -> str:
-    if any(TUNED in m.sides for m in rows):
+    if any(m.side(TUNED) for m in rows):
         return "light: untuned, dark: tuned; to the right is faster"
     return "untuned; to the right is faster"
 
@@ -159,7 +161,8 @@ def draw_latency(measurements: Sequence[Measurement], names: Mapping[Measurement
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")
     axes.set_xlabel(
-        "time relative to PyTorch's median · box: middle half of the rounds, line: median, dots: rounds, ◆ p95, ▲ p99",
+        "time relative to PyTorch's median · box: middle half of the rounds, line: median, dots: rounds (▸ beyond), "
+        "◆ p95, ▲ p99",
         fontsize=7.5,
     )
     return figure
@@ -196,21 +199,15 @@ def _box(axes: Axes, y: float, side: Side, unit: float, limit: float) -> None:
     for value, marker in ((side.p95, "D"), (side.p99, "^")):
         if value is not None and value / unit <= limit:
             axes.scatter(value / unit, y, s=15, marker=marker, color=EDGE, linewidths=0, zorder=3)
-    percentiles = [f"p95 {milliseconds(side.p95)}"] if side.p95 is not None else []
-    percentiles += [f"p99 {milliseconds(side.p99)}"] if side.p99 is not None else []
+    percentiles = [f"p95 {duration(side.p95)}"] if side.p95 is not None else []
+    percentiles += [f"p99 {duration(side.p99)}"] if side.p99 is not None else []
     axes.annotate(
-        " · ".join([f"{milliseconds(side.median)} ms", *percentiles]),
+        " · ".join([duration(side.median), *percentiles]),
         (1.015, y),
         xycoords=axes.get_yaxis_transform(),
         va="center",
         fontsize=7.5,
     )
-
-
-def milliseconds(seconds: float) -> str:
-    """Three digits, without an exponent."""
-    value = seconds * 1e3
-    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
 
 
 # Rooflines
@@ -222,24 +219,41 @@ def draw_kernel_rates(kernels: Sequence[KernelRate], title: str) -> Figure | Non
     memory = [kernel for kernel in kernels if kernel.bound == "memory"]
     if not compute or not memory:  # then either the peak or the bandwidth was not probed
         return None
-    flops, bandwidth = _median_peak(compute), _median_peak(memory)
-    figure, (left, right) = _figure(4.1, title, ncols=2, width_ratios=(3, 2))
-    draw_roofline(left, _points(compute, lambda k: (kind_of(k.group), k.work / k.moved)), flops, bandwidth)
-    draw_bandwidth(right, _points(memory, lambda k: ("", k.moved)), bandwidth)
-    left.set_title("Products, convolutions, attention")
-    right.set_title("Normalization, elementwise, movement")
-    return figure
+    compute_points = [(kind_of(kernel.group), kernel.work / kernel.moved, kernel) for kernel in compute]
+    memory_points = [("", kernel.moved, kernel) for kernel in memory]
+    return draw_rooflines(
+        title, _points(compute_points), _points(memory_points), _median_peak(compute), _median_peak(memory)
+    )
 
 
-def _points(kernels: Sequence[KernelRate], place: Callable[[KernelRate], tuple[str, float]]) -> list[Point]:
+def draw_rooflines(
+    title: str, compute: Sequence[Point], memory: Sequence[Point], flops: float, bandwidth: float
+) -> Figure:
+    """What arithmetic limits, below the roof, and what memory limits, beside the bandwidth.
+
+    Args:
+        title: Of the figure.
+        compute: x is FLOP per byte, rates are in FLOP/s.
+        memory: x is bytes moved, rates are in byte/s.
+        flops: Measured arithmetic peak, FLOP/s.
+        bandwidth: Measured, byte/s.
+    """
+    with _style():
+        figure, (left, right) = _figure(4.1, title, ncols=2, width_ratios=(3, 2))
+        draw_roofline(left, compute, flops, bandwidth)
+        draw_bandwidth(right, memory, bandwidth)
+        left.set_title("Products, convolutions, attention")
+        right.set_title("Normalization, elementwise, movement")
+        return figure
+
+
+def _points(places: Sequence[tuple[str, float, KernelRate]]) -> list[Point]:
     """Ours on top of PyTorch's."""
-    ours = [Point(TUNED, "TVM", *place(kernel), kernel.rate) for kernel in kernels]
-    return ours + [Point(PYTORCH, "PyTorch", *place(kernel), kernel.torch_rate) for kernel in kernels]
+    ours = [Point(TUNED, "TVM", kind, x, kernel.rate) for kind, x, kernel in places]
+    return ours + [Point(PYTORCH, "PyTorch", kind, x, kernel.torch_rate) for kind, x, kernel in places]
 
 
 def _median_peak(kernels: Sequence[KernelRate]) -> float:
-    import statistics
-
     return statistics.median(peak for kernel in kernels for peak in kernel.peaks)
 
 
@@ -258,18 +272,14 @@ def draw_component_roofline(section: Section) -> Figure | None:
     if not points:
         return None
     figure, axes = _figure(3.6, "Kernels within the components, against the machine's measured limits")
-    best = max(rate for _, _, rate, _ in points)
     shades = [colour(side) for *_, side in points]
     sizes = [6 + 220 * share for share, *_ in points]
     x, y = [x for _, x, _, _ in points], [rate / 1e9 for _, _, rate, _ in points]
-    ridge = flops / bandwidth
-    span = [min(ridge, *x) / 1.5, ridge, max(ridge, *x) * 1.5]
-    axes.plot(span, [min(flops, at * bandwidth) / 1e9 for at in span], color=EDGE, linewidth=1.2)
+    draw_roof(axes, x, flops, bandwidth)
     axes.scatter(x, y, s=sizes, color=shades, alpha=0.55, linewidths=0.4, edgecolors="white")
     axes.set(xscale="log", yscale="log", ylabel="GFLOP/s")
     axes.set_xlabel("FLOP per byte that must move at least (area: share of the component's time)")
-    axes.set_ylim(top=max(flops, best) / 1e9 * 2.5)
-    axes.text(span[2], flops / 1e9 * 1.12, f"measured peak {flops / 1e9:.0f} GFLOP/s", ha="right", fontsize=8)
+    axes.set_ylim(*rate_span([rate for _, _, rate, _ in points], flops))
     axes.grid(alpha=0.25, which="major")
     return figure
 
@@ -278,33 +288,43 @@ def draw_component_roofline(section: Section) -> Figure | None:
 
 
 def draw_kernels(section: Section) -> Figure | None:
-    """The longest kernels of each component as bars, with their share."""
+    """The longest kernels of each component as bars, with their share; a panel for each, two side by side."""
     blocks = [(m, found) for m in section.measurements if (found := shares(m.kernels))]
     if not blocks:
         return None
-    rows = sum(len(found) for _, found in blocks)
-    title = findings.kernels_title([m for m, _ in blocks])
-    figure, axes = _figure(0.8 + _ROW_INCHES * (rows * _ROW + len(blocks) * _GAP), title)
-    y, ticks, labels = 0.0, [], []
-    for measurement, found in blocks:
-        _heading(axes, y, f"{section.names[measurement]}, {LABELS.get(measurement.profiled, measurement.profiled)}")
-        y += _GAP
-        for share in found:
-            shade = FAINT if share.calls is None else colour(measurement.profiled)
-            axes.barh(y, share.share, height=0.7, color=shade)
-            calls = "" if share.calls in (None, 1) else f", {share.calls} calls"
-            text = f"{share.share:.0%}, {milliseconds(share.seconds)} ms{calls}"
-            axes.annotate(text, (share.share, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7.5)
-            ticks.append(y)
-            labels.append(shortened(share.name))
-            y += _ROW
-    axes.set_yticks(ticks, labels, fontsize=7.5)
-    axes.set_ylim(y - 0.3, -0.8)
-    axes.set_xlim(0, min(1.0, max(found[0].share for _, found in blocks) + 0.02) * 1.28)
-    axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")
-    axes.set_xlabel("share of the time of all kernels of the component")
+    columns = min(2, len(blocks))
+    lines = math.ceil(len(blocks) / columns)
+    most = max(len(found) for _, found in blocks)
+    figure, panels = _figure(
+        0.5 + lines * (0.35 + 0.16 * most),
+        findings.kernels_title([m for m, _ in blocks]),
+        nrows=lines,
+        ncols=columns,
+        squeeze=False,
+    )
+    for axes, (measurement, found) in zip(panels.flat, blocks, strict=False):
+        _bars(axes, found, measurement.profiled, most)
+        axes.set_title(section.names[measurement], fontsize=8, weight="bold")
+    for axes in list(panels.flat)[len(blocks) :]:
+        axes.set_axis_off()
     return figure
+
+
+def _bars(axes: Axes, found: Sequence[Share], side: str, rows: int) -> None:
+    longest = max(share.share for share in found)
+    for y, share in enumerate(found):
+        axes.barh(y, share.share / longest, height=0.72, color=FAINT if share.calls is None else colour(side))
+        calls = "" if share.calls in (None, 1) else f" · {share.calls}×"
+        text = f"{percent(share.share)} · {duration(share.seconds)}{calls}"
+        axes.annotate(
+            text, (share.share / longest, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5
+        )
+    axes.set_yticks(range(len(found)), [shortened(share.name) for share in found], fontsize=6.5)
+    axes.set_ylim(rows - 0.5, -0.6)
+    axes.set_xlim(0, 2.2)  # room for the longest bar's text
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
 def shortened(name: str, limit: int = _NAME) -> str:
@@ -320,13 +340,13 @@ def shortened(name: str, limit: int = _NAME) -> str:
 
 def draw_peers(section: Section) -> Figure | None:
     """What each peer and PyTorch take, over ours."""
-    rows = [m for m in section.measurements if m.ours and any(name in m.sides for name in section.peers)]
+    rows = [m for m in section.measurements if any(name in m.sides for name in section.peers)]
     if not rows:
         return None
     figure, axes = _figure(1.35 + 0.27 * len(rows), findings.peers_title(section))
     sides = [PYTORCH, *section.peers]
     for name in sides:
-        found = [(r, y) for y, m in enumerate(rows) if m.ours and (r := ratio(m, name, m.ours.name))]
+        found = [(r, y) for y, m in enumerate(rows) if (r := ratio(m, name, m.ours.name))]
         if not found:
             continue
         axes.scatter(

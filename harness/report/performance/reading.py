@@ -2,9 +2,10 @@
 
 A benchmark of pytest-benchmark's JSON is told by its `extra_info`:
 
-- of `perf/test_components.py`: `case`, and `sides` by name, each {"seconds": raw rounds, "median", "mean", "p95", "p99",
-  "throughput", "first_call", "compile_seconds", "load_seconds", "memory", "worst_r_rms", "verdict"} or {"error": sentence};
-  `peak_flops`, `peak_bandwidth`, `flop`, and `kernels` [{"name", "calls", "seconds", "flop", "bytes"}];
+- of `perf/test_components.py`: `case`, and `sides` by name, each {"error": sentence} or
+  {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call", "compile_seconds", "load_seconds",
+  "memory", "worst_r_rms", "verdict"}; `peak_flops`, `peak_bandwidth`, `flop`; and `kernels`
+  [{"name", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; `note` where tuning changed nothing;
 - of `perf/test_end_to_end.py`: the same with `what` in place of `case`;
 - of `perf/test_kernels.py`: `bound`, `work`, `moved`, `peaks`, `rate`, `torch_rate`, …
 
@@ -143,6 +144,7 @@ class Measurement:
         versions: Installed packages, empty if the file does not say.
         sides: By name; PyTorch is one of them.
         absent: Sides that could not be measured, with the reason.
+        nothing_found: Whether tuning changed nothing, so that untuned and tuned are one program, measured once.
         flop: Of one run, None where it is not counted.
         peak_flops: FLOP/s that the machine did in the same run, None where it was not probed; bandwidth likewise.
         profiled: The side whose kernels these are.
@@ -159,6 +161,7 @@ class Measurement:
     versions: Mapping[str, Any]
     sides: Mapping[str, Side]
     absent: Mapping[str, str] = field(default_factory=dict)
+    nothing_found: bool = False
     flop: float | None = None
     peak_flops: float | None = None
     peak_bandwidth: float | None = None
@@ -166,9 +169,13 @@ class Measurement:
     kernels: tuple[KernelTime, ...] = ()
 
     @property
-    def ours(self) -> Side | None:
+    def ours(self) -> Side:
         """The best of ours: tuned where there is a database that fits, else untuned."""
-        return next((self.sides[name] for name in OURS if name in self.sides), None)
+        return next(self.sides[name] for name in OURS if name in self.sides)
+
+    def side(self, name: str) -> Side | None:
+        """A side by name; untuned is tuned as well where tuning changed nothing."""
+        return self.sides.get(UNTUNED if name == TUNED and self.nothing_found else name)
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,11 @@ class KernelRate:
     torch_rate: float
     seconds: float
     torch_seconds: float
+
+    @property
+    def torch_over_ours(self) -> float:
+        """PyTorch's median / ours."""
+        return self.torch_seconds / self.seconds
 
     @property
     def peak(self) -> float:
@@ -352,9 +364,9 @@ def _moment(fields: _Fields) -> datetime:
 
 def _commit(fields: _Fields) -> str:
     info = fields.data.get("commit_info")
-    if not isinstance(info, dict) or not isinstance(info.get("id"), str):
+    if not isinstance(info, dict) or not info.get("id"):
         return ""
-    return info["id"][:12] + (" (changed)" if info.get("dirty") else "")
+    return str(info["id"])[:12] + (" (changed)" if info.get("dirty") else "")
 
 
 def _measurement(source: Source, extra: _Fields) -> Measurement:
@@ -391,6 +403,7 @@ def _measurement(source: Source, extra: _Fields) -> Measurement:
         versions=extra.inner_or_nothing("versions"),
         sides=sides,
         absent=absent,
+        nothing_found=TUNED not in sides and bool(extra.data.get("note")),
         flop=extra.perhaps("flop"),
         peak_flops=extra.perhaps("peak_flops"),
         peak_bandwidth=extra.perhaps("peak_bandwidth"),

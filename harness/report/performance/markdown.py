@@ -1,0 +1,124 @@
+"""Renders the page; everything that it shows is in the sections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.outcome import VerdictKind
+from harness.report.markdown import cell, size
+from harness.report.performance import findings
+from harness.report.performance.document import (
+    NO_DATABASE,
+    NOT_ASKED,
+    Section,
+    group_rates,
+    peak_range,
+    ratio,
+    shares,
+)
+from harness.report.performance.formatting import NOT_APPLICABLE, decimals, duration, factor, gain, giga, percent
+from harness.report.performance.reading import (
+    ENOUGH_FOR_P95,
+    ENOUGH_FOR_P99,
+    LABELS,
+    OURS,
+    PYTORCH,
+    TUNED,
+    UNTUNED,
+    Measurement,
+    ResultFile,
+    Side,
+)
+from harness.report.performance.tuning import Tuning
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_page(
+    sections: Sequence[Section],
+    plots: Sequence[Mapping[str, str]],
+    files: Sequence[ResultFile],
+    tuning: Tuning | None = None,
+) -> str:
+    """The Markdown.
+
+    Args:
+        sections: One for each machine.
+        plots: For each section, where each plot lies, relative to the page.
+        files: All that were read.
+        tuning: What is in the database of tuned schedules.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is Markdown; every value that lands in a table goes through `cell`
+    )
+    environment.filters |= {
+        "cell": cell,
+        "size": size,
+        "duration": duration,
+        "ratio": told_ratio,
+        "told_gain": told_gain,
+        "gain": gain,
+        "factor": factor,
+        "percent": percent,
+        "giga": giga,
+        "decimals": decimals,
+    }
+    page = environment.get_template("performance_report.md.j2").render(
+        sections=list(zip(sections, plots, strict=True)),
+        files=files,
+        tuning=tuning,
+        findings=findings,
+        label=lambda name: LABELS.get(name, name),
+        ratio=ratio,
+        shares=shares,
+        group_rates=group_rates,
+        peaks=peak_range,
+        rate=rate,
+        unsound=unsound,
+        why_absent=why_absent,
+        enough=(ENOUGH_FOR_P95, ENOUGH_FOR_P99),
+        ours=OURS,
+        PYTORCH=PYTORCH,
+        UNTUNED=UNTUNED,
+        TUNED=TUNED,
+    )
+    return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
+
+
+def told_ratio(found: Any) -> str:
+    """A ratio with its interval."""
+    return NOT_APPLICABLE if found is None else findings.told(found)
+
+
+def told_gain(found: Any) -> str:
+    """A ratio as per cent above 1, with its interval."""
+    return NOT_APPLICABLE if found is None else findings.told(found, as_gain=True)
+
+
+def rate(measurement: Measurement, side: Side) -> str:
+    """Arithmetic rate of a side with its share of the peak: 418 (82 %)."""
+    if not measurement.flop:
+        return NOT_APPLICABLE
+    found = measurement.flop / side.median
+    share = f" ({percent(found / measurement.peak_flops)})" if measurement.peak_flops else ""
+    return f"{giga(found)}{share}"
+
+
+def unsound(side: Side) -> bool:
+    """Whether the parity gate was asked and said no: then its speed is no speed of this model."""
+    return side.verdict in (VerdictKind.FAILED.value, VerdictKind.NOT_JUDGEABLE.value)
+
+
+def why_absent(measurement: Measurement, name: str) -> str:
+    """Why a side was not measured."""
+    return measurement.absent.get(name, NO_DATABASE if name == TUNED else NOT_ASKED)
