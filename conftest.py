@@ -37,6 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--threads", type=int, help="threads of TVM and PyTorch in every process; default: every CPU that may be used"
     )
+    group.addoption("--db", metavar="DIR", help="tuning database; default: the one in fixtures/tuned that fits")
+    group.addoption("--untuned", action="store_true", help="leave out what tuning found")
+    group.addoption("--peers", action="store_true", help="perf: torch.compile, ONNX Runtime and OpenVINO as well")
+    group.addoption("--rounds", type=int, help="perf: rounds of each case; default: as many as its budget allows")
     group.addoption(
         "--require-target", action="append", default=[], help="fail instead of skip where this target cannot run"
     )

@@ -6,7 +6,6 @@ import math
 import statistics
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,10 +13,11 @@ from hypothesis import strategies as st
 
 from harness.frontend.operators import load_calls
 from harness.threads import configure_threads
-from harness.worker import WorkerEnd, run_isolated
 from perf.kernels import LEAST_MOVED, Group, Kernel, flop, kernels
 from perf.measuring import percentile
 from perf.probe import probe
+from perf.profiling import explained_flop
+from perf.seats import Seat, SeatError
 from perf.tables import kernel_tables
 
 KERNELS = kernels()
@@ -146,22 +146,55 @@ def test_the_probe_measures_what_a_thread_can_do() -> None:
     assert math.isfinite(instrument.bandwidth(0.01)) and instrument.bandwidth(0.01) > 1e8
 
 
-def hold_bytes(size: int, enter: Any) -> Any:
-    """Loads `size` bytes of weights and needs twice as many more in a run."""
-    from perf.memory import measure
-
-    def load() -> Any:
-        weights = np.ones(size, np.uint8)
-        return lambda: int(weights[0]) + np.ones(2 * size, np.uint8)[0]
-
-    return measure(load, enter)
-
-
 def test_memory_is_that_of_weights_and_of_the_run_above_them() -> None:
     size = 200 << 20
-    ended = run_isolated("conformance.test_perf:hold_bytes", size)
-    assert ended.kind is WorkerEnd.OK, ended.error
-    if ended.value is None:
-        pytest.skip("this system does not tell the peak of a process")
-    assert ended.value.weights == pytest.approx(size, rel=0.02)
-    assert ended.value.run == pytest.approx(2 * size, rel=0.02)
+    with Seat("conformance.sides:holding_bytes", size) as seat:
+        seat.first("run")
+        memory = seat.memory()
+        if memory is None:
+            pytest.skip("this system does not tell the peak of a process")
+        assert memory.weights == pytest.approx(size, rel=0.02)
+        assert memory.run == pytest.approx(2 * size, rel=0.02)
+        # What is sent to be judged is pickled: that is no memory of the run.
+        assert len(seat.first("weights")[1]) == size
+        assert seat.memory() == memory
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("import", "ImportError: no such package"),
+        ("load", "RuntimeError: cannot be loaded"),
+        ("raise", "ZeroDivisionError: division by zero"),
+        ("crash", "its process died of SIGSEGV"),
+        ("hang", "no answer within 4 s"),
+    ],
+)
+def test_a_side_that_fails_is_a_sentence(how: str, sentence: str) -> None:
+    with pytest.raises(SeatError) as error, Seat("conformance.sides:misbehaving", how, limit=4.0) as seat:
+        seat.turn(how)
+    assert str(error.value) == sentence
+
+
+def test_seconds_are_those_of_the_call_alone() -> None:
+    with Seat("conformance.sides:misbehaving", "") as seat:
+        first, result = seat.first("sleep")
+        assert result is None
+        turns = [seat.turn("sleep") for _ in range(3)]
+    assert all(0.02 <= seconds < 0.03 for seconds in (first, *turns))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5184x1024 · 1024x3072, tile 12x32, the left operand packed on the way", 2 * 5184 * 1024 * 3072),
+        ("8 times 201x32 · 32x35, tile 12x32, the left operand packed on the way", 8 * 2 * 201 * 32 * 35),
+        ("256x128x3x3 on 72x36, 2x2 outputs with 16 multiplications, tile 12x32", 2 * 256 * 128 * 9 * 72 * 36),
+        ("2 x 256x128x3x3 on 72x36, 2x2 outputs with 16 multiplications", 4 * 256 * 128 * 9 * 72 * 36),
+        ("9 x 16 heads, 576 queries, 200 keys, 64 channels, tiles 12x32 and 12x32", 4 * 9 * 16 * 576 * 200 * 64),
+        ("merged, vectorized", None),
+        ("", None),
+    ],
+)
+def test_kernels_tell_their_work(text: str, expected: int | None) -> None:
+    assert explained_flop(text) == expected

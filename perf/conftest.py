@@ -1,13 +1,19 @@
-"""The suite's surroundings: how TVM's threads idle, and the tables after a run."""
+"""The suite's surroundings: how TVM's threads idle, what the options mean, and the tables after a run."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.errors import HarnessError
+from harness.tuning.database import open_database
+from perf.compare import Comparison, checked, compare_runs
 from perf.measuring import SPIN_COUNT, SPIN_VARIABLE
+from perf.options import Options
 
 Results = list[dict[str, Any]]
 
@@ -15,6 +21,24 @@ KERNELS = pytest.StashKey[Results]()
 COMPONENTS = pytest.StashKey[Results]()
 ROPE = pytest.StashKey[Results]()
 END_TO_END = pytest.StashKey[Results]()
+COMPARED = pytest.StashKey[dict[str, Sequence[Comparison] | HarnessError]]()
+"""By stored run: how this one compares with it, or why it cannot be compared."""
+
+
+@pytest.fixture(scope="session")
+def options(request: pytest.FixtureRequest) -> Options:
+    """Which sides take part, and for how long."""
+    return options_of(request.config)
+
+
+def options_of(config: pytest.Config) -> Options:
+    database = config.getoption("db")
+    return Options(
+        Path(database) if database else None,
+        config.getoption("untuned"),
+        config.getoption("peers"),
+        config.getoption("rounds"),
+    )
 
 
 @pytest.fixture
@@ -41,15 +65,55 @@ def end_to_end_results(request: pytest.FixtureRequest) -> Results:
     return request.config.stash[END_TO_END]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)  # read when the pool starts
     config.option.benchmark_quiet = (
         True  # its table has neither PyTorch nor the peak; --benchmark-verbose brings it back
     )
-    config.stash[KERNELS] = []
-    config.stash[COMPONENTS] = []
-    config.stash[ROPE] = []
-    config.stash[END_TO_END] = []
+    stored = config.getoption("benchmark_compare")
+    if isinstance(stored, str) and stored.endswith(".json") and not Path(stored).is_file():
+        raise pytest.UsageError(f"cannot compare with {stored}: there is no such file, give one of --benchmark-json")
+    if (rounds := config.getoption("rounds")) is not None and rounds < 1:
+        raise pytest.UsageError(f"cannot measure {rounds} rounds: give --rounds 1 or more")
+    database = options_of(config).database
+    if database is not None:
+        try:
+            open_database(database)
+        except HarnessError as error:
+            raise pytest.UsageError(str(error)) from error
+    for key in (KERNELS, COMPONENTS, ROPE, END_TO_END):
+        config.stash[key] = []
+    config.stash[COMPARED] = {}
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    database = options_of(config).database_for("llvm")
+    if database is None:
+        return ["schedules: the default ones"]
+    return [f"schedules: those of {database}, the default ones otherwise", *open_database(database).notices()]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Compares with a stored run, if that is wanted; a slowdown fails the run."""
+    config = session.config
+    benchmarks: Any = config._benchmarksession  # type: ignore[attr-defined]
+    if not benchmarks.compare:
+        return
+    after = {benchmark.fullname: benchmark.extra_info for benchmark in benchmarks.benchmarks if benchmark}
+    found: dict[str, Sequence[Comparison] | HarnessError] = {}
+    for path, stored in benchmarks.compared_mapping.items():
+        before = {name: benchmark.get("extra_info", {}) for name, benchmark in stored.items()}
+        try:
+            found[str(path)] = checked(compare_runs(before, after), str(path))
+        except HarnessError as error:
+            found[str(path)] = error
+    if not found:
+        wanted = "the last one" if benchmarks.compare is True else benchmarks.compare
+        found[str(wanted)] = HarnessError(f"cannot compare: there is no stored run {wanted} that can be read")
+    config.stash[COMPARED] = found
+    if any(isinstance(c, HarnessError) or any(one.is_slowdown for one in c) for c in found.values()):
+        session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -57,9 +121,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     for results, render in (
         (config.stash[KERNELS], tables.kernel_tables),
-        (config.stash[COMPONENTS], tables.component_table),
+        (config.stash[COMPONENTS], tables.component_tables),
         (config.stash[ROPE], tables.rope_tables),
         (config.stash[END_TO_END], tables.end_to_end_table),
     ):
         if results:
             terminalreporter.write_line(render(results))
+    for stored, compared in config.stash[COMPARED].items():
+        if isinstance(compared, HarnessError):
+            terminalreporter.write_line(f"error: {compared}", red=True)
+        else:
+            terminalreporter.write_line(tables.comparison_table(compared, stored))

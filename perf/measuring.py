@@ -119,8 +119,7 @@ def interleave(
         side.once()
         side.wake()
         calls.append(max(1, math.ceil(turn / side.fastest)))
-        waking = 0.0 if side.fastest > LONG_SECONDS else max(side.fastest, WAKE_SECONDS)
-        per_round += SETTLE_SECONDS + waking + calls[-1] * side.fastest
+        per_round += turn_seconds(side.fastest, calls[-1])
     rounds = max(least, min(most, int(budget / per_round)))
     torch_seconds: list[float] = []
     torch_comes_first = itertools.cycle((True, False))
@@ -173,25 +172,52 @@ def take_turns(
         turn: Seconds that a turn lasts at least, by as many calls as it takes.
     """
     sides = {name: Side(call) for name, call in calls.items()}
-    repeats, per_round = {}, 0.0
+    repeats, seconds = {}, []
     for name, side in sides.items():
         side.once()
         side.wake()
         repeats[name] = max(1, math.ceil(turn / side.fastest))
-        waking = 0.0 if side.fastest > LONG_SECONDS else max(side.fastest, WAKE_SECONDS)
-        per_round += SETTLE_SECONDS + waking + repeats[name] * side.fastest
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    order = list(sides)
+        seconds.append(turn_seconds(side.fastest, repeats[name]))
 
-    def one_round() -> None:
-        for name in order:
-            time.sleep(SETTLE_SECONDS)
+    def turn_of(name: str) -> Callable[[], float]:
+        def take() -> float:
             sides[name].wake()
             start = time.perf_counter()
             for _ in range(repeats[name]):
                 calls[name]()
-            seconds[name].append((time.perf_counter() - start) / repeats[name])
+            return (time.perf_counter() - start) / repeats[name]
+
+        return take
+
+    rounds = max(least, min(most, int(budget / sum(seconds))))
+    return in_turns(benchmark, {name: turn_of(name) for name in sides}, rounds)
+
+
+def in_turns(benchmark: Any, turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Lets every side have its turn in each round, the first of a round last in the next.
+
+    Args:
+        benchmark: The fixture; what it times is whole rounds.
+        turns: Each takes one turn of a side and returns the seconds of one call.
+        rounds: How many.
+
+    Returns:
+        The seconds by side; the same index is the same round.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    order = list(turns)
+
+    def one_round() -> None:
+        for name in order:
+            time.sleep(SETTLE_SECONDS)
+            seconds[name].append(turns[name]())
         order.append(order.pop(0))
 
-    benchmark.pedantic(one_round, rounds=max(least, min(most, int(budget / per_round))))
+    benchmark.pedantic(one_round, rounds=rounds)
     return seconds
+
+
+def turn_seconds(fastest: float, repeats: int = 1) -> float:
+    """How long a turn takes, about: settling, waking and the calls."""
+    waking = 0.0 if fastest > LONG_SECONDS else max(fastest, WAKE_SECONDS)
+    return SETTLE_SECONDS + waking + repeats * fastest

@@ -1,7 +1,6 @@
-"""Peak memory of one component, of TVM and of PyTorch, each in a process of its own that does nothing else.
+"""Resident memory of this process, and how far it rose: for sides that have a process of their own (`perf/seats.py`).
 
-Counted is resident memory: what loading the weights adds, and how far it rises above that while the component runs.
-Libraries, the model around the component and the inputs are there before. Whatever an allocator keeps for later counts,
+Libraries, the model around a component and the inputs are there before. Whatever an allocator keeps for later counts,
 because the process has it: TVM's pool, a packed weight beside its original.
 """
 
@@ -10,17 +9,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
-RUNS = 2
-"""The second one shows what a pool keeps from the first."""
 
 
 @dataclass(frozen=True)
@@ -36,98 +26,49 @@ class Memory:
     run: int
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a process is to measure.
+@dataclass
+class Meter:
+    """What loading and running add to a process.
 
     Attributes:
-        folder: Where `save` wrote.
-        library: The compiled component.
-        target: What it was compiled for.
-        threads: How many the process uses.
+        before: Resident bytes before loading; None where the system does not tell.
+        loaded: Resident bytes after loading.
+        peak: The largest resident bytes seen while something ran.
     """
 
-    folder: Path
-    library: Path
-    target: str
-    threads: int
+    before: int | None = None
+    loaded: int | None = None
+    peak: int = 0
+
+    def start(self) -> None:
+        """To be called before loading."""
+        self.before = resident()
+
+    def note_loaded(self) -> None:
+        """To be called once everything is loaded."""
+        self.loaded = resident() if self.before is not None else None
+        self.resume()
+
+    def pause(self) -> None:
+        """What the process does from here on does not count, until `resume`."""
+        if self.loaded is not None:
+            self.peak = max(self.peak, _status("VmHWM"))
+
+    def resume(self) -> None:
+        """Counts again from what is resident now."""
+        if self.loaded is None or resident() is None or not _forget_peak():
+            self.loaded = None
+
+    def memory(self) -> Memory | None:
+        """What was found so far; None where the system does not tell."""
+        self.pause()
+        if self.before is None or self.loaded is None:
+            return None
+        return Memory(self.loaded - self.before, max(0, self.peak - self.loaded))
 
 
-def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Sequence[np.ndarray], folder: Path) -> None:
-    """Writes what both processes need: PyTorch's module, TVM's parameters, and the inputs."""
-    import numpy as np
-    import torch
-
-    torch.save(module, folder / "module.pt")
-    for kind, arrays in (("weight", weights), ("input", [tensor.numpy() for tensor in inputs])):
-        for number, array in enumerate(arrays):
-            np.save(folder / f"{kind}{number:05}.npy", array)
-
-
-def tvm_memory(request: Request, enter: Callable[[str], None]) -> Memory | None:
-    """Of `harness.runtime.executable.Executable`; to be called by `harness.worker.run_isolated`."""
-    from tvm import relax  # noqa: F401  (loads the libraries)
-
-    from harness.runtime.executable import Executable
-    from harness.targets import TARGETS
-    from harness.threads import configure_threads
-
-    configure_threads(request.threads)
-    inputs = _arrays(request.folder, "input")
-
-    def load() -> Callable[[], object]:
-        executable = Executable(request.library, TARGETS[request.target].device(), _arrays(request.folder, "weight"))
-        return lambda: executable.run(inputs)
-
-    return measure(load, enter)
-
-
-def torch_memory(request: Request, enter: Callable[[str], None]) -> Memory | None:
-    """Of the module in PyTorch eager; to be called by `harness.worker.run_isolated`."""
-    import torch
-
-    from harness.model.upstream import upstream
-    from harness.threads import configure_threads
-
-    configure_threads(request.threads)
-    inputs = [torch.from_numpy(array) for array in _arrays(request.folder, "input")]
-    with upstream():
-
-        def load() -> Callable[[], object]:
-            module = torch.load(request.folder / "module.pt", weights_only=False)
-
-            def run() -> object:
-                with torch.no_grad():
-                    return module(*inputs)
-
-            return run
-
-        load()  # imports what the module is made of
-        return measure(load, enter)
-
-
-def measure(load: Callable[[], Callable[[], object]], enter: Callable[[str], None]) -> Memory | None:
-    """None where the system does not tell the peak."""
-    before = _resident()
-    enter("load")
-    run = load()
-    loaded = _resident()
-    if before is None or loaded is None or not _forget_peak():
-        return None
-    enter("run")
-    for _ in range(RUNS):
-        run()
-    return Memory(loaded - before, _status("VmHWM") - loaded)
-
-
-def _arrays(folder: Path, kind: str) -> list[np.ndarray]:
-    import numpy as np
-
-    return [np.load(path) for path in sorted(folder.glob(f"{kind}*.npy"))]
-
-
-def _resident() -> int | None:
-    """Resident bytes once everything that is free has been given back."""
+def resident() -> int | None:
+    """Resident bytes once everything that is free has been given back; None where the system does not tell."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -122,6 +122,12 @@ def probe(threads: int) -> Probe:
     return result
 
 
+def measured_peaks(threads: int, seconds: float = 0.1) -> tuple[float, float]:
+    """This machine's FLOP/s and byte/s as of now, each measured that long."""
+    machine = probe(threads)
+    return machine.flops(seconds), machine.bandwidth(seconds)
+
+
 def last_level_cache() -> int:
     """Bytes of the largest cache that one CPU sees; 32 MiB where the system does not tell."""
     sizes = [

@@ -11,12 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from perf.compare import Comparison
 from perf.kernels import Group
 
 Result = Mapping[str, Any]
 
 WIDTH = 160
 """Columns of the tables: the shapes are long."""
+
+KERNELS_SHOWN = 4
+"""How many of a component's functions are named."""
 
 STEADY = 1.1
 """Probes before and after a kernel that differ by less are one peak."""
@@ -46,38 +50,117 @@ def goal(results: Sequence[Result]) -> str:
     )
 
 
-def component_table(results: Sequence[Result]) -> str:
-    """Latency and peak memory of each case."""
-    table = _table("components", "case", "TVM ms", "min–max", "PyTorch ms", "min–max", "PyTorch / TVM")
-    for name in ("TVM MB", "weights + run", "PyTorch MB", "weights + run"):
-        table.add_column(name, justify="right")
-    for r in results:
-        table.add_row(
-            r["case"],
-            *_timing(r["tvm_seconds"]),
-            *_timing(r["torch_seconds"]),
-            f"{r['torch_over_tvm']:.2f}",
-            *_memory(r["tvm_memory"]),
-            *_memory(r["torch_memory"]),
-        )
-    return _text(table)
+def component_tables(results: Sequence[Result]) -> str:
+    """Every side of each case: latency, then what it takes to have it; then where our time goes."""
+    return _text(
+        _latency("components", [(r["case"], r) for r in results]),
+        _costs("compiling, loading, resident memory, parity", [(r["case"], r) for r in results]),
+        *[_where_time_goes(r) for r in results],
+        *_absent([(r["case"], r) for r in results]),
+        *dict.fromkeys(f"{r['case']}: {r['note']}" for r in results if r["note"]),
+        circumstances(results),
+    )
 
 
 def end_to_end_table(results: Sequence[Result]) -> str:
-    """Latency of the whole model, then peak memory and the time to load."""
-    table = _table("whole model", "what", "TVM ms", "min–max", "PyTorch ms", "min–max", "PyTorch / TVM")
-    lines = []
-    for r in results:
-        timings = (*_timing(r["tvm_seconds"]), *_timing(r["torch_seconds"]))
-        table.add_row(f"{r['what']}, {r['scale']}", *timings, f"{r['torch_over_tvm']:.2f}")
-        if r.get("tvm_memory") and r.get("torch_memory"):
-            ours, theirs = (r[f"{side}_memory"]["peak_bytes"] for side in ("tvm", "torch"))
-            load = r["load_seconds"]
-            lines += [
-                f"peak memory: {ours / 1e6:.0f} MB, PyTorch {theirs / 1e6:.0f} MB, ratio {ours / theirs:.2f}",
-                f"loaded in {load['checked']:.2f} s, without checksums {load['unchecked']:.2f} s",
-            ]
-    return _text(table, *lines, f"on {results[0]['threads']} threads")
+    """Every side of each question to the whole model."""
+    named = [(f"{r['what']}, {r['scale']}", r) for r in results]
+    loads = [
+        f"{side} loaded without checksums in {s['unchecked_load_seconds']:.2f} s"
+        for side, s in results[0]["sides"].items()
+        if "unchecked_load_seconds" in s
+    ]
+    return _text(
+        _latency("whole model", named),
+        _costs("compiling, loading, resident memory", named[:1]),
+        *loads,
+        circumstances(results),
+    )
+
+
+def comparison_table(compared: Sequence[Comparison], stored: str) -> str:
+    """What became of every side since a stored run; slowdowns of ours once more at the end."""
+    table = _table(f"against {stored}", "benchmark", "side", "before ms", "after ms", "time now / then", "interval")
+    for name in ("noise", "relative to", ""):
+        table.add_column(name, justify="right")
+    for c in compared:
+        interval = "n/a" if c.shift.high == math.inf else f"{c.shift.low:.3f}–{c.shift.high:.3f}"
+        milliseconds = (_digits(c.before * 1e3), _digits(c.after * 1e3))
+        shift = (f"{c.shift.ratio:.3f}", interval, f"±{c.shift.noise - 1:.1%}")
+        table.add_row(c.case.rpartition("::")[2], c.side, *milliseconds, *shift, c.relative_to, c.shift.change.value)
+    slowdowns = [c for c in compared if c.is_slowdown]
+    lines = [f"slower: {c.case.rpartition('::')[2]}, {c.side}, {c.shift.ratio:.2f} times the time" for c in slowdowns]
+    return _text(table, *(lines or ["nothing of ours is slower beyond the noise of both runs"]))
+
+
+def circumstances(results: Sequence[Result]) -> str:
+    """Machine, threads and peaks, which belong to every figure."""
+    flops, bandwidths = ([r[key] / 1e9 for r in results] for key in ("peak_flops", "peak_bandwidth"))
+    return (
+        f"on {results[0]['threads']} threads of {results[0]['machine']['cpu']}; "
+        f"peaks in the same run: {_range(flops)} GFLOP/s of fp32 multiply-adds, {_range(bandwidths)} GB/s, triad"
+    )
+
+
+def _latency(title: str, results: Sequence[tuple[str, Result]]) -> Table:
+    table = _table(title, "case", "side", "median ms", "min–max", "mean", "p95", "p99", "rounds", "calls/s", "first ms")
+    table.add_column("PyTorch / it", justify="right")
+    table.add_column("of peak", justify="right")
+    for name, r in results:
+        torch = r["sides"]["torch"]["median"]
+        for number, (side, s) in enumerate(_measured(r)):
+            share = f"{r['flop'] / s['median'] / r['peak_flops']:.0%}" if r.get("flop") else "n/a"
+            table.add_row(
+                name if number == 0 else "",
+                side,
+                *_timing(s["seconds"]),
+                *(_milliseconds(s[key]) for key in ("mean", "p95", "p99")),
+                str(len(s["seconds"])),
+                _digits(s["throughput"]),
+                _milliseconds(s["first_call"]),
+                f"{torch / s['median']:.2f}",
+                share,
+            )
+    return table
+
+
+def _costs(title: str, results: Sequence[tuple[str, Result]]) -> Table:
+    table = _table(title, "case", "side", "compile s", "load s", "peak MB", "weights + run", "r_rms", "tolerance")
+    table.add_column("verdict", justify="right")
+    for name, r in results:
+        for number, (side, s) in enumerate(_measured(r)):
+            table.add_row(
+                name if number == 0 else "",
+                side,
+                *(_or_none(s.get(key), ".1f") for key in ("compile_seconds", "load_seconds")),
+                *_memory(s["memory"]),
+                _or_none(s.get("worst_r_rms"), ".2f"),
+                _or_none(s.get("required_tolerance"), ".1e"),
+                s.get("verdict", ""),
+            )
+    return table
+
+
+def _measured(result: Result) -> list[tuple[str, Result]]:
+    """The sides that have rounds."""
+    return [(side, s) for side, s in result["sides"].items() if "error" not in s]
+
+
+def _absent(results: Sequence[tuple[str, Result]]) -> list[str]:
+    """A line for each side that could not take part."""
+    return [f"{name}, {side}: {s['error']}" for name, r in results for side, s in r["sides"].items() if "error" in s]
+
+
+def _where_time_goes(result: Result) -> str:
+    """The functions that take most of a run's time."""
+    whole = sum(kernel["seconds"] for kernel in result["kernels"])
+    if not whole:
+        return f"{result['case']}: no kernel was timed"
+    shares = []
+    for kernel in result["kernels"][:KERNELS_SHOWN]:
+        rate = f", {kernel['flop'] / kernel['seconds'] / 1e9:.0f} GFLOP/s" if kernel["flop"] else ""
+        shares.append(f"{kernel['seconds'] / whole:.0%} {kernel['name']} ({kernel['calls']}×{rate})")
+    return f"{result['case']}, {result['profiled']}, of {_digits(whole * 1e3)} ms in kernels: {'; '.join(shares)}"
 
 
 def rope_tables(results: Sequence[Result]) -> str:
@@ -131,7 +214,8 @@ def _peaks(results: Sequence[Result]) -> str:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < (2 if "shape" in columns else 1) else "right", no_wrap=True)
+        of_text = number == 0 or column in ("shape", "side")
+        table.add_column(column, justify="left" if of_text else "right", no_wrap=True)
     return table
 
 
@@ -166,6 +250,20 @@ def _memory(measured: Result | None) -> tuple[str, str]:
         return "n/a", "n/a"
     weights, run = measured["weights_bytes"] / 1e6, measured["run_bytes"] / 1e6
     return f"{weights + run:.0f}", f"{weights:.0f} + {run:.0f}"
+
+
+def _milliseconds(seconds: float | str) -> str:
+    return seconds if isinstance(seconds, str) else _digits(seconds * 1e3)
+
+
+def _or_none(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _range(values: Sequence[float]) -> str:
+    """One number, or the smallest and the largest where they differ."""
+    low, high = (f"{value:.0f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low}–{high}"
 
 
 def _text(*parts: Table | str) -> str:

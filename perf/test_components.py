@@ -1,94 +1,183 @@
-"""Latency and peak memory of each component, PyTorch eager against TVM untuned.
+"""Speed and memory of each component: PyTorch eager, TVM untuned, TVM tuned and, with --peers, what else there is.
 
-Latency: both in one process, interleaved round by round. The rounds that pytest-benchmark times are TVM's; PyTorch's
-stand in `extra_info` with the ratio of the medians. Memory: each in a process of its own (`perf/memory.py`).
+    pytest perf/test_components.py --scale full --strategy real --benchmark-json=perf.json
+    pytest perf/test_components.py --component vit --scale full --peers
+
+Every side has a process of its own (`perf/seats.py`) and the same weights and inputs. The outputs of its first call
+are judged as in a verification: ours must pass, peers are reported with their figures. Then all sides take turns, one
+call a round, and the first of a round is the last of the next. Peak memory is that of the side's process over all its
+calls. The machine's peaks are measured right before and right after; where our time goes, kernel by kernel, is from one
+more run.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
+import tvm
 
 from harness.case import Case
 from harness.frontend import export_program
-from harness.machine import describe_machine
 from harness.model.upstream import upstream
 from harness.outcome import VerdictKind
 from harness.parity.verdict import judge
 from harness.rope import STRATEGIES
-from harness.runtime.executable import Executable
+from harness.schedules import UNTUNED as NO_SCHEDULES
+from harness.schedules import Schedules
 from harness.settings import Settings
-from harness.source import Source
+from harness.source import Arrays, Source
 from harness.targets import TARGETS
-from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
+from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.threads import configure_threads
-from harness.worker import WorkerEnd, run_isolated
-from perf.measuring import interleave
-from perf.memory import Request, save
+from perf import peers
+from perf.options import Options
+from perf.peers import COMPILE, PEERS, Peer, PeerError
+from perf.probe import measured_peaks
+from perf.profiling import flop_of_functions, flop_of_program, with_flop
+from perf.results import OURS, TORCH, TUNED, UNTUNED, circumstances, judged, memory_bytes, ratios, summary
+from perf.seats import Seat, SeatError, contest
+from perf.sides import KERNELS, RUN, Request, save
 
 BUDGET_SECONDS = 30.0
-"""How long PyTorch and TVM together may take per component; at least five rounds run in any case."""
+"""How long the rounds of all sides together may take per component; at least five run in any case."""
 
 
-def test_component(case: Case, benchmark: Any, component_results: list[dict[str, Any]]) -> None:
+@dataclass
+class Prepared:
+    """A component that is compiled and saved, and what its outputs are held to.
+
+    Attributes:
+        judge: Outputs of a side → the worst verdict, with its figures.
+        flop: Operations of its products, convolutions and attention.
+        libraries: What TVM compiled, by side.
+        compile_seconds: From PyTorch's module to a library, by side.
+        flop_by_kernel: Operations of one call of each compiled function, by side.
+        note: Why there is no tuned side, if there is none.
+    """
+
+    judge: Callable[[list[np.ndarray]], dict[str, Any]]
+    flop: int
+    libraries: dict[str, Path] = field(default_factory=dict)
+    compile_seconds: dict[str, float] = field(default_factory=dict)
+    flop_by_kernel: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    note: str = ""
+
+
+def test_component(case: Case, benchmark: Any, component_results: list[dict[str, Any]], options: Options) -> None:
     target = TARGETS[case.target]
     problem = target.compile_problem() or target.run_problem()
     if problem or case.strategy == "none":
         pytest.skip(problem or "the control strategy does not compile")
     threads = configure_threads()
     # Not pytest's folder, which stays: at full scale there are gigabytes of weights in it.
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name:
-        request = Request(Path(name), Path(name) / f"library{LIBRARY_SUFFIX}", case.target, threads)
-        result = {"case": case.id, "threads": threads, **latency(case, benchmark, request)}
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
+        folder = Path(name)
+        prepared = prepare(case, folder, options.schedules_for(case.target))
         gc.collect()
-        result |= {f"{side}_memory": peak_memory(side, request) for side in ("tvm", "torch")}
-    benchmark.extra_info |= result | {"machine": describe_machine()}
+        sides: dict[str, dict[str, Any]] = {}
+        seats: dict[str, Seat] = {}
+
+        def take_part(side: str, seat: Seat, compile_seconds: float | None) -> None:
+            seats[side] = stack.enter_context(seat)
+            first_call, outputs = seat.first(RUN)
+            load = {"compile_seconds": compile_seconds, "load_seconds": seat.load_seconds}
+            sides[side] = {"first_call": first_call, **load, **prepared.judge(outputs)}
+
+        take_part(TORCH, Seat("perf.sides:torch_side", Request(folder)), None)
+        for side, library in prepared.libraries.items():
+            seat = Seat("perf.sides:tvm_side", Request(folder, case.target, library))
+            take_part(side, seat, prepared.compile_seconds[side])
+            assert sides[side]["verdict"] in (VerdictKind.STRICT, VerdictKind.ORACLE), sides[side]
+        files: dict[str, float] = {}
+        for side, peer in PEERS.items() if options.peers else ():
+            try:
+                take_part(side, *sit_down(peer, folder, files))
+            except (PeerError, SeatError) as error:
+                seats.pop(side, None)
+                sides[side] = {"error": str(error)}
+
+        peaks = [measured_peaks(threads)]
+        seconds, lost = contest(benchmark, seats, RUN, budget=BUDGET_SECONDS, rounds=options.rounds)
+        peaks.append(measured_peaks(threads))
+        assert not lost.keys() - PEERS.keys(), lost
+        sides |= {side: {"error": error} for side, error in lost.items()}
+        for side, rounds in seconds.items():
+            sides[side] = summary(rounds) | {"memory": memory_bytes(seats[side].memory())} | sides[side]
+        best = next(side for side in reversed(OURS) if side in seats)
+        seats[best].wake(RUN)
+        times = seats[best].result(KERNELS) if case.target == "llvm" else []  # a GPU is not waited for after each
+        kernels = with_flop(times, prepared.flop_by_kernel[best])
+    result = {"case": case.id, "sides": sides, "ratios": ratios(sides), "flop": prepared.flop}
+    result |= {"kernels": kernels, "profiled": best, "note": prepared.note} | circumstances(threads, peaks)
+    result["versions"] |= peers.versions() if options.peers else {}
+    benchmark.extra_info |= result
     component_results.append(result)
 
 
-def latency(case: Case, benchmark: Any, request: Request) -> dict[str, Any]:
-    """Times the main sample in this process, once its outputs are strict; saves what the memory measurements need."""
+def prepare(case: Case, folder: Path, schedules: Schedules) -> Prepared:
+    """Compiles the main sample without and with schedules, and saves what the sides load."""
     target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
     with upstream():
         source = Source(case, Settings())
         sample, args = next(iter(source.samples.items()))
         inputs = tuple(args.values())
+        start = time.perf_counter()
         with strategy.apply(source.module):
             program = export_program(source.module, inputs)
-        reference, oracle = source.reference()[0], source.oracle()
         module, parameters = strategy.import_program(program)
-        compile_module(module, target, request.library)
-        save(source.module, inputs, list(parameters.values()), request.folder)
-        executable = Executable(request.library, target.device(), list(parameters.values()))
-        arrays = [tensor.numpy() for tensor in inputs]
-
+        importing = time.perf_counter() - start
+        reference, oracle = source.reference()[0], source.oracle()
+        prepared = Prepared(judging(sample, source, reference, oracle), flop_of_program(program))
+        save(source.module, inputs, list(parameters.values()), folder)
+    del program, parameters, source
+    lowered: tvm.IRModule | None = None
+    for side, chosen in ((UNTUNED, NO_SCHEDULES), (TUNED, schedules)):
+        if side == TUNED and not schedules:
+            break
         start = time.perf_counter()
-        actual = source.named(sample, executable.run(arrays))
-        first_call = time.perf_counter() - start
-        verdicts = judge(actual, {name: reference[name] for name in actual}, oracle)
-        assert all(verdict.kind is VerdictKind.STRICT for verdict in verdicts), verdicts
+        tvm_target = target.tvm_target()
+        before, lowered = lowered, lower_module(module, target, tvm_target, chosen)
+        if side == TUNED and tvm.ir.structural_equal(before, lowered):
+            prepared.note = "tuning found nothing over the defaults for any kernel of this component"
+            break
+        library = folder / f"{side}{LIBRARY_SUFFIX}"
+        build_library(lowered, tvm_target, library)
+        prepared.compile_seconds[side] = importing + time.perf_counter() - start
+        prepared.libraries[side] = library
+        prepared.flop_by_kernel[side] = flop_of_functions(lowered)
+    return prepared
 
-        def run_torch() -> None:
-            with torch.no_grad():
-                source.module(*inputs)
 
-        timed = interleave(benchmark, lambda: executable.run(arrays), run_torch, budget=BUDGET_SECONDS)
-    worst = max((v.r_rms for v in verdicts if not math.isnan(v.r_rms)), default=math.nan)
-    return timed.summary() | {"first_call": first_call, "worst_r_rms": worst}
+def judging(
+    sample: str, source: Source, reference: Arrays, oracle: Arrays
+) -> Callable[[list[np.ndarray]], dict[str, Any]]:
+    """What a side's outputs are put to; it keeps nothing of the model."""
+    names = list(source.named(sample, [np.empty(0)] * len(source.component.outputs)))
+
+    def check(outputs: list[np.ndarray]) -> dict[str, Any]:
+        actual = dict(zip(names, outputs, strict=True))
+        return judged(judge(actual, {name: reference[name] for name in names}, oracle))
+
+    return check
 
 
-def peak_memory(side: str, request: Request) -> dict[str, int] | None:
-    """Bytes of the weights, of a run above them and of both, None where the system does not tell."""
-    ended = run_isolated(f"perf.memory:{side}_memory", request)
-    assert ended.kind is WorkerEnd.OK, ended.error
-    if ended.value is None:
-        return None
-    weights, run = ended.value.weights, ended.value.run
-    return {"weights_bytes": weights, "run_bytes": run, "peak_bytes": weights + run}
+def sit_down(peer: Peer, folder: Path, files: dict[str, float]) -> tuple[Seat, float]:
+    """A peer that is loaded, and how long it took to compile; `files` is what `perf.peers.prepare` keeps.
+
+    Raises:
+        PeerError, SeatError: It cannot take part.
+    """
+    compile_seconds = peers.prepare(peer, folder, files)
+    seat = Seat(peer.side, Request(folder))
+    if peer.compiles:
+        compile_seconds += seat.prepare(COMPILE)
+    return seat, compile_seconds

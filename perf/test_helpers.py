@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.settings import REPOSITORY
 from perf.measuring import LONG_SECONDS, Side, interleave, take_turns
 from perf.roofline import main
 
@@ -91,3 +96,70 @@ def test_a_run_without_kernels_is_an_error(tmp_path: Path, capsys: pytest.Captur
     assert main([str(source), str(picture)]) == 1
     assert "lacks kernels" in capsys.readouterr().err
     assert not picture.exists()
+
+
+def info(*ours: float) -> dict[str, Any]:
+    """What test_components.py keeps, as far as it is compared."""
+    return {"sides": {"torch": {"seconds": [2.0] * len(ours)}, "untuned": {"seconds": list(ours)}}}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A suite with one case, whose rounds are in a file; runs pytest on it with the options of this project."""
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "conftest.py").write_text(
+        f"exec(open({str(REPOSITORY / 'conftest.py')!r}).read())\n"
+        "root_configure = pytest_configure\n"
+        "from perf.conftest import *\n"
+        "perf_configure = pytest_configure\n"
+        "def pytest_configure(config):\n    perf_configure(config)\n    root_configure(config)\n"
+    )
+    (tmp_path / "test_suite.py").write_text(
+        "import json, pathlib\n"
+        "def test_case(benchmark):\n"
+        "    benchmark.pedantic(lambda: None)\n"
+        "    benchmark.extra_info |= json.loads(pathlib.Path('info.json').read_text())\n"
+    )
+
+    def run(info: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "info.json").write_text(json.dumps(info))
+        command = [sys.executable, "-m", "pytest", "-q", "test_suite.py", *options]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_a_slowdown_against_a_stored_run_fails(suite: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    stored = suite(info(1.0, 1.01, 1.02, 1.0, 1.01), "--benchmark-json=stored.json")
+    assert stored.returncode == 0, stored.stdout + stored.stderr
+    same = suite(info(1.01, 1.0, 1.02, 1.01, 1.0), "--benchmark-compare=stored.json")
+    assert same.returncode == 0, same.stdout + same.stderr
+    assert "nothing of ours is slower" in same.stdout
+    slower = suite(info(1.5, 1.51, 1.52, 1.5, 1.51), "--benchmark-compare=stored.json")
+    assert slower.returncode == 1
+    assert "slower: test_case, untuned, 1.50 times the time" in slower.stdout
+    faster = suite(info(0.5, 0.51, 0.52, 0.5, 0.51), "--benchmark-compare=stored.json")
+    assert faster.returncode == 0 and "faster" in faster.stdout
+
+
+def test_what_cannot_be_compared_is_a_sentence(suite: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    missing = suite(info(1.0), "--benchmark-compare=missing.json")
+    assert missing.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "cannot compare with missing.json: there is no such file" in missing.stderr
+    broken = suite(info(1.0), "--benchmark-compare=info.json")  # a file, but not of a run
+    assert broken.returncode == 1
+    assert "error: cannot compare: there is no stored run info.json" in broken.stdout
+    assert "INTERNALERROR" not in missing.stdout + missing.stderr + broken.stdout + broken.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [("--rounds=0", "cannot measure 0 rounds"), ("--db=nowhere", "there is no tuning database in nowhere")],
+)
+def test_options_that_make_no_sense_are_a_sentence(
+    option: str, sentence: str, suite: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    ended = suite(info(1.0), option)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert sentence in ended.stderr and "Traceback" not in ended.stderr

@@ -1,0 +1,47 @@
+"""What the command line of pytest says about the sides and rounds of a suite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.schedules import Schedules
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which sides take part, and for how long.
+
+    Attributes:
+        database: Folder of a tuning database; None for the one that fits this machine.
+        untuned: Whether to leave the tuned side out.
+        peers: Whether peers take part.
+        rounds: Number of rounds; None for as many as the budget of a suite allows.
+    """
+
+    database: Path | None = None
+    untuned: bool = False
+    peers: bool = False
+    rounds: int | None = None
+
+    def database_for(self, target: str) -> Path | None:
+        """The folder of the database for a target; None if nothing is to be tuned, or there is none that fits.
+
+        Raises:
+            HarnessError: The database cannot be used.
+        """
+        if self.untuned or self.database is not None:
+            return None if self.untuned else self.database
+        from harness.tuning.database import default_database
+
+        return default_database(target)
+
+    def schedules_for(self, target: str) -> Schedules:
+        """What that database has found.
+
+        Raises:
+            HarnessError: The database cannot be used.
+        """
+        from harness.tuning.database import schedules_from
+
+        return schedules_from(self.database_for(target), target)

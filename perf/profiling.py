@@ -1,0 +1,114 @@
+"""Where the time of one run goes, kernel by kernel, through the instrument of TVM's virtual machine."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tvm
+
+    from harness.runtime.executable import Executable
+
+RUNS_SECONDS, MOST_RUNS = 0.5, 25
+"""How long runs are repeated, and how often at most."""
+
+_BUILTIN = "vm.builtin."
+"""What the virtual machine does itself: memory, shapes, views."""
+
+_PRODUCT = re.compile(r"^(?:(\d+) times )?(\d+)x(\d+) · \3x(\d+),")
+_MINIMAL_FILTERING = re.compile(r"^(?:(\d+) x )?(\d+)x(\d+)x3x3 on (\d+)x(\d+),")
+_ATTENTION = re.compile(r"^(\d+) x (\d+) heads, (\d+) queries, (\d+) keys, (\d+) channels,")
+"""What the kernels of `harness/schedules/cpu` say of their sizes in the attribute `explain`."""
+
+
+def kernel_times(executable: Executable, inputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    """Every compiled function that one run calls, the longest first; of several short runs, the one in the middle.
+
+    Returns:
+        `name`, number of `calls`, their `seconds` together, and the `bytes` of all their tensor arguments together,
+        each argument counted once per call.
+    """
+    runs: list[dict[str, dict[str, Any]]] = []
+    start = 0.0
+
+    def note(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
+        nonlocal start
+        if name.startswith(_BUILTIN):
+            return
+        if before:
+            start = time.perf_counter()
+            return
+        seconds = time.perf_counter() - start
+        kernel = runs[-1].setdefault(name, {"name": name, "calls": 0, "seconds": 0.0, "bytes": 0})
+        kernel["calls"] += 1
+        kernel["seconds"] += seconds
+        kernel["bytes"] += sum(map(_bytes, arguments))
+
+    machine = executable._vm  # nothing else needs it
+    machine["set_instrument"](note)
+    until = time.perf_counter() + RUNS_SECONDS
+    while not runs or (len(runs) < MOST_RUNS and time.perf_counter() < until):
+        runs.append({})
+        executable.run(inputs)
+    machine["set_instrument"](lambda *_: None)
+    runs.sort(key=lambda run: sum(kernel["seconds"] for kernel in run.values()))
+    return sorted(runs[len(runs) // 2].values(), key=lambda kernel: -kernel["seconds"])
+
+
+def with_flop(times: Sequence[Mapping[str, Any]], flop: Mapping[str, int | None]) -> list[dict[str, Any]]:
+    """The times of those functions that are compiled, with the floating-point operations of all their calls together.
+
+    Args:
+        times: From `kernel_times`.
+        flop: From `flop_of_functions`.
+    """
+    return [
+        {**kernel, "flop": None if (one := flop[kernel["name"]]) is None else one * kernel["calls"]}
+        for kernel in times
+        if kernel["name"] in flop
+    ]
+
+
+def flop_of_functions(lowered: tvm.IRModule) -> dict[str, int | None]:
+    """By compiled function: the operations of one call if it is a product, a convolution or attention.
+
+    Counted as `torch.utils.flop_counter` does: a 3×3 convolution as a direct one, attention as its two products.
+    """
+    from tvm import tirx
+
+    return {
+        variable.name_hint: explained_flop(str((function.attrs or {}).get("explain", "")))
+        for variable, function in lowered.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+
+
+def explained_flop(text: str) -> int | None:
+    """The operations of a kernel that says this of itself; None if it is none that counts."""
+    for pattern, factor in ((_PRODUCT, 2), (_MINIMAL_FILTERING, 2 * 9), (_ATTENTION, 4)):
+        if match := pattern.match(text):
+            return factor * math.prod(int(size) for size in match.groups() if size is not None)
+    return None
+
+
+def flop_of_program(program: Any) -> int:
+    """Floating-point operations of an exported program's products, convolutions and attention, without running them."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    graph = program.graph_module
+    inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        torch.fx.Interpreter(graph).run(*inputs)
+    return int(counter.get_total_flops())
+
+
+def _bytes(argument: Any) -> int:
+    shape = getattr(argument, "shape", None)
+    return math.prod(shape) * np.dtype(str(argument.dtype)).itemsize if shape is not None else 0
