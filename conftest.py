@@ -109,5 +109,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         cases = [case for case in config.stash[CASES] if case.component in COMPONENTS]
         metafunc.parametrize("case", [parameter(case) for case in cases])
+    if "measured_case" in metafunc.fixturenames:
+        strategies = config.getoption("strategy") or [DEFAULT_STRATEGY]  # each takes as long as the others
+        cases = [case for case in config.stash[CASES] if case.component in COMPONENTS and case.strategy in strategies]
+        metafunc.parametrize("measured_case", [parameter(case) for case in cases])
     if "whole_case" in metafunc.fixturenames:
         metafunc.parametrize("whole_case", [parameter(case) for case in whole_cases(config)])

@@ -1,6 +1,6 @@
 """Speed and memory of each component: PyTorch eager, TVM untuned, TVM tuned and, with --peers, what else there is.
 
-    pytest perf/test_components.py --scale full --strategy real --benchmark-json=perf.json
+    pytest perf/test_components.py --scale full --benchmark-json=perf.json
     pytest perf/test_components.py --component vit --scale full --peers
 
 Every side has a process of its own (`perf/seats.py`) and the same weights and inputs. The outputs of its first call
@@ -72,7 +72,10 @@ class Prepared:
     note: str = ""
 
 
-def test_component(case: Case, benchmark: Any, component_results: list[dict[str, Any]], options: Options) -> None:
+def test_component(
+    measured_case: Case, benchmark: Any, component_results: list[dict[str, Any]], options: Options
+) -> None:
+    case = measured_case
     target = TARGETS[case.target]
     problem = target.compile_problem() or target.run_problem()
     if problem or case.strategy == "none":
