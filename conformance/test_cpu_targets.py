@@ -222,7 +222,7 @@ def test_a_tile_that_is_too_large_is_noticed(
 ) -> None:
     target = target_for(cpu)
     tile = Tile(rows, columns, vector_unit(target).lanes)
-    monkeypatch.setattr("harness.schedules.cpu.gemm.choose_tile", lambda *_: tile)
+    monkeypatch.setattr("harness.schedules.cpu.schedule.choose_tile", lambda *_: tile)
     module = lowered(lambda x, w: op.matmul(x, w), [normal((96, 512))], [filters(512, 384)], target)
     with pytest.raises(AssertionError):
         assert_in_registers(assembly(module, target), cpu, {tile.size // tile.lanes})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
@@ -62,8 +62,18 @@ def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library:
     host = tvm_target.host or tvm_target
     with tvm_target, tvm.transform.PassContext(opt_level=3):
         executable = relax.build(_with_required_cpu(lowered, host), tvm_target, relax_pipeline=None)
+    export_library(executable, tvm_target, library)
+
+
+def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path) -> None:
+    """Links what TVM compiled, an executable or a module, into a shared library.
+
+    Raises:
+        RuntimeError: There is nothing to link with.
+    """
+    host = tvm_target.host or tvm_target
     for_macos = host.attrs["mtriple"] == MACOS_TRIPLE if "mtriple" in host.attrs else platform.system() == "Darwin"
-    executable.export_library(str(library), fcompile=partial(link, for_macos=for_macos))
+    compiled.export_library(str(library), fcompile=partial(link, for_macos=for_macos))
 
 
 def platform_of(host: tvm.target.Target) -> tuple[str, str]:

@@ -1,14 +1,13 @@
 """Measuring: a compiled task as plain data, how to time several of them side by side, and where.
 
-A program says which functions of a library to call, one after the other, on which tensors. Without TVM's virtual machine
-the same few calls work in this process and over RPC alike.
+A program says which functions of a library to call, one after the other, on which tensors. Without TVM's virtual
+machine the same few calls work in this process and over RPC alike.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,7 +41,7 @@ class Step:
 class Program:
     """A compiled task.
 
-    The values are numbered: first the arrays that the program is given, then the results of `load`, then those of `run`.
+    The values are numbered: first the arrays that the program is given, then the results of `load`, then of `run`.
 
     Attributes:
         library: The shared library.

@@ -24,6 +24,7 @@ from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import math as elementary
+from harness.schedules.cpu import schedule
 from harness.schedules.cpu.emit import (
     Argument,
     ceil_div,
@@ -37,10 +38,7 @@ from harness.schedules.cpu.emit import (
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.folding import Folded, Reader, fold
 from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
-from harness.schedules.cpu.tile import Tile, VectorUnit
-
-_TASKS = 16
-"""Tasks wanted at least; each copies keys and values of its head."""
+from harness.schedules.cpu.tile import Tile
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,21 @@ class Attention:
     result: tuple[int, ...] = (0, 1, 2, 3)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Everything that is decided about an attention.
+
+    Attributes:
+        scores: Register tile of the scores, keys × queries.
+        output: Register tile of the result, queries × channels.
+        parts: Parts of the queries of a head.
+    """
+
+    scores: Tile
+    output: Tile
+    parts: int
+
+
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     """`relax.nn.attention` and `relax.nn.attention_bias`, fp32 and of static shape."""
     attributes = attention.attrs
@@ -77,56 +90,50 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     scale = 1.0 / math.sqrt(query.shape[3]) if attributes.scale is None else float(attributes.scale)
     offset = {None: None, "TopLeft": 0, "BottomRight": key.shape[1] - query.shape[1]}
     causal = None if attributes.causal_mask is None else str(attributes.causal_mask)
-    return _lowering(context.unit, Attention(query, key, value, bias, scale, offset[causal]))
+    batch, queries, heads, channels = query.shape
+    shape = () if bias is None else static_shape(bias, None) or ()
+    problem = schedule.Attention(
+        batch,
+        heads,
+        queries,
+        key.shape[1],
+        channels,
+        value.shape[3],
+        None if bias is None else str(bias.ty.dtype),
+        causal is not None,
+        shape,
+    )
+    decided = context.decide(problem)
+    cut = Cut(
+        schedule.tile_of(context.unit, decided),
+        schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
+        decided["parts"],
+    )
+    return _lowering(cut, Attention(query, key, value, bias, scale, offset[causal]))
 
 
-def _lowering(unit: VectorUnit, attention: Attention) -> Lowering:
+def _lowering(cut: Cut, attention: Attention) -> Lowering:
     def permuted(axes: tuple[int, ...]) -> Lowering | None:
         # Dimension d of the permuted result is dimension axes[d] of ours.
-        return _lowering(unit, replace(attention, result=tuple(axes.index(d) for d in attention.result)))
+        return _lowering(cut, replace(attention, result=tuple(axes.index(d) for d in attention.result)))
 
     operands = (attention.query, attention.key, attention.value)
     bias = [] if attention.bias is None else [attention.bias]
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return call(builder, "attention", _kernel(unit, attention), inputs)
+        return call(builder, "attention", _kernel(cut, attention), inputs)
 
     return Lowering((*(value for operand in operands for value in operand.inputs), *bias), None, build, permuted)
 
 
-def _tiles(unit: VectorUnit, attention: Attention) -> tuple[Tile, Tile]:
-    """Register tiles of scores (keys × queries) and of the result (queries × channels)."""
-    length, width = attention.query.shape[1], attention.value.shape[3]
-    accumulators = 24 if unit.registers > 16 else 12
-
-    def work(vectors: int) -> float:
-        columns = vectors * unit.lanes
-        rows = accumulators // vectors
-        return ceil_div(length, columns) * columns * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
-
-    queries = min((3, 2, 1), key=work)
-    columns = queries * unit.lanes
-    heights = [rows for rows in range(1, 13) if columns % rows == 0]
-
-    def cost(shape: tuple[int, int]) -> float:
-        rows, vectors = shape
-        padded = ceil_div(width, vectors * unit.lanes) * vectors * unit.lanes
-        return padded * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
-
-    shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
-    rows, vectors = min(shapes, key=cost)
-    return Tile(min(12, accumulators // queries), columns, unit.lanes), Tile(rows, vectors * unit.lanes, unit.lanes)
-
-
-def _kernel(unit: VectorUnit, attention: Attention) -> tirx.PrimFunc:
+def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     operands = (attention.query, attention.key, attention.value)
     batch, length, heads, channels = attention.query.shape
     count, width = attention.key.shape[1], attention.value.shape[3]
-    scores, output = _tiles(unit, attention)
+    scores, output = cut.scores, cut.output
     columns, lanes = scores.columns, scores.lanes
     blocks = ceil_div(length, columns)
-    parts = min(blocks, ceil_div(_TASKS, batch * heads))
-    per_part = ceil_div(blocks, parts)
+    per_part = ceil_div(blocks, cut.parts)
     parts = ceil_div(blocks, per_part)
     key_panels, channel_panels = ceil_div(count, scores.rows), ceil_div(width, output.columns)
     extents = (batch, length, heads, width)

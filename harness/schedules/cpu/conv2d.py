@@ -22,6 +22,7 @@ from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.gemm import Operand, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
 from harness.schedules.cpu.product import (
+    Cut,
     Fill,
     Pack,
     PanelRead,
@@ -33,9 +34,10 @@ from harness.schedules.cpu.product import (
     product_function,
     stream,
 )
-from harness.schedules.cpu.tile import Tile, choose_tile
+from harness.schedules.cpu.schedule import Convolution, TransposedConvolution, cut_of, plan_of
+from harness.schedules.cpu.tile import Tile
 from harness.schedules.cpu.window import Window
-from harness.schedules.cpu.winograd import filterable, filtered
+from harness.schedules.cpu.winograd import filtered
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
@@ -61,9 +63,12 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         return matrix_product(context, left, right, (), Problem(1, image[0], weight[0], window.depth), result)
     if window.channels == window.filters == 1:
         return _depthwise(context, window, data, weights, weight)
-    if filterable(context, window, weights):
-        return filtered(context, window, data, weights)
-    return _columns(context, window, data, weights, weight)
+    convolution = Convolution(window, context.is_parameter(weights))
+    decided = context.decide(convolution)
+    if decided.get("filtering"):
+        return filtered(plan_of(context.unit, window, decided), data, weights)
+    cut = cut_of(context.unit, convolution.problem, "right", decided)
+    return _columns(cut, convolution.problem, window, data, weights, weight)
 
 
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
@@ -87,11 +92,10 @@ def _pair(values: Sequence[Any]) -> tuple[int, int]:
 
 
 def _columns(
-    context: Context, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
+    cut: Cut, problem: Problem, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
     """The general convolution."""
-    problem = Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
-    tile = choose_tile(context.unit, problem.rows, problem.columns)
+    tile = cut.tile
     place = window.place
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
@@ -121,7 +125,7 @@ def _columns(
         name = "conv2d" + epilogue.label
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
         arguments = [Argument("image", window.image), Argument("packed", packed_shape), *epilogue.arguments]
-        function = product_function(name, problem, "right", tile, [*arguments, Argument("result", window.result)], body)
+        function = product_function(name, problem, "right", cut, [*arguments, Argument("result", window.result)], body)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), place, build)
@@ -191,10 +195,12 @@ def _scatter(
     result: tuple[int, ...],
 ) -> Lowering:
     """A transposed convolution without overlap: (output channel, kernel place) × input channels × input pixels."""
-    batch, depth, height, width = image
+    batch, depth, _, width = image
     _, filters, kernel_height, kernel_width = weight
-    problem = Problem(batch, filters * kernel_height * kernel_width, height * width, depth)
-    tile = choose_tile(context.unit, problem.rows, problem.columns)
+    convolution = TransposedConvolution(image, weight, context.is_parameter(weights))
+    problem = convolution.problem
+    cut = cut_of(context.unit, problem, "right", context.decide(convolution))
+    tile = cut.tile
 
     def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
         return [
@@ -232,7 +238,7 @@ def _scatter(
         name = "conv2d_transpose" + epilogue.label
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
         arguments = [Argument("image", image), Argument("packed", packed_shape), *epilogue.arguments]
-        function = product_function(name, problem, "right", tile, [*arguments, Argument("result", result)], body)
+        function = product_function(name, problem, "right", cut, [*arguments, Argument("result", result)], body)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), place, build)

@@ -30,7 +30,7 @@ from harness.schedules.cpu.product import (
     stream,
     stream_rows,
 )
-from harness.schedules.cpu.tile import choose_tile
+from harness.schedules.cpu.schedule import Product, cut_of
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,12 @@ def matrix_product(
     context: Context, left: Operand, right: Operand, batch: tuple[int, ...], problem: Problem, shape: tuple[int, ...]
 ) -> Lowering:
     """The lowering of result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
-    tile = choose_tile(context.unit, problem.rows, problem.columns)
     streaming = _streaming_side(context, left, right)
     moving, staying = (left, right) if streaming == "left" else (right, left)
+    at_load = context.is_parameter(staying.value)
+    decided = context.decide(Product(problem, streaming, staying.matrices, at_load, moving.transposed))
+    cut = cut_of(context.unit, problem, streaming, decided)
+    tile = cut.tile
     resident: Side = "right" if streaming == "left" else "left"
     width = problem.width(resident)
     place = _place(problem, shape)
@@ -161,7 +164,7 @@ def matrix_product(
             name,
             problem,
             streaming,
-            tile,
+            cut,
             [
                 Argument("streamed", moving.shape),
                 Argument("packed", packed_shape),

@@ -10,6 +10,7 @@ from tvm import ir, relax, tirx
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.schedule import Problem, decided
 from harness.schedules.cpu.tile import VectorUnit
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
@@ -44,6 +45,7 @@ class Context:
         results: Variables that hold what a kernel computes, as far as the function has been planned.
         functions: The functions of the module, by the variables that calls name them by.
         schedules: What tuning found, by key of the kernel's problem.
+        problems: What schedules were asked for, call by call.
     """
 
     unit: VectorUnit
@@ -52,6 +54,16 @@ class Context:
     results: set[relax.Var] = field(default_factory=set)
     functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
+    problems: list[Problem] = field(default_factory=list)
+
+    def decide(self, problem: Problem) -> dict[str, int]:
+        """The complete schedule of a problem, which is noted.
+
+        Raises:
+            HarnessError: Tuning found one that cannot be used.
+        """
+        self.problems.append(problem)
+        return decided(problem, self.unit, self.schedules.get(problem.key, {}))
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Whether the value is known when the model is loaded."""

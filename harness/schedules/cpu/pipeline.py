@@ -34,22 +34,29 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with target:
-            return tvm.transform.Sequential(
-                [
-                    relax.transform.CanonicalizeBindings(),
-                    call_kernels(target, schedules),
-                    relax.transform.LegalizeOps(_LEGALIZE),
-                    *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
-                    relax.transform.DeadCodeElimination(),
-                    relax.transform.AnnotateTIROpPattern(),
-                    relax.transform.FuseOps(),
-                    relax.transform.FuseTIR(),
-                    elementwise.schedule_remaining(),
-                    lower_to_vm(),
-                ]
-            )(module)
+            return tvm.transform.Sequential([*_to_loops(module, target, schedules), lower_to_vm()])(module)
 
     return run
+
+
+def to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.IRModule:
+    """The part of `cpu_pipeline` before the virtual machine: Relax functions that call compiled ones by `call_tir`."""
+    with target, tvm.transform.PassContext(opt_level=3):
+        return tvm.transform.Sequential(_to_loops(module, target, schedules))(module)
+
+
+def _to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules) -> list[tvm.transform.Pass]:
+    return [
+        relax.transform.CanonicalizeBindings(),
+        call_kernels(target, schedules),
+        relax.transform.LegalizeOps(_LEGALIZE),
+        *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
+        relax.transform.DeadCodeElimination(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        elementwise.schedule_remaining(),
+    ]
 
 
 def _has_weights(module: tvm.IRModule) -> bool:

@@ -20,7 +20,6 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu.emit import (
     Argument,
     ceil_div,
-    chunk_length,
     for_each_vector,
     fp32,
     multiply_panels,
@@ -157,21 +156,43 @@ class Blocking:
     splits: int
 
 
+def panels(problem: Problem, streaming: Side, tile: Tile) -> tuple[int, int]:
+    """Number of panels of the streaming operand, and of the resident one."""
+    resident: Side = "right" if streaming == "left" else "left"
+    return (
+        ceil_div(problem.width(streaming), panel_width(streaming, tile)),
+        ceil_div(problem.width(resident), panel_width(resident, tile)),
+    )
+
+
 def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
     """Blocks that fit the workspace, and enough tasks."""
     panel = panel_width(streaming, tile)
-    panels = ceil_div(problem.width(streaming), panel)
-    most = panels
+    count, others = panels(problem, streaming, tile)
+    most = count
     if streaming == "left":
         most = min(_LEFT_PANELS, max(1, _BLOCK_BYTES // (4 * panel * problem.depth)))
-    slots = max(1, min(most, panels, ceil_div(panels * problem.batch, _TASKS)))
-    blocks = ceil_div(panels, slots)
-    resident: Side = "right" if streaming == "left" else "left"
-    others = ceil_div(problem.width(resident), panel_width(resident, tile))
+    slots = max(1, min(most, count, ceil_div(count * problem.batch, _TASKS)))
+    blocks = ceil_div(count, slots)
     splits = max(1, min(others, ceil_div(_TASKS, problem.batch * blocks)))
     if streaming == "right":
         splits = max(splits, ceil_div(others, _LEFT_PANELS))
-    return Blocking(ceil_div(panels, blocks), ceil_div(others, ceil_div(others, splits)))
+    return Blocking(ceil_div(count, blocks), ceil_div(others, ceil_div(others, splits)))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Everything that is decided about a product.
+
+    Attributes:
+        tile: The register tile.
+        blocking: The tasks.
+        chunk: Terms of a sum that one register adds up.
+    """
+
+    tile: Tile
+    blocking: Blocking
+    chunk: int
 
 
 PanelRead = Callable[[Any, Any, Any, Any], Any]
@@ -184,7 +205,7 @@ def product_function(
     name: str,
     problem: Problem,
     streaming: Side,
-    tile: Tile,
+    cut: Cut,
     arguments: Sequence[Argument],
     body: Callable[..., tuple[Pack, PanelRead, Store]],
 ) -> tirx.PrimFunc:
@@ -194,17 +215,15 @@ def product_function(
         name: Name of the function.
         problem: The extents.
         streaming: Which operand streams.
-        tile: The register tile.
+        cut: Its tile, blocks and chunks.
         arguments: All tensors, the result last.
         body: Gets one buffer per argument; returns how the streaming operand is packed, how the resident one is read
             and how an element of the result is stored.
     """
-    resident: Side = "right" if streaming == "left" else "left"
+    tile, blocking = cut.tile, cut.blocking
     panel = panel_width(streaming, tile)
-    panels = ceil_div(problem.width(streaming), panel)
-    others = ceil_div(problem.width(resident), panel_width(resident, tile))
-    blocking = choose_blocking(problem, streaming, tile)
-    blocks = ceil_div(panels, blocking.slots)
+    count, others = panels(problem, streaming, tile)
+    blocks = ceil_div(count, blocking.slots)
     per_split = ceil_div(others, blocking.splits)
 
     def emit(*buffers: tirx.Buffer) -> None:
@@ -213,7 +232,7 @@ def product_function(
             b = T.Bind(task // (blocks * blocking.splits))
             first_panel = T.Bind(task // blocking.splits % blocks * blocking.slots)
             first_other = T.Bind(task % blocking.splits * per_split)
-            slots = _at_most(blocking.slots, panels, first_panel)
+            slots = _at_most(blocking.slots, count, first_panel)
             parts = _at_most(per_split, others, first_other)
             if streaming == "left":
                 left_panels, right_panels, left_first, right_first = slots, parts, first_panel, first_other
@@ -227,7 +246,7 @@ def product_function(
             else:
                 left_panels, right_panels, left_first, right_first = parts, slots, first_other, first_panel
                 # A chunk of the panel is packed just before it is used, and stays in the first-level cache.
-                workspace = T.alloc_buffer((chunk_length(problem.depth), panel), "float32")
+                workspace = T.alloc_buffer((cut.chunk, panel), "float32")
             totals = T.alloc_buffer((blocking.slots if streaming == "left" else per_split, tile.size), "float32")
             with T.serial(0, right_panels) as r:
                 column = T.Bind((right_first + r) * tile.columns)
@@ -239,6 +258,7 @@ def product_function(
                         lambda p, k, i: workspace[p, k, i],
                         lambda first, k, j: packed(b, right_first + r, first + k, j),
                         totals,
+                        longest=cut.chunk,
                     )
                 else:
                     fill = pack(b, column)
@@ -252,6 +272,7 @@ def product_function(
                         before=lambda first, count: fill(
                             lambda k, j, value: T.buffer_store(workspace, value, [k, j]), first, count
                         ),
+                        longest=cut.chunk,
                     )
                 with T.serial(0, left_panels) as p:
                     _write(problem, tile, store, lambda at: totals[p, at], b, (left_first + p) * tile.rows, column)

@@ -18,6 +18,7 @@ from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
 from harness.schedules.cpu.folding import moved, row_starts
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering, is_call, permutation, static_shape
+from harness.schedules.cpu.schedule import Problem
 from harness.schedules.cpu.tile import vector_unit
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
@@ -40,20 +41,37 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 
     @tvm.transform.module_pass(opt_level=0, name="CallKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        unit = vector_unit(target)
         rewriter = _Rewriter(module)
         for variable, function in module.functions_items():
             if isinstance(function, relax.Function):
-                facts = _Facts()
-                facts.visit_expr(function)
-                parameters = _parameters(function, facts.bindings)
-                functions = dict(module.functions_items())
-                context = Context(unit, facts.bindings, parameters, functions=functions, schedules=schedules)
-                rewriter.plan = _plan(context, facts)
+                rewriter.plan = _plan(*_context_of(function, module, target, schedules))
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
         return rewriter.builder_.get()
 
     return run
+
+
+def problems(module: tvm.IRModule, target: tvm.target.Target) -> list[Problem]:
+    """What the kernels of an imported module can be tuned for, call by call."""
+    found: list[Problem] = []
+    module = relax.transform.CanonicalizeBindings()(module)
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            context, facts = _context_of(function, module, target, UNTUNED)
+            _plan(context, facts)
+            found += context.problems
+    return found
+
+
+def _context_of(
+    function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
+) -> tuple[Context, Any]:
+    """What lowerings may ask about a function, and how its variables are used."""
+    facts = _Facts()
+    facts.visit_expr(function)
+    parameters = _parameters(function, facts.bindings)
+    functions = dict(module.functions_items())
+    return Context(vector_unit(target), facts.bindings, parameters, functions=functions, schedules=schedules), facts
 
 
 @dataclass(frozen=True)

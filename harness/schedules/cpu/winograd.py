@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, tirx
@@ -34,104 +33,18 @@ from harness.schedules.cpu.emit import (
     view,
 )
 from harness.schedules.cpu.epilogue import Epilogue
-from harness.schedules.cpu.filtering import Filtering, minimal_filtering
-from harness.schedules.cpu.lowering import Context, Lowering, call
-from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
-from harness.schedules.cpu.window import Window
+from harness.schedules.cpu.lowering import Lowering, call
+from harness.schedules.cpu.winograd_plan import Plan
 
-_FILTERING = minimal_filtering(3, (0, 1, -1))
-_LEAST_DEPTH = 32
-"""Input channels and filters from which on the products outweigh the transformations."""
-_THREADS = (2, 4, 8)
-"""Numbers of threads that tasks should keep busy."""
-_PATCH_BYTES = 2560 * 1024
-"""The transformed patches of a task at most, if it has more than one line; V is read once per group of filters."""
-_PRODUCT_BYTES = 1280 * 1024
-"""The products of a group of filters at most."""
-_TRANSFORMING = 20
-"""What transforming a patch costs, in filters that could be multiplied with it meanwhile."""
 _CHUNK = 32
 """Channels that one register accumulates: near √channels rounding is least, and sums of patches need that."""
 _INFINITE = 0x7F800000
 """|x| as an integer is at least this exactly if x is infinite or NaN."""
 
 
-@dataclass(frozen=True)
-class Blocking:
-    """How a convolution is cut into tasks.
-
-    Attributes:
-        tile: The register tile of the products.
-        lines: Lines of tiles in a block.
-        splits: Parts of the filters; each transforms the patches of its block again.
-        groups: Parts that a task's filters are done in, one after the other.
-    """
-
-    tile: Tile
-    lines: int
-    splits: int
-    groups: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A convolution by minimal filtering.
-
-    Attributes:
-        window: The convolution.
-        filtering: The same along both axes.
-        blocking: Its tasks.
-    """
-
-    window: Window
-    filtering: Filtering
-    blocking: Blocking
-
-    @property
-    def places(self) -> int:
-        """Elements of a patch, which is the number of products."""
-        return self.filtering.inputs**2
-
-    @property
-    def panels(self) -> int:
-        """Panels of filters."""
-        return ceil_div(self.window.filters, self.blocking.tile.rows)
-
-    @property
-    def group(self) -> int:
-        """Panels of filters that are done at a time."""
-        return ceil_div(ceil_div(self.panels, self.blocking.splits), self.blocking.groups)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Lines of tiles, and tiles in a line."""
-        return _grid(self.window, self.filtering)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of a block, and what fills the last panel."""
-        columns = self.blocking.tile.columns
-        return ceil_div(self.blocking.lines * self.grid[1], columns) * columns
-
-
-def _grid(window: Window, filtering: Filtering) -> tuple[int, int]:
-    return ceil_div(window.result[2], filtering.outputs), ceil_div(window.result[3], filtering.outputs)
-
-
-def filterable(context: Context, window: Window, weights: relax.Expr) -> bool:
-    """Whether this kernel takes a convolution: dense 3 × 3 of many channels, weights known when the model is loaded."""
-    return (
-        window.kernel == (3, 3)
-        and window.strides == window.dilation == (1, 1)
-        and window.groups == 1
-        and min(window.channels, window.filters) >= _LEAST_DEPTH
-        and context.is_parameter(weights)
-    )
-
-
-def filtered(context: Context, window: Window, data: relax.Expr, weights: relax.Expr) -> Lowering:
+def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
     """The lowering of a convolution by minimal filtering."""
-    plan = Plan(window, _FILTERING, choose_blocking(context.unit, window, _FILTERING))
+    window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
@@ -144,37 +57,6 @@ def filtered(context: Context, window: Window, data: relax.Expr, weights: relax.
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
 
     return Lowering((data, weights), window.place, build)
-
-
-def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering) -> Blocking:
-    """The blocks with the least work, counted in multiply-adds on as many threads as there should be tasks."""
-    lines, across = _grid(window, filtering)
-    places = filtering.inputs**2
-
-    def choices() -> Any:
-        for height in range(1, lines + 1):
-            if height > 1 and 4 * places * window.channels * height * across > _PATCH_BYTES:
-                break
-            for splits in (1, 2, 4, 8):
-                tile = choose_tile(unit, ceil_div(window.filters, splits), height * across)
-                panels = ceil_div(window.filters, tile.rows)
-                if splits <= panels:
-                    yield height, splits, tile, panels
-
-    def work(choice: tuple[int, int, Tile, int]) -> float:
-        height, splits, tile, panels = choice
-        blocks = ceil_div(lines, height)
-        per_task = ceil_div(panels, splits) * tile.rows * ceil_div(height * across, tile.columns) * tile.columns
-        loads = 1.0 + 0.25 * (tile.rows * tile.lanes + tile.columns) / tile.size
-        tasks = window.image[0] * blocks * splits
-        rounds = sum(threads * ceil_div(tasks, threads) for threads in _THREADS)
-        return rounds * (per_task * loads + _TRANSFORMING * height * across)
-
-    height, splits, tile, panels = min(choices(), key=work)
-    bytes_per_panel = 4 * places * tile.rows * height * across
-    per_split = ceil_div(panels, splits)
-    groups = ceil_div(per_split, max(1, _PRODUCT_BYTES // bytes_per_panel))
-    return Blocking(tile, height, splits, groups)
 
 
 def _explain(plan: Plan) -> str:

@@ -1,0 +1,500 @@
+"""What can be decided about a kernel: problems and their keys, schedules, and the space of all schedules of a problem.
+
+A *problem* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
+*key* is what a database knows it by. A *schedule* names decisions; a complete one names all of its problem:
+
+    product, conv2d, conv2d_transpose   rows, vectors (the register tile), blocks (parts of the streaming operand, each
+                                        packed by its task), splits (parts of the resident one), chunk (terms of a sum
+                                        that stay in registers)
+    conv2d by minimal filtering         filtering = 1, rows, vectors, lines (of tiles, in a task), splits and groups of
+                                        filters
+    attention                           rows, vectors (tile of scores), result_rows, result_vectors, parts (of queries)
+
+Sums are cut into chunks of half to twice `chunk_length`, beyond which their rounding errors grow for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+import tvm_ffi
+
+from harness.errors import HarnessError
+from harness.schedules import Schedule
+from harness.schedules.cpu import product, winograd_plan
+from harness.schedules.cpu.emit import ceil_div, chunk_length
+from harness.schedules.cpu.product import Blocking, Cut, Side
+from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.schedules.cpu.window import Window
+
+# A lowering runs inside a pass, and TVM would make a RuntimeError of an error that it does not know.
+tvm_ffi.register_error("HarnessError", HarnessError)
+
+_MOST_ROWS, _MOST_VECTORS = 14, 6
+"""Largest tiles that are tried."""
+_LEAST_ACCUMULATORS = {32: 16, 16: 8}
+"""Vectors of sums in a tile, by number of registers: fewer neither hide latency nor share loads."""
+_MOST_TASKS = 1024
+"""More are not tried: each costs some microseconds."""
+_WORKSPACE_BYTES = 64 << 20
+"""What one task may use."""
+_TASKS = 16
+"""Tasks of an attention wanted at least; each copies keys and values of its head."""
+TILE = frozenset({"rows", "vectors"})
+"""Decisions that make one choice together."""
+RESULT_TILE = frozenset({"result_rows", "result_vectors"})
+"""The same of the second product of attention."""
+
+
+class Problem(Hashable, Protocol):
+    """What can be scheduled: frozen, hashable, picklable."""
+
+    @property
+    def key(self) -> str:
+        """What a database knows it by; equal wherever the same work is done."""
+
+    @property
+    def multiplications(self) -> int:
+        """Multiply-adds of a direct computation."""
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """The schedule with what it does not name, as it is best without tuning.
+
+        Raises:
+            ValueError: It cannot be used; the message says why.
+        """
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """Schedules worth trying, repetitions among them; some may be refused."""
+
+
+def decided(problem: Problem, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    """The complete schedule of a problem.
+
+    Raises:
+        HarnessError: The schedule cannot be used.
+    """
+    try:
+        if wrong := [name for name, value in schedule.items() if type(value) is not int or value < 0]:
+            raise ValueError(f"{wrong[0]} = {schedule[wrong[0]]!r} is not a number of anything")
+        return problem.completed(unit, schedule)
+    except ValueError as error:
+        raise HarnessError(f"the schedule of {problem.key} cannot be used: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def space(problem: Problem, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
+    """Every complete schedule of a problem, the default first, none twice."""
+    found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+    for candidate in ({}, *problem.candidates(unit)):
+        try:
+            schedule = problem.completed(unit, candidate)
+        except ValueError:
+            continue
+        found.setdefault(tuple(sorted(schedule.items())), schedule)
+    return tuple(found.values())
+
+
+def distance(a: Schedule, b: Schedule) -> int:
+    """Number of choices in which two complete schedules differ; a tile is one choice."""
+    names = {name for name in {*a, *b} if a.get(name) != b.get(name)}
+    return sum(bool(names & together) for together in (TILE, RESULT_TILE)) + len(names - TILE - RESULT_TILE)
+
+
+def fits(unit: VectorUnit, rows: int, vectors: int) -> bool:
+    """Whether sums, one row of the right operand and a broadcast fit the registers; of 32, one must be left besides."""
+    # A single row reads each vector once: that is an operand in memory.
+    needed = rows * vectors + (0 if rows == 1 else vectors) + 1
+    return rows > 0 and vectors > 0 and needed <= (31 if unit.registers == 32 else unit.registers)
+
+
+def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]]:
+    """Tiles that are worth trying for a result of this many rows and columns."""
+    for height in range(1, min(_MOST_ROWS, rows) + 1):
+        for vectors in range(1, min(_MOST_VECTORS, ceil_div(columns, unit.lanes)) + 1):
+            least = min(_LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows)
+            if fits(unit, height, vectors) and height * vectors >= least:
+                yield {"rows": height, "vectors": vectors}
+
+
+def _only(schedule: Schedule, names: Iterable[str]) -> None:
+    for name in schedule:
+        if name not in names:
+            raise ValueError(f"there is no decision {name!r} about it, only {', '.join(names)}")
+
+
+def _tile(unit: VectorUnit, schedule: Schedule, default: Tile, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
+    rows = schedule.get(names[0], default.rows)
+    vectors = schedule.get(names[1], default.columns // default.lanes)
+    if (rows, vectors) != (default.rows, default.columns // default.lanes) and not fits(unit, rows, vectors):
+        raise ValueError(f"a tile of {rows} rows and {vectors} vectors does not fit {unit.registers} registers")
+    return Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
+def _in_range(schedule: Schedule, name: str, default: int, most: int) -> int:
+    value = schedule.get(name, default)
+    if not 1 <= value <= most:
+        raise ValueError(f"{name} = {value} is not in 1 … {most}")
+    return value
+
+
+def _parts(count: int) -> Iterator[int]:
+    """Numbers of parts that `count` things can be cut into: 1, 2, 3, 4, 6, 8 and so on."""
+    n = 1
+    while n <= count:
+        yield n
+        if n > 1 and n * 3 // 2 <= count:
+            yield n * 3 // 2
+        n *= 2
+
+
+def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
+    tile = _tile(unit, schedule, choose_tile(unit, problem.rows, problem.columns))
+    default = product.choose_blocking(problem, streaming, tile)
+    panels, others = product.panels(problem, streaming, tile)
+    blocks = _in_range(schedule, "blocks", ceil_div(panels, default.slots), panels)
+    splits = _in_range(schedule, "splits", default.splits, others)
+    usual = chunk_length(problem.depth)
+    chunk = schedule.get("chunk", usual)
+    if not usual <= 2 * chunk or chunk > max(2 * usual, 1):
+        raise ValueError(f"chunk = {chunk} is not between half of {usual} and twice that")
+    # The same work in equal parts.
+    slots = ceil_div(panels, blocks)
+    per_split = ceil_div(others, splits)
+    depth = problem.depth if streaming == "left" else chunk
+    held = product.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
+    held += tile.size * (slots if streaming == "left" else per_split)
+    if 4 * held > _WORKSPACE_BYTES:
+        raise ValueError(f"a task would need {4 * held >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
+    return {
+        "rows": tile.rows,
+        "vectors": tile.columns // tile.lanes,
+        "blocks": ceil_div(panels, slots),
+        "splits": ceil_div(others, per_split),
+        "chunk": ceil_div(problem.depth, ceil_div(problem.depth, chunk)),
+    }
+
+
+def _blocked_candidates(problem: product.Problem, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
+    usual = chunk_length(problem.depth)
+    chunks = {usual} | {c for c in (usual * 3 // 4, usual * 3 // 2, usual * 2) if 32 <= c <= problem.depth}
+    default = _blocked(problem, streaming, unit, {})
+    tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, problem.rows, problem.columns)]
+    for shape in tiles:
+        tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
+        panels, others = product.panels(problem, streaming, tile)
+        usual_blocks = ceil_div(panels, product.choose_blocking(problem, streaming, tile).slots)
+        for blocks in {usual_blocks, *_parts(panels)}:
+            for splits in _parts(min(others, max(1, _MOST_TASKS // (problem.batch * blocks)))):
+                for chunk in sorted(chunks):
+                    yield {**shape, "blocks": blocks, "splits": splits, "chunk": chunk}
+
+
+def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
+    """A register tile of a complete schedule."""
+    return Tile(schedule[names[0]], schedule[names[1]] * unit.lanes, unit.lanes)
+
+
+def cut_of(unit: VectorUnit, problem: product.Problem, streaming: Side, schedule: Schedule) -> Cut:
+    """How a complete schedule cuts a product."""
+    tile = tile_of(unit, schedule)
+    count, _ = product.panels(problem, streaming, tile)
+    return Cut(tile, Blocking(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
+
+
+def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
+    """How a complete schedule does a convolution by minimal filtering."""
+    names = ("lines", "splits", "groups")
+    return winograd_plan.Plan(
+        window, winograd_plan.Blocking(tile_of(unit, schedule), *(schedule[name] for name in names))
+    )
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product.
+
+    Attributes:
+        problem: Its extents.
+        streaming: The operand that is packed by the tasks.
+        matrices: Of the resident operand, as many as are stored.
+        at_load: Whether that one is packed when the model is loaded.
+        transposed: Whether the streaming operand is stored the other way round.
+    """
+
+    problem: product.Problem
+    streaming: Side
+    matrices: int = 1
+    at_load: bool = True
+    transposed: bool = False
+
+    @property
+    def key(self) -> str:
+        """See `Problem`."""
+        problem = self.problem
+        words = ["product", f"{problem.batch}x{problem.rows}x{problem.depth}x{problem.columns}", self.streaming]
+        words += [f"of {self.matrices}"] if self.matrices != problem.batch else []
+        words += ["transposed"] if self.transposed else []
+        words += [] if self.at_load else ["activations"]
+        return " ".join(words)
+
+    @property
+    def multiplications(self) -> int:
+        """See `Problem`."""
+        return self.problem.batch * self.problem.rows * self.problem.depth * self.problem.columns
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """See `Problem`."""
+        return _blocked(self.problem, self.streaming, unit, schedule)
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """See `Problem`."""
+        yield from _blocked_candidates(self.problem, self.streaming, unit)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution that is a product with gathered columns, or done by minimal filtering.
+
+    Attributes:
+        window: Its geometry.
+        at_load: Whether the weights are known when the model is loaded.
+    """
+
+    window: Window
+    at_load: bool = True
+
+    @property
+    def key(self) -> str:
+        """See `Problem`."""
+        window = self.window
+
+        def size(extents: Iterable[int]) -> str:
+            return "x".join(str(extent) for extent in extents)
+
+        words = ["conv2d", size(window.image), size((window.result[1], window.channels, *window.kernel))]
+        words += [f"stride {size(window.strides)}"] if window.strides != (1, 1) else []
+        words += [f"padding {size(window.padding)}"] if window.padding != (0, 0) else []
+        words += [f"dilation {size(window.dilation)}"] if window.dilation != (1, 1) else []
+        words += [f"to {size(window.result[2:])}"]
+        words += [] if self.at_load else ["activations"]
+        return " ".join(words)
+
+    @property
+    def multiplications(self) -> int:
+        """See `Problem`."""
+        window = self.window
+        return window.result[0] * window.result[1] * window.pixels * window.depth
+
+    @property
+    def filterable(self) -> bool:
+        """Whether minimal filtering can do it; by default it does."""
+        return self.at_load and winograd_plan.filterable(self.window)
+
+    @property
+    def problem(self) -> product.Problem:
+        """The product that a direct convolution is."""
+        window = self.window
+        return product.Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """See `Problem`."""
+        filtering = schedule.get("filtering", int(self.filterable))
+        if filtering not in (0, 1) or filtering > self.filterable:
+            raise ValueError(f"filtering = {filtering} is not possible")
+        rest = {name: value for name, value in schedule.items() if name != "filtering"}
+        if filtering:
+            return {"filtering": 1, **_filtered(self.window, unit, rest)}
+        direct = _blocked(self.problem, "right", unit, rest)
+        return {"filtering": 0, **direct} if self.filterable else direct
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """See `Problem`."""
+        if self.filterable:
+            yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
+            yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.problem, "right", unit))
+        else:
+            yield from _blocked_candidates(self.problem, "right", unit)
+
+
+def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    _only(schedule, ("filtering", "rows", "vectors", "lines", "splits", "groups"))
+    default = winograd_plan.choose_blocking(unit, window)
+    lines, _ = winograd_plan.grid(window)
+    tile = _tile(unit, schedule, default.tile)
+    panels = ceil_div(window.filters, tile.rows)
+    height = _in_range(schedule, "lines", default.lines, lines)
+    splits = _in_range(schedule, "splits", min(default.splits, panels), panels)
+    usual = winograd_plan.choose_groups(window, tile, height, splits)
+    groups = _in_range(schedule, "groups", usual, ceil_div(panels, splits))
+    held = winograd_plan.Plan(window, winograd_plan.Blocking(tile, height, splits, groups)).workspace
+    if held > _WORKSPACE_BYTES:
+        raise ValueError(f"a task would need {held >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
+    return {
+        "rows": tile.rows,
+        "vectors": tile.columns // tile.lanes,
+        "lines": height,
+        "splits": splits,
+        "groups": groups,
+    }
+
+
+def _filtered_candidates(window: Window, unit: VectorUnit) -> Iterator[Schedule]:
+    default = winograd_plan.choose_blocking(unit, window)
+    lines, across = winograd_plan.grid(window)
+    for shape in _tiles(unit, window.filters, lines * across):
+        tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
+        for height in sorted({default.lines, *_parts(lines)}):
+            for splits in (1, 2, 4, 8):
+                usual = winograd_plan.choose_groups(window, tile, height, splits)
+                for groups in sorted({max(1, usual // 2), usual, usual * 2}):
+                    yield {**shape, "lines": height, "splits": splits, "groups": groups}
+
+
+@dataclass(frozen=True)
+class TransposedConvolution:
+    """A transposed convolution whose kernel tiles the result.
+
+    Attributes:
+        image: Input shape.
+        weight: Weight shape, [input channels, filters, height, width].
+        at_load: Whether the weights are known when the model is loaded.
+    """
+
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    at_load: bool = True
+
+    @property
+    def key(self) -> str:
+        """See `Problem`."""
+        words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
+        return " ".join(words if self.at_load else [*words, "activations"])
+
+    @property
+    def problem(self) -> product.Problem:
+        """The product that it is."""
+        batch, depth, height, width = self.image
+        return product.Problem(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
+
+    @property
+    def multiplications(self) -> int:
+        """See `Problem`."""
+        return self.problem.batch * self.problem.rows * self.problem.columns * self.problem.depth
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """See `Problem`."""
+        return _blocked(self.problem, "right", unit, schedule)
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """See `Problem`."""
+        yield from _blocked_candidates(self.problem, "right", unit)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Scaled dot-product attention.
+
+    Attributes:
+        batch, heads: Independent ones.
+        queries, keys: Lengths.
+        channels: Of queries and keys.
+        width: Of values.
+        bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
+        causal: Whether keys beyond a diagonal are masked.
+        bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    channels: int
+    width: int
+    bias: str | None = None
+    causal: bool = False
+    bias_shape: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def key(self) -> str:
+        """See `Problem`."""
+        words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
+        words += [f"to {self.width}"] if self.width != self.channels else []
+        words += [f"bias {self.bias}"] if self.bias else []
+        words += ["causal"] if self.causal else []
+        return " ".join(words)
+
+    @property
+    def multiplications(self) -> int:
+        """See `Problem`."""
+        return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """See `Problem`."""
+        _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", "parts"))
+        scores = _tile(unit, schedule, self._scores(unit, schedule.get("vectors")))
+        output = _tile(unit, schedule, self._output(unit, scores.columns), ("result_rows", "result_vectors"))
+        if scores.columns % output.rows:
+            raise ValueError(f"{scores.columns} queries are no whole number of tiles of {output.rows}")
+        blocks = ceil_div(self.queries, scores.columns)
+        parts = _in_range(schedule, "parts", min(blocks, ceil_div(_TASKS, self.batch * self.heads)), blocks)
+        return {
+            "rows": scores.rows,
+            "vectors": scores.columns // scores.lanes,
+            "result_rows": output.rows,
+            "result_vectors": output.columns // output.lanes,
+            "parts": ceil_div(blocks, ceil_div(blocks, parts)),
+        }
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """See `Problem`."""
+        default = self.completed(unit, {})
+        shapes = [{name: default[name] for name in TILE}, *_tiles(unit, self.keys, self.queries)]
+        for shape in shapes:
+            columns = shape["vectors"] * unit.lanes
+            output = self._output(unit, columns)
+            usual = {"rows": output.rows, "vectors": output.columns // output.lanes}
+            for result in (usual, *_tiles(unit, columns, self.width)):
+                if columns % result["rows"]:
+                    continue
+                for parts in _parts(ceil_div(self.queries, columns)):
+                    yield {
+                        **shape,
+                        "result_rows": result["rows"],
+                        "result_vectors": result["vectors"],
+                        "parts": parts,
+                    }
+
+    def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
+        """Tile of scores, keys × queries: the least work for this many queries, padding included."""
+        accumulators = _accumulators(unit)
+
+        def work(vectors: int) -> float:
+            columns = vectors * unit.lanes
+            rows = accumulators // vectors
+            return ceil_div(self.queries, columns) * columns * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+
+        vectors = min((3, 2, 1), key=work) if chosen is None else max(1, chosen)
+        return Tile(max(1, min(12, accumulators // vectors)), vectors * unit.lanes, unit.lanes)
+
+    def _output(self, unit: VectorUnit, columns: int) -> Tile:
+        """Tile of the result, queries × channels, with a whole number of them in a block of queries."""
+        accumulators = _accumulators(unit)
+
+        def cost(shape: tuple[int, int]) -> float:
+            rows, vectors = shape
+            padded = ceil_div(self.width, vectors * unit.lanes) * vectors * unit.lanes
+            return padded * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+
+        heights = [rows for rows in range(1, 13) if columns % rows == 0]
+        shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
+        rows, vectors = min(shapes, key=cost)
+        return Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
+def _accumulators(unit: VectorUnit) -> int:
+    return 24 if unit.registers > 16 else 12

@@ -1,0 +1,137 @@
+"""How a convolution by minimal filtering is cut into tasks; `winograd.py` has the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.schedules.cpu.emit import ceil_div
+from harness.schedules.cpu.filtering import Filtering, minimal_filtering
+from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.schedules.cpu.window import Window
+
+_FILTERING = minimal_filtering(3, (0, 1, -1))
+_LEAST_DEPTH = 32
+"""Input channels and filters from which on the products outweigh the transformations."""
+_THREADS = (2, 4, 8)
+"""Numbers of threads that tasks should keep busy."""
+_PATCH_BYTES = 2560 * 1024
+"""The transformed patches of a task at most, if it has more than one line; V is read once per group of filters."""
+_PRODUCT_BYTES = 1280 * 1024
+"""The products of a group of filters at most."""
+_TRANSFORMING = 20
+"""What transforming a patch costs, in filters that could be multiplied with it meanwhile."""
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How a convolution is cut into tasks.
+
+    Attributes:
+        tile: The register tile of the products.
+        lines: Lines of tiles in a block.
+        splits: Parts of the filters; each transforms the patches of its block again.
+        groups: Parts that a task's filters are done in, one after the other.
+    """
+
+    tile: Tile
+    lines: int
+    splits: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A convolution by minimal filtering.
+
+    Attributes:
+        window: The convolution.
+        blocking: Its tasks.
+        filtering: The same along both axes.
+    """
+
+    window: Window
+    blocking: Blocking
+    filtering: Filtering = _FILTERING
+
+    @property
+    def places(self) -> int:
+        """Elements of a patch, which is the number of products."""
+        return self.filtering.inputs**2
+
+    @property
+    def panels(self) -> int:
+        """Panels of filters."""
+        return ceil_div(self.window.filters, self.blocking.tile.rows)
+
+    @property
+    def group(self) -> int:
+        """Panels of filters that are done at a time."""
+        return ceil_div(ceil_div(self.panels, self.blocking.splits), self.blocking.groups)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Lines of tiles, and tiles in a line."""
+        return grid(self.window, self.filtering)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a block, and what fills the last panel."""
+        columns = self.blocking.tile.columns
+        return ceil_div(self.blocking.lines * self.grid[1], columns) * columns
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of patches and products of a task."""
+        patches = self.places * self.window.channels * self.tiles
+        return 4 * (patches + self.group * self.blocking.tile.rows * self.places * self.tiles)
+
+
+def grid(window: Window, filtering: Filtering = _FILTERING) -> tuple[int, int]:
+    """Lines of tiles, and tiles in a line."""
+    return ceil_div(window.result[2], filtering.outputs), ceil_div(window.result[3], filtering.outputs)
+
+
+def filterable(window: Window) -> bool:
+    """Whether this kernel takes a convolution, if weights are known when the model is loaded: dense 3 × 3, deep."""
+    return (
+        window.kernel == (3, 3)
+        and window.strides == window.dilation == (1, 1)
+        and window.groups == 1
+        and min(window.channels, window.filters) >= _LEAST_DEPTH
+    )
+
+
+def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FILTERING) -> Blocking:
+    """The blocks with the least work, counted in multiply-adds on as many threads as there should be tasks."""
+    lines, across = grid(window, filtering)
+    places = filtering.inputs**2
+
+    def choices() -> Any:
+        for height in range(1, lines + 1):
+            if height > 1 and 4 * places * window.channels * height * across > _PATCH_BYTES:
+                break
+            for splits in (1, 2, 4, 8):
+                tile = choose_tile(unit, ceil_div(window.filters, splits), height * across)
+                panels = ceil_div(window.filters, tile.rows)
+                if splits <= panels:
+                    yield height, splits, tile, panels
+
+    def work(choice: tuple[int, int, Tile, int]) -> float:
+        height, splits, tile, panels = choice
+        blocks = ceil_div(lines, height)
+        per_task = ceil_div(panels, splits) * tile.rows * ceil_div(height * across, tile.columns) * tile.columns
+        loads = 1.0 + 0.25 * (tile.rows * tile.lanes + tile.columns) / tile.size
+        tasks = window.image[0] * blocks * splits
+        rounds = sum(threads * ceil_div(tasks, threads) for threads in _THREADS)
+        return rounds * (per_task * loads + _TRANSFORMING * height * across)
+
+    height, splits, tile, _ = min(choices(), key=work)
+    return Blocking(tile, height, splits, choose_groups(window, tile, height, splits, filtering))
+
+
+def choose_groups(window: Window, tile: Tile, lines: int, splits: int, filtering: Filtering = _FILTERING) -> int:
+    """The number of groups of filters whose products are no more than they should be."""
+    bytes_per_panel = 4 * filtering.inputs**2 * tile.rows * lines * grid(window, filtering)[1]
+    per_split = ceil_div(ceil_div(window.filters, tile.rows), splits)
+    return ceil_div(per_split, max(1, _PRODUCT_BYTES // bytes_per_panel))

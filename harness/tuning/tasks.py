@@ -1,0 +1,328 @@
+"""Tasks: what of a component can be tuned, how often it runs, and each as a small program of its own.
+
+A task is rebuilt from its problem alone, so whatever measures it needs neither SAM 3 nor its weights: a Relax module
+with one operator, inputs from a seed, and the same operator in PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax, tirx
+
+from harness.case import Case
+from harness.schedules import Schedule
+from harness.schedules.cpu.pipeline import to_loops
+from harness.schedules.cpu.rewrite import problems
+from harness.schedules.cpu.schedule import Attention, Convolution, Problem, Product, TransposedConvolution
+from harness.settings import Settings
+from harness.tuning.measuring import Array, Program, Step
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem, and how often it is solved in one run of every component that was looked at."""
+
+    problem: Problem
+    calls: int
+
+    @property
+    def key(self) -> str:
+        """What the database knows it by."""
+        return self.problem.key
+
+
+def tasks_of(module: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
+    """The tasks of an imported module, in the order in which they first occur."""
+    found = problems(module, target)
+    count = Counter(problem.key for problem in found)
+    return [Task(problem, count[key]) for key, problem in {problem.key: problem for problem in found}.items()]
+
+
+def merged(groups: Iterable[Sequence[Task]]) -> list[Task]:
+    """The tasks of several modules, each of which runs once."""
+    found: dict[str, Task] = {}
+    for task in (task for group in groups for task in group):
+        known = found.get(task.key)
+        found[task.key] = task if known is None else replace(known, calls=known.calls + task.calls)
+    return list(found.values())
+
+
+def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
+    """The tasks of a component's main sample, as `harness.worker` calls it."""
+    from harness.frontend import export_program
+    from harness.model.upstream import upstream
+    from harness.rope import STRATEGIES
+    from harness.source import Source
+    from harness.targets import TARGETS
+
+    strategy = STRATEGIES[case.strategy]
+    with upstream():
+        announce("build")
+        source = Source(case, Settings())
+        inputs = tuple(next(iter(source.samples.values())).values())
+        announce("export")
+        with strategy.apply(source.module):
+            program = export_program(source.module, inputs)
+        announce("import")
+        module, _ = strategy.import_program(program)
+    return tasks_of(module, TARGETS[case.target].tvm_target())
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A problem as a program of its own.
+
+    Attributes:
+        inputs, weights: Shape and dtype of what changes with every call, and of what is known when the model is loaded.
+        relax: (tensors) → Relax expression.
+        torch: (tensors) → the same in PyTorch.
+        scales: Standard deviation of each tensor's elements, such that results are about 1.
+    """
+
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    weights: tuple[tuple[tuple[int, ...], str], ...]
+    relax: Callable[..., relax.Expr]
+    torch: Callable[..., torch.Tensor]
+    scales: tuple[float, ...]
+
+
+def alone(problem: Problem) -> Alone:
+    """A problem as a program of its own."""
+    return _ALONE[type(problem)](problem)
+
+
+def module_of(problem: Problem) -> tvm.IRModule:
+    """The problem as a Relax module with the function `main`."""
+    form = alone(problem)
+    builder = relax.BlockBuilder()
+    parameters = [
+        relax.Var(f"x{n}", relax.TensorType(list(shape), dtype))
+        for n, (shape, dtype) in enumerate((*form.inputs, *form.weights))
+    ]
+    with builder.function("main", parameters, attrs={"num_input": len(form.inputs)}):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(form.relax(*parameters)))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def arrays_of(problem: Problem, seed: int = 0) -> list[Array]:
+    """Inputs and weights of a problem: normal numbers, the same for the same seed."""
+    form = alone(problem)
+    generator = np.random.default_rng(seed)
+    arrays: list[Array] = []
+    for (shape, dtype), scale in zip((*form.inputs, *form.weights), form.scales, strict=True):
+        if dtype == "bool":
+            arrays.append(generator.random(shape) < 0.9)
+        else:
+            arrays.append(generator.standard_normal(shape, np.float32) * np.float32(scale))
+    return arrays
+
+
+def build(problem: Problem, schedule: Schedule, target: tvm.target.Target, library: Path) -> Program:
+    """Compiles a problem alone.
+
+    Args:
+        problem: The problem.
+        schedule: What was decided; the rest is as without tuning.
+        target: The CPU.
+        library: Where to write; ends in `.so`.
+
+    Raises:
+        HarnessError: The schedule cannot be used.
+        RuntimeError: There is nothing to link with, or the compiler fails.
+    """
+    from harness.targets.compiling import export_library
+
+    form = alone(problem)
+    module = to_loops(module_of(problem), target, {problem.key: schedule})
+    functions = {
+        variable.name_hint: function.with_attr("global_symbol", variable.name_hint)
+        for variable, function in module.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    with target, tvm.transform.PassContext(opt_level=3):
+        export_library(tvm.tirx.build(tvm.IRModule(functions), target), target, library)
+    given = len(form.inputs) + len(form.weights)
+    names = {variable.name_hint for variable in module.get_global_vars()}
+    load: tuple[Step, ...] = ()
+    transformed = list(range(len(form.inputs), given))
+    if _LOAD in names:
+        load, transformed = _steps(module[_LOAD], [transformed], given)
+    arguments = [*range(len(form.inputs)), *transformed]
+    run, result = _steps(module["main"], arguments, given + len(load))
+    return Program(library, load, run, result[0])
+
+
+_LOAD = "main_transform_params"
+
+
+def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tuple[tuple[Step, ...], list[int]]:
+    """A function as a list of calls.
+
+    Args:
+        function: It does nothing but call compiled functions.
+        arguments: Number of the value of each parameter; a list of them for a tuple.
+        first: Number of the first value that the function computes.
+
+    Returns:
+        The calls, and the numbers of its results.
+    """
+    known: dict[relax.Var, Any] = dict(zip(function.params, arguments, strict=True))
+    steps: list[Step] = []
+
+    def number(value: relax.Expr) -> Any:
+        if isinstance(value, relax.Var):
+            return known[value]
+        if isinstance(value, relax.TupleGetItem):
+            return number(value.tuple_value)[value.index]
+        if isinstance(value, relax.Tuple):
+            return [number(item) for item in value.fields]
+        if isinstance(value, ir.Call) and getattr(value.op, "name", None) == "relax.call_tir":
+            result = value.ty_args[0]
+            shape = tuple(int(extent) for extent in result.shape)
+            steps.append(Step(value.args[0].name_hint, tuple(number(value.args[1])), shape, str(result.dtype)))
+            return first + len(steps) - 1
+        raise RuntimeError(f"a task is more than calls of kernels: {value}")
+
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            known[binding.var] = number(binding.value)
+    result = number(function.body.body)
+    return tuple(steps), result if isinstance(result, list) else [result]
+
+
+def _product(task: Product) -> Alone:
+    problem = task.problem
+    matrices = task.matrices
+    batch = (problem.batch // matrices, matrices) if 1 < matrices < problem.batch else (problem.batch,)
+    own = (1, matrices) if len(batch) == 2 else (matrices,)
+    streaming_left = task.streaming == "left"
+    left, right = (problem.rows, problem.depth), (problem.depth, problem.columns)
+    moving, staying = (left, right) if streaming_left else (right, left)
+    # As PyTorch stores the weights of a linear layer.
+    kept = staying[::-1] if streaming_left else staying
+    streamed = moving[::-1] if task.transposed else moving
+
+    def operands(x: Any, w: Any, swapped: Callable[[Any], Any]) -> tuple[Any, Any]:
+        x = swapped(x) if task.transposed else x
+        w = swapped(w) if streaming_left else w
+        return (x, w) if streaming_left else (w, x)
+
+    def swap(tensor: relax.Expr) -> relax.Expr:
+        rank = len(tensor.ty.shape)
+        return relax.op.permute_dims(tensor, [*range(rank - 2), rank - 1, rank - 2])
+
+    one = ((*batch, *streamed), "float32")
+    two = ((*own, *kept), "float32")
+    return Alone(
+        (one,) if task.at_load else (one, two),
+        (two,) if task.at_load else (),
+        lambda x, w: relax.op.matmul(*operands(x, w, swap)),
+        lambda x, w: _torch().matmul(*operands(x, w, lambda tensor: tensor.mT)),
+        (1.0, problem.depth**-0.5),
+    )
+
+
+def _convolution(task: Convolution) -> Alone:
+    window = task.window
+    weight = ((window.result[1], window.channels, *window.kernel), "float32")
+    image = (window.image, "float32")
+    before = window.padding
+    after = tuple(
+        (out - 1) * stride + (kernel - 1) * dilation + 1 - extent - pad
+        for out, stride, kernel, dilation, extent, pad in zip(
+            window.result[2:],
+            window.strides,
+            window.kernel,
+            window.dilation,
+            window.image[2:],
+            before,
+            strict=True,
+        )
+    )
+    after = (max(0, after[0]), max(0, after[1]))
+    options = {"dilation": window.dilation, "groups": window.groups}
+
+    def in_torch(x: Any, w: Any) -> Any:
+        functional = _torch().nn.functional
+        if before == after:
+            return functional.conv2d(x, w, stride=window.strides, padding=before, **options)
+        padded = functional.pad(x, (before[1], after[1], before[0], after[0]))
+        return functional.conv2d(padded, w, stride=window.strides, **options)
+
+    return Alone(
+        (image,) if task.at_load else (image, weight),
+        (weight,) if task.at_load else (),
+        lambda x, w: relax.op.nn.conv2d(x, w, strides=window.strides, padding=(*before, *after), **options),
+        in_torch,
+        (1.0, window.depth**-0.5),
+    )
+
+
+def _transposed(task: TransposedConvolution) -> Alone:
+    image, weight = (task.image, "float32"), (task.weight, "float32")
+    strides = task.weight[2:]
+    return Alone(
+        (image,) if task.at_load else (image, weight),
+        (weight,) if task.at_load else (),
+        lambda x, w: relax.op.nn.conv2d_transpose(x, w, strides=strides),
+        lambda x, w: _torch().nn.functional.conv_transpose2d(x, w, stride=strides),
+        (1.0, task.weight[0] ** -0.5),
+    )
+
+
+def _attention(task: Attention) -> Alone:
+    sizes = ((task.queries, task.channels), (task.keys, task.channels), (task.keys, task.width))
+    inputs: list[tuple[tuple[int, ...], str]] = [
+        ((task.batch, length, task.heads, channels), "float32") for length, channels in sizes
+    ]
+    if task.bias is not None:
+        inputs.append((task.bias_shape, task.bias))
+    causal = "BottomRight" if task.causal else None
+
+    def in_relax(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+        return relax.op.nn.attention(q, k, v, *bias, causal_mask=causal)
+
+    def in_torch(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+        heads = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+        if task.causal:
+            corner = _torch().ones(task.queries, task.keys, dtype=_torch().bool).tril(task.keys - task.queries)
+            bias = corner if bias is None else _torch().where(corner, bias, -math.inf)
+        scores = _torch().nn.functional.scaled_dot_product_attention
+        if q.dtype == _torch().float64:
+            # Not all heads at once: the matrix of scores is large.
+            bias = None if bias is None else bias.expand(task.batch, task.heads, -1, -1)
+            each = [
+                scores(*(tensor[:, h : h + 1] for tensor in heads), None if bias is None else bias[:, h : h + 1])
+                for h in range(task.heads)
+            ]
+            return _torch().cat(each, 1).transpose(1, 2)
+        return scores(*heads, bias).transpose(1, 2)
+
+    return Alone(tuple(inputs), (), in_relax, in_torch, (1.0,) * len(inputs))
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+_ALONE: dict[type, Callable[[Any], Alone]] = {
+    Product: _product,
+    Convolution: _convolution,
+    TransposedConvolution: _transposed,
+    Attention: _attention,
+}
