@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,9 +20,16 @@ from harness.rope import STRATEGIES
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity, Manifest
 from harness.targets import TARGETS
+from harness.tuning import database
 
 if TYPE_CHECKING:
     from harness.explain import Explanation
+
+DatabaseOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a tuning database. Default: the one in fixtures/tuned that fits this machine."),
+]
+UntunedOption = Annotated[bool, typer.Option("--untuned", help="Leave tuning databases out.")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Prove that SAM 3 compiled by TVM is SAM 3.")
 console = Console()
@@ -61,6 +68,8 @@ def verify(
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
     ] = False,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
@@ -79,9 +88,10 @@ def verify(
     check_writable(report)
     if image is not None:
         load_image(image)
-    settings = Settings(checkpoint, allow_partial, image=image, judge_saved=judge_saved)
+    chosen = _database(db, untuned, {case.target for case in cases})
+    settings = Settings(checkpoint, allow_partial, image=image, judge_saved=judge_saved, database=chosen)
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine, installed = describe_machine(), versions()
+    machine, installed = describe_machine() | {"schedules": database.told(chosen, "llvm")}, versions()
     results = show(
         console,
         cases,
@@ -104,6 +114,8 @@ def explain_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
     ] = None,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
 ) -> None:
     """Tell what becomes of each operator: which kernel, which loops, and what falls to TVM's default.
 
@@ -114,20 +126,40 @@ def explain_command(
     cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
     if json_file is not None:
         check_writable(json_file)
+    chosen = _database(db, untuned, {target})
     explanations = []
     for case in cases:
-        explanations.append(_explained(case))
+        explanations.append(_explained(case, chosen))
         console.print(render(explanations[-1]))
         console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(explanations, json_file)
 
 
-def _explained(case: Case) -> Explanation:
+def _explained(case: Case, chosen: Path | None) -> Explanation:
     from harness.explain import explain
 
     with console.status(case.id) as status:
-        return explain(case, lambda stage: status.update(f"{case.id} {stage}"))
+        return explain(case, lambda stage: status.update(f"{case.id} {stage}"), chosen)
+
+
+def _database(db: Path | None, untuned: bool, targets: Collection[str]) -> Path | None:
+    """The tuning database to compile with, of which something that does not fit is told.
+
+    Raises:
+        HarnessError: It cannot be used, or the options contradict each other.
+    """
+    if db is not None and untuned:
+        raise HarnessError("--db and --untuned contradict each other: give one of them")
+    if db is not None:
+        for target in targets:
+            database.open_database(db, target)
+    if untuned or not set(targets) & set(database.TUNABLE):
+        return None
+    chosen = db or database.default_database(database.TUNABLE[0])
+    for notice in () if chosen is None else database.open_database(chosen).notices():
+        console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
+    return chosen
 
 
 @app.command(name="compile")
@@ -144,6 +176,8 @@ def compile_command(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
     points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = DEFAULT_CAPACITY.points,
     boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     from harness.deployment.compiling import Model, compile_model
@@ -154,10 +188,48 @@ def compile_command(
         ("strategy", strategy, STRATEGIES),
     ):
         checked(kind, (name,), tuple(known))
-    model = Model(scale, strategy, seed, checkpoint, allow_partial, Capacity(points, boxes))
+    chosen = _database(db, untuned, {target})
+    model = Model(scale, strategy, seed, checkpoint, allow_partial, Capacity(points, boxes), chosen)
     with _stages(f"Compiling for {target}") as announce:
         manifest = compile_model(model, target, out, announce)
     _tell_artifact(out, manifest)
+
+
+@app.command(name="tune")
+def tune_command(
+    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    target: Annotated[str, typer.Option(help="Target; only llvm can be tuned.")] = "llvm",
+    scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
+    minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
+    db: Annotated[
+        Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
+    ] = None,
+    space: Annotated[
+        str, typer.Option(help="schedules: decisions of this project's kernels; rules: TVM's own rules.")
+    ] = "schedules",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
+    remote: Annotated[
+        str | None, typer.Option(help="HOST:PORT of an RPC tracker: measure on the machines that it knows.")
+    ] = None,
+    key: Annotated[str, typer.Option(help="What those machines are known by at the tracker.")] = "",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads to measure on. Default: every CPU that may be used.")
+    ] = None,
+) -> None:
+    """Search for better schedules, and keep what is found in a database that verify and compile use.
+
+    Ctrl-C stops it; the same command goes on where it was stopped.
+    """
+    from harness.threads import choose_threads, configure_threads
+    from harness.tuning.command import Request, tune
+
+    choose_threads(threads)
+    configure_threads()
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, space, seed, remote, key)
+    code = tune(console, request)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

@@ -43,12 +43,15 @@ class Explanation:
         return dict(Counter(operator.how.value for operator in self.operators))
 
 
-def explain(case: Case, on_stage: Callable[[str], None] = lambda stage: None) -> Explanation:
+def explain(
+    case: Case, on_stage: Callable[[str], None] = lambda stage: None, database: Path | None = None
+) -> Explanation:
     """Exports, imports and lowers a component in a worker process and tells what became of each operator.
 
     Args:
         case: Its target must be `llvm`.
         on_stage: Called with the name of each stage, soon after it was entered.
+        database: Of tuning, whose schedules to lower with; None for the default schedules.
 
     Raises:
         HarnessError: The case is about the whole model, has another target, does not get as far as lowering, or this
@@ -65,7 +68,7 @@ def explain(case: Case, on_stage: Callable[[str], None] = lambda stage: None) ->
     problem = TARGETS[case.target].compile_problem()
     if problem is not None:
         raise HarnessError(f"cannot explain {case.id}: {problem}")
-    ended = run_isolated("harness.explain:explain_request", case, breadcrumb=on_stage)
+    ended = run_isolated("harness.explain:explain_request", (case, database), breadcrumb=on_stage)
     if ended.kind is not WorkerEnd.OK:
         first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(
@@ -75,13 +78,15 @@ def explain(case: Case, on_stage: Callable[[str], None] = lambda stage: None) ->
     return explanation
 
 
-def explain_request(case: Case, announce: Callable[[str], None]) -> Explanation:
+def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
     """`explain` as `harness.worker` calls it, in this process."""
     from harness.frontend import export_program
     from harness.model.upstream import upstream
     from harness.schedules.cpu.provenance import trace
     from harness.source import Source
+    from harness.tuning.database import schedules_from
 
+    case, database = request
     target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
     with upstream():
         announce(Stage.BUILD)
@@ -94,7 +99,8 @@ def explain_request(case: Case, announce: Callable[[str], None]) -> Explanation:
         module, _ = strategy.import_program(program)
     announce(Stage.COMPILE)
     tvm_target = target.tvm_target()
-    return Explanation(case, tuple(trace(module, target.pipeline(tvm_target), tvm_target)))
+    pipeline = target.pipeline(tvm_target, schedules_from(database, case.target))
+    return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 
 def render(explanation: Explanation) -> Any:

@@ -133,7 +133,7 @@ def _walk_component(case: Case, settings: Settings, progress: Progress, saved: P
     if settings.judge_saved:
         actual = load_outputs(saved)
     else:
-        ran = _compile_and_run(case, source, progress)
+        ran = _compile_and_run(case, settings, source, progress)
         if ran is None:
             return None
         actual = ran
@@ -143,11 +143,12 @@ def _walk_component(case: Case, settings: Settings, progress: Progress, saved: P
         return judge(actual, reference, source.oracle(), reference_again=again, expectation=settings.expectation)
 
 
-def _compile_and_run(case: Case, source: Source, progress: Progress) -> Arrays | None:
+def _compile_and_run(case: Case, settings: Settings, source: Source, progress: Progress) -> Arrays | None:
     """From the module to the outputs of the compiled code; None if this machine can compile but not run it."""
     from harness.frontend import export_program
     from harness.runtime.executable import Executable
     from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
+    from harness.tuning.database import schedules_from
 
     target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
     with progress.during(Stage.EXPORT), strategy.apply(source.module):
@@ -158,11 +159,12 @@ def _compile_and_run(case: Case, source: Source, progress: Progress) -> Arrays |
         imported = {sample: strategy.import_program(program) for sample, program in programs.items()}
     del programs
     actual: Arrays = {}
+    schedules = schedules_from(settings.database, case.target)
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
         libraries = {sample: Path(folder) / f"{sample}{LIBRARY_SUFFIX}" for sample in imported}
         with progress.during(Stage.COMPILE):
             for sample, (module, _) in imported.items():
-                compile_module(module, target, libraries[sample])
+                compile_module(module, target, libraries[sample], schedules)
         progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
         if target.run_problem() is not None:
             return None

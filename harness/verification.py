@@ -103,7 +103,7 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
 
 def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
     """What a command that reproduces a case needs besides the case's own flags."""
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", str(settings.database))
     if settings.checkpoint is not None:
         flags += ("--checkpoint", str(settings.checkpoint))
     if settings.allow_partial:

@@ -25,6 +25,7 @@ from harness.runtime.manifest import (
     Manifest,
     read_manifest,
 )
+from harness.schedules import Schedules
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Model:
-    """Which model: its scale, its strategy for rotary position encoding, its weights, the longest prompt.
+    """Which model: scale, strategy for rotary position encoding, weights, the longest prompt, schedules.
 
     Attributes:
         checkpoint: File of the weights; None for seeded ones.
         allow_partial: Whether a checkpoint may lack parameters, which stay seeded.
+        capacity: The longest prompt.
+        database: Of tuning, whose schedules to compile with; None for the default schedules.
     """
 
     scale: str = "full"
@@ -50,6 +53,7 @@ class Model:
     checkpoint: Path | None = None
     allow_partial: bool = False
     capacity: Capacity = DEFAULT_CAPACITY
+    database: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
     from harness.runtime.loading import runtime_library
     from harness.runtime.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of
+    from harness.tuning.database import schedules_from
 
     problem = TARGETS[target].compile_problem()
     if problem is not None:
@@ -159,7 +164,8 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
     }
     del modules
-    machine = _build(whole, target, tvm_target, tuple(entries), folder)
+    schedules = schedules_from(model.database, target)
+    machine = _build(whole, target, tvm_target, tuple(entries), folder, schedules)
     announce("pack")
     files: dict[str, File] = {}
     for name, parameters in _taken(imported):
@@ -237,7 +243,12 @@ def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:
 
 
 def _build(
-    whole: tvm.IRModule, target: str, tvm_target: tvm.target.Target, entries: tuple[str, ...], folder: Path
+    whole: tvm.IRModule,
+    target: str,
+    tvm_target: tvm.target.Target,
+    entries: tuple[str, ...],
+    folder: Path,
+    schedules: Schedules,
 ) -> VirtualMachine | None:
     """Writes the library, and the one that packs the weights, with which the result is loaded."""
     import tvm_ffi
@@ -246,7 +257,7 @@ def _build(
     from harness.runtime.loading import load_library
     from harness.targets.compiling import build_library, lower_module
 
-    lowered = lower_module(whole, TARGETS[target], tvm_target)
+    lowered = lower_module(whole, TARGETS[target], tvm_target, schedules)
     build_library(reachable(lowered, entries), tvm_target, folder / LIBRARY)
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     packers = tuple(f"{entry}{PACKING}" for entry in entries if f"{entry}{PACKING}" in names)
@@ -263,13 +274,19 @@ def _manifest(
     from harness.machine import versions
     from harness.runtime.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of, required_cpu
+    from harness.tuning.database import told
 
     host = tvm_target.host or tvm_target
     cpu, features = required_cpu(host)
     system, architecture = platform_of(host)
     packages = {name: version for name, version in versions().items() if version}
     return Manifest(
-        made={"compiled": _now(), "target": str(tvm_target), **packages},
+        made={
+            "compiled": _now(),
+            "target": str(tvm_target),
+            "schedules": told(model.database, target),
+            **packages,
+        },
         target=target,
         system=system,
         architecture=architecture,

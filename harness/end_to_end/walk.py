@@ -93,7 +93,14 @@ def _compile_and_run(
     from harness.deployment.compiling import Model, compile_into
 
     target = TARGETS[case.target]
-    model = Model(case.scale, case.strategy, case.seed, settings.checkpoint, settings.allow_partial)
+    model = Model(
+        case.scale,
+        case.strategy,
+        case.seed,
+        settings.checkpoint,
+        settings.allow_partial,
+        database=settings.database,
+    )
     with _emptied(saved / "model") as folder:
         with progress.announced(_stage_of) as announce:
             manifest = compile_into(model, case.target, folder, announce)

@@ -1,0 +1,172 @@
+"""The log of every trial, one JSON object a line: what a search that was stopped, in whatever way, goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.schedules import Schedule
+
+FILE = "trials.jsonl"
+
+
+class Kind(StrEnum):
+    """What became of a trial."""
+
+    MEASURED = "measured"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and with what times were measured; only times of one place can be compared.
+
+    Attributes:
+        target: Kind of the target, `llvm`.
+        cpu: LLVM's name of the processor that code is compiled for.
+        threads: Threads that it runs on.
+        tvm: Version of TVM.
+    """
+
+    target: str
+    cpu: str
+    threads: int
+    tvm: str
+
+    @property
+    def tag(self) -> str:
+        """Name of the folder of its database: everything but the version, which changes more often."""
+        return f"{self.target}-{self.cpu}-{self.threads}-threads"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One schedule of one task, tried.
+
+    Attributes:
+        task: Key of the task.
+        schedule: The complete schedule.
+        kind: What became of it.
+        place: Where it was tried.
+        seconds: Of one call; NaN unless it was measured.
+        default_seconds: Of one call of the default schedule, measured alternately with it.
+        r_rms: Its error against float64 in units of the default schedule's; NaN unless it ran.
+        reason: Why it failed or was rejected.
+        torch_seconds: Of PyTorch, if this is the task's first trial.
+        confirmed: Whether this is the longer measurement that decides on a record.
+    """
+
+    task: str
+    schedule: Schedule
+    kind: Kind
+    place: Place
+    seconds: float = math.nan
+    default_seconds: float = math.nan
+    r_rms: float = math.nan
+    reason: str = ""
+    torch_seconds: float | None = None
+    confirmed: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """Its time in units of the default schedule's; infinite unless it was measured."""
+        return self.seconds / self.default_seconds if self.kind is Kind.MEASURED else math.inf
+
+
+def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
+    """All trials of a database, and a notice if the end of the last line is missing.
+
+    Raises:
+        HarnessError: The file is damaged elsewhere, or cannot be read.
+    """
+    path = folder / FILE
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise HarnessError(f"cannot read {path}: {error.strerror}; choose another folder with --db") from error
+    torn = lines.pop()
+    notices = [f"{path} ends in half a line, which is left out: the trial is made again."] if torn else []
+    trials = []
+    for number, line in enumerate(lines, 1):
+        try:
+            trials.append(_trial(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise HarnessError(
+                f"{path} is damaged in line {number}: delete the file to begin a new search, what was found is kept"
+            ) from error
+    return trials, notices
+
+
+def append_trials(folder: Path, trials: Iterable[Trial]) -> None:
+    """Adds trials to the log and waits until the disk has them: all, or none if that fails.
+
+    Raises:
+        HarnessError: The file cannot be written.
+    """
+    path = folder / FILE
+    text = "".join(json.dumps(_plain(trial), sort_keys=True) + "\n" for trial in trials).encode()
+    try:
+        with path.open("ab+") as file:
+            whole = _end_of_lines(file)
+            file.truncate(whole)
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), whole)
+                raise
+    except OSError as error:
+        raise HarnessError(
+            f"cannot write {path}: {error.strerror}; free some space or make it writable, then tune again to resume"
+        ) from error
+
+
+def _end_of_lines(file: Any) -> int:
+    """Where the last complete line ends."""
+    end = int(file.seek(0, os.SEEK_END))
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + int(found) + 1
+        end = start
+    return 0
+
+
+def _plain(trial: Trial) -> dict[str, Any]:
+    values = {**asdict(trial), **asdict(trial.place), "kind": trial.kind.value, "schedule": dict(trial.schedule)}
+    del values["place"]
+    # NaN is no JSON.
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
+
+
+def _trial(values: Mapping[str, Any]) -> Trial:
+    def number(name: str) -> float:
+        return math.nan if values[name] is None else float(values[name])
+
+    return Trial(
+        str(values["task"]),
+        {str(name): int(value) for name, value in values["schedule"].items()},
+        Kind(values["kind"]),
+        Place(str(values["target"]), str(values["cpu"]), int(values["threads"]), str(values["tvm"])),
+        number("seconds"),
+        number("default_seconds"),
+        number("r_rms"),
+        str(values["reason"]),
+        None if values["torch_seconds"] is None else float(values["torch_seconds"]),
+        bool(values["confirmed"]),
+    )
