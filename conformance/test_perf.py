@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.frontend import export_program, import_program
 from harness.frontend.operators import load_calls
+from harness.runtime.executable import Executable
+from harness.targets import TARGETS
+from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.threads import configure_threads
 from perf.kernels import LEAST_MOVED, Group, Kernel, flop, kernels
 from perf.measuring import percentile
 from perf.probe import probe
-from perf.profiling import explained_flop
+from perf.profiling import explained_flop, flop_of_functions, flop_of_program, kernel_times, with_flop
 from perf.seats import Seat, SeatError
 from perf.tables import kernel_tables
 
@@ -198,3 +203,36 @@ def test_seconds_are_those_of_the_call_alone() -> None:
 )
 def test_kernels_tell_their_work(text: str, expected: int | None) -> None:
     assert explained_flop(text) == expected
+
+
+class EveryKind(torch.nn.Module):
+    """A product, a convolution and attention: [1, 32, 24, 24] → [1, 4, 576, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(32, 64, 3, padding=1)
+        self.linear = torch.nn.Linear(64, 3 * 64)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        tokens = self.linear(self.convolution(image).flatten(2).transpose(1, 2))
+        queries, keys, values = tokens.reshape(1, 576, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(queries, keys, values)
+
+
+def test_the_time_of_a_run_goes_into_kernels_that_do_its_work(tmp_path: Path) -> None:
+    module, inputs = EveryKind().eval(), (torch.randn(1, 32, 24, 24, generator=torch.Generator().manual_seed(0)),)
+    program = export_program(module, inputs)
+    imported, weights = import_program(program)
+    target, library = TARGETS["llvm"], tmp_path / f"library{LIBRARY_SUFFIX}"
+    lowered = lower_module(imported, target, target.tvm_target())
+    build_library(lowered, target.tvm_target(), library)
+    executable = Executable(library, target.device(), list(weights.values()))
+    arrays = [tensor.numpy() for tensor in inputs]
+    kernels = with_flop(kernel_times(executable, arrays), flop_of_functions(lowered))
+    assert sum(k["flop"] or 0 for k in kernels) == flop_of_program(program)
+    assert flop_of_program(program) == 2 * 576 * 64 * (32 * 9 + 3 * 64) + 4 * 4 * 576 * 576 * 16
+    assert [k["seconds"] for k in kernels] == sorted((k["seconds"] for k in kernels), reverse=True)
+    least = 4 * (arrays[0].size + 576 * 64)  # what the convolution alone reads and writes
+    assert sum(k["bytes"] for k in kernels) > least and all(k["calls"] >= 1 for k in kernels)
+    # The instrument is gone: nothing is added to what was returned, and results are as before.
+    assert len(executable.run(arrays)) == 1
