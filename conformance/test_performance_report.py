@@ -21,12 +21,14 @@ from typer.testing import CliRunner
 
 from harness import cli
 from harness.errors import HarnessError
-from harness.report.performance import write_performance_report
+from harness.report.performance import findings, write_performance_report
 from harness.report.performance.document import GOALS, build_sections, judge_goal, median_interval, ratio, shares
 from harness.report.performance.formatting import duration
 from harness.report.performance.plots import shortened
 from harness.report.performance.reading import KernelTime, Measurement, read_result, read_results
 from harness.settings import REPOSITORY
+from harness.tuning.database import Record, store
+from harness.tuning.trials import Kind, Place, Trial, append_trials
 
 MACHINE = {
     "cpu": "Test CPU | 1",
@@ -286,6 +288,32 @@ def test_of_two_runs_the_newer_one_is_shown(tmp_path: Path) -> None:
     assert section.superseded == ("test_component[vit-real-llvm-full] in old.json",)
 
 
+def test_what_tuning_found_is_listed_and_where_it_found_nothing(perf_json: Path, tmp_path: Path) -> None:
+    here, database = Place("llvm", "znver5", 2, "0.27.0"), tmp_path / "llvm-znver5-2-threads"
+    schedule = {"vectors": 2, "rows": 12}
+    store(database, "llvm", Record("product 1x2x3x4", schedule, here, 0.02, 0.025, 0.06, 1.0, 64, 3, 2, "CPU",
+                                   "2025-03-04T05:06:07+00:00", 0))  # fmt: skip
+    append_trials(
+        database,
+        [
+            Trial("product 1x2x3x4", schedule, Kind.MEASURED, here, 0.02, 0.025, 1.0),
+            Trial("attention 9x16", schedule, Kind.MEASURED, here, 0.5, 0.4, 1.0, torch_seconds=0.8),
+            Trial("attention 9x16", schedule, Kind.REJECTED, here, reason="wrong"),
+            Trial("attention 9x16", schedule, Kind.FAILED, here, reason="hung"),
+        ],
+    )
+    page = write_performance_report([perf_json], tmp_path / "docs", database).read_text(encoding="utf-8")
+    assert "**CPU (znver5), 2 threads, TVM 0.27.0, 2025-03-04**: something better" in page and "1 of 2 tasks" in page
+    assert "| product 1x2x3x4 | 25.0 ms | 20.0 ms | +25.0 % | 60.0 ms | 64 | 2 | 3 | rows 12, vectors 2 |" in page
+    assert "| attention 9x16 | 400 ms | nothing found over the default | – | 800 ms | 3 | 1 | 1 |  |" in page
+
+
+def test_a_database_that_is_not_there_is_a_sentence(perf_json: Path, tmp_path: Path) -> None:
+    done = run(perf_json, "--out", tmp_path / "docs", "--db", tmp_path / "nowhere")
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no tuning database in")
+    assert not (tmp_path / "docs").exists()
+
+
 # The figures
 
 times = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=130)
@@ -369,6 +397,7 @@ def test_a_goal_within_the_noise_is_told(one: Callable[[Mapping[str, Any]], Meas
     measurement = one(component("vit", {"torch": side(shaky), "untuned": side(base)}))
     result = judge_goal(GOALS[0], [measurement], {measurement: "vit"})
     assert "vit" in result.noisy
+    assert findings.verdict(result) == "❔ within the noise"
 
 
 # Bad input

@@ -320,11 +320,12 @@ def report_command(
         list[Path], typer.Argument(help="Files of pytest perf … --benchmark-json=FILE.", metavar="RESULTS…")
     ],
     out: Annotated[Path, typer.Option(help="Folder of PERFORMANCE_REPORT.md and its plots.")],
+    db: Annotated[Path | None, typer.Option(help="Folder of a tuning database, to list what was found.")] = None,
 ) -> None:
     """Render the performance report, with plots, from what the suites in perf/ measured."""
     from harness.report.performance.command import report
 
-    report(console, results, out)
+    report(console, results, out, db)
 
 
 @app.command(name="list")

@@ -389,10 +389,29 @@ def _names(measurements: Sequence[Measurement]) -> dict[Measurement, str]:
     return {m: m.name if plain.count(m.name) == 1 or not m.variant else f"{m.name} ({m.variant})" for m in measurements}
 
 
-def peak_range(section: Section) -> tuple[float | None, float | None]:
-    """The medians of all arithmetic peaks and of all bandwidths that were probed beside the figures, per second."""
+@dataclass(frozen=True)
+class Peak:
+    """What a machine was measured to do per second: the median of all probes, the least and the most."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Arithmetic, FLOP/s, and bandwidth, byte/s; None where nothing was probed."""
+
+    flops: Peak | None
+    bandwidth: Peak | None
+
+
+def peak_range(section: Section) -> Peaks:
+    """All that was probed beside the figures of the section."""
     flops = [m.peak_flops for m in section.measurements if m.peak_flops]
     flops += [peak for kernel in section.kernels if kernel.bound == "compute" for peak in kernel.peaks]
     bandwidths = [m.peak_bandwidth for m in section.measurements if m.peak_bandwidth]
     bandwidths += [peak for kernel in section.kernels if kernel.bound == "memory" for peak in kernel.peaks]
-    return (statistics.median(flops) if flops else None, statistics.median(bandwidths) if bandwidths else None)
+    return Peaks(
+        *(Peak(statistics.median(found), min(found), max(found)) if found else None for found in (flops, bandwidths))
+    )

@@ -32,6 +32,8 @@ def verdict(result: GoalResult) -> str:
         return "⏭ not measured"
     if not result.reached:
         return "❌ not reached"
+    if result.noisy:
+        return "❔ within the noise"
     return "✅ aim reached" if not result.below_aim else "✅ reached"
 
 
@@ -71,13 +73,16 @@ def headline(section: Section) -> str:
     """The whole section in one line."""
     results = [result for result in section.goals if result.reached is not None]
     missed = [result for result in results if not result.reached]
+    noisy = [result for result in results if result.reached and result.noisy]
     if not results:
         return "**No goal was measured:** these files have neither components nor questions to the whole model."
     left = len(section.goals) - len(results)
-    more = f"; {left} not measured" if left else ""
+    more = f"; {len(noisy)} within the noise" if noisy else ""
+    more += f"; {left} not measured" if left else ""
+    more += "; the goals are for full scale, and this is another" if "full" not in section.scales else ""
     if missed:
         return f"❌ **{len(missed)} of {len(results)} measured goals not reached**{more}."
-    return f"✅ **{_plural(len(results), 'measured goal')} reached**{more}."
+    return f"{'❔' if noisy else '✅'} **{_plural(len(results), 'measured goal')} reached**{more}."
 
 
 def speedup_title(section: Section) -> str:
@@ -90,7 +95,8 @@ def speedup_title(section: Section) -> str:
     if len(found) == 1:
         return f"{LABELS[side]}, {next(iter(found))} is {factor(values[0])} times as fast as in PyTorch"
     if len(faster) == len(found):
-        return f"{LABELS[side]}, all {len(found)} components are faster than PyTorch: {reach}"
+        all_of_them = "both" if len(found) == 2 else f"all {len(found)}"
+        return f"{LABELS[side]}, {all_of_them} components are faster than PyTorch: {reach}"
     return f"{LABELS[side]}, {len(faster)} of {len(found)} components are faster than PyTorch: {reach}"
 
 
@@ -152,4 +158,4 @@ def _cut(texts: Sequence[str]) -> str:
 
 
 def _plural(count: int, noun: str) -> str:
-    return f"All {count} {noun}s" if count != 1 else f"The one {noun}"
+    return f"All {count} {noun}s" if count > 1 else f"The one {noun}"

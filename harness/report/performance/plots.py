@@ -29,6 +29,8 @@ DOTS_PER_INCH = 150
 _ROW, _GAP = 1.0, 1.05
 """Height of a row, and of the heading of a block of rows, in units of the y axis."""
 _ROW_INCHES = 0.2
+_MOST = 1.6
+"""Times PyTorch's median: how far the axis of latencies goes if all medians are within it."""
 _NAME = 34
 """Characters of a kernel's name beside its bar."""
 
@@ -116,11 +118,18 @@ def draw_speedup(section: Section) -> Figure | None:
     for bar, text, style in ((goal.least, f"at least {goal.least:g}", "-"), (goal.aim, f"aim {goal.aim:g}", ":")):
         axes.axvline(bar, color=EDGE, linewidth=1, linestyle=style, zorder=0)
         axes.annotate(
-            text, (bar, 1), xycoords=axes.get_xaxis_transform(), xytext=(3, 2), textcoords="offset points", fontsize=8
+            text,
+            (bar, 1),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(3 if style == ":" else -3, 2),
+            textcoords="offset points",
+            ha="left" if style == ":" else "right",
+            fontsize=8,
         )
     axes.set_yticks(range(len(rows)), [section.names[m] for m in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(left=0)
+    values = [r.value for m in rows for name in (UNTUNED, TUNED) if (r := ratio(m, PYTORCH, name))]
+    axes.set_xlim(0, 1.12 * max(goal.aim, *values))  # an interval may end beyond
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"PyTorch's time / ours ({_key(rows)})")
     return figure
@@ -144,7 +153,9 @@ def draw_latency(measurements: Sequence[Measurement], names: Mapping[Measurement
     figure, axes = _figure(
         1.1 + _ROW_INCHES * (rows * _ROW + len(blocks) * _GAP), findings.latency_title(measurements, what)
     )
-    limit = 1.06 * max(_typical_most(side) / m.sides[PYTORCH].median for m, sides in blocks for side in sides)
+    relative = [(m.sides[PYTORCH].median, side) for m, sides in blocks for side in sides]
+    most = max(_typical_most(side) / unit for unit, side in relative)
+    limit = 1.06 * min(most, max(_MOST, *(1.2 * side.median / unit for unit, side in relative)))
     y, ticks, labels = 0.0, [], []
     for measurement, sides in blocks:
         _heading(axes, y, names[measurement])
@@ -259,9 +270,10 @@ def _median_peak(kernels: Sequence[KernelRate]) -> float:
 
 def draw_component_roofline(section: Section) -> Figure | None:
     """The kernels within the components whose operations and bytes are known; area by their share of the time."""
-    flops, bandwidth = peak_range(section)
-    if flops is None or bandwidth is None:
+    peaks = peak_range(section)
+    if peaks.flops is None or peaks.bandwidth is None:
         return None
+    flops, bandwidth = peaks.flops.median, peaks.bandwidth.median
     points = []
     for measurement in section.measurements:
         total = sum(kernel.seconds for kernel in measurement.kernels)

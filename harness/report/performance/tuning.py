@@ -1,8 +1,16 @@
-"""What a database of tuned schedules says was found, for the report."""
+"""What a database of tuned schedules says was found, and where nothing was."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.tuning.database import Record
+    from harness.tuning.trials import Place, Trial
 
 
 @dataclass(frozen=True)
@@ -11,35 +19,116 @@ class TuningRecord:
 
     Attributes:
         task: Its key.
-        default_seconds: Of the default schedule; `seconds` of the tuned one, None where none was better.
-        torch_seconds: Of PyTorch, None where it was not timed.
-        trials: Candidates that were tried; `rejected` of them failed parity, `failed` crashed or hung.
+        default_seconds: Of the default schedule, None if it was never measured.
+        seconds: Of the best schedule; None where nothing was found over the default.
+        schedule: Its decisions; empty where nothing was found.
+        torch_seconds: Of PyTorch, None if it was not measured.
+        trials: Schedules that were tried; `rejected` of them gave wrong results, `failed` crashed or hung.
     """
 
     task: str
     default_seconds: float | None
     seconds: float | None
+    schedule: str
     torch_seconds: float | None
     trials: int
     rejected: int
     failed: int
 
     @property
-    def found(self) -> bool:
-        """Whether there is something better than the default."""
-        return self.seconds is not None and self.default_seconds is not None
+    def gain(self) -> float | None:
+        """How many times as fast as the default schedule, None where nothing was found."""
+        return self.default_seconds / self.seconds if self.default_seconds and self.seconds else None
+
+
+@dataclass(frozen=True)
+class TuningPlace:
+    """Everything that was found in one place.
+
+    Attributes:
+        where: CPU, threads, version of TVM; and when, if anything was found.
+        records: What was found, the largest gain first, then the tasks where nothing was.
+    """
+
+    where: str
+    records: tuple[TuningRecord, ...]
+
+    @property
+    def found(self) -> tuple[TuningRecord, ...]:
+        """The tasks with something better than the default."""
+        return tuple(record for record in self.records if record.gain is not None)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Everything in a database.
+    """A database.
 
     Attributes:
-        summary: In a sentence.
-        records: By task.
-        origin: Machines, versions and dates of the records.
+        folder: Its name.
+        places: One for each processor, number of threads and version of TVM.
     """
 
-    summary: str
-    records: tuple[TuningRecord, ...]
-    origin: tuple[str, ...]
+    folder: str
+    places: tuple[TuningPlace, ...]
+
+
+def read_tuning(folder: Path) -> Tuning:
+    """Reads a database: what is kept of it, and the trials where they lie beside it.
+
+    Raises:
+        HarnessError: There is none, or it is damaged.
+    """
+    from harness.tuning.database import open_database
+    from harness.tuning.trials import read_trials
+
+    records, (trials, _) = open_database(folder).records, read_trials(folder)
+    places: dict[Place, None] = dict.fromkeys(entry.place for entry in records)
+    places |= dict.fromkeys(trial.place for trial in trials)
+    return Tuning(
+        folder.resolve().name,
+        tuple(
+            _place(
+                place,
+                [record for record in records if record.place == place],
+                [trial for trial in trials if trial.place == place],
+            )
+            for place in places
+        ),
+    )
+
+
+def _place(place: Place, records: Sequence[Record], trials: Sequence[Trial]) -> TuningPlace:
+    found = [_found(record) for record in records]
+    known = {record.task for record in records}
+    for task in dict.fromkeys(trial.task for trial in trials if trial.task not in known):
+        found.append(_nothing_found(task, [trial for trial in trials if trial.task == task]))
+    found.sort(key=lambda entry: (-(entry.gain or 0), entry.task))
+    machines = ", ".join(dict.fromkeys(record.machine for record in records))
+    dates = sorted(record.date for record in records)
+    when = f", {dates[0][:10]}" if dates else ""
+    when += f" to {dates[-1][:10]}" if dates and dates[0][:10] != dates[-1][:10] else ""
+    where = f"{machines or place.cpu} ({place.cpu}), {place.threads} threads, TVM {place.tvm}{when}"
+    return TuningPlace(where, tuple(found))
+
+
+def _found(record: Record) -> TuningRecord:
+    schedule = ", ".join(f"{name} {value}" for name, value in sorted(record.schedule.items()))
+    counts = record.trials, record.rejected, record.failed
+    return TuningRecord(record.task, record.default_seconds, record.seconds, schedule, record.torch_seconds, *counts)
+
+
+def _nothing_found(task: str, trials: Sequence[Trial]) -> TuningRecord:
+    from harness.tuning.trials import Kind
+
+    kinds = [trial.kind for trial in trials]
+    defaults = [trial.default_seconds for trial in trials if trial.kind is Kind.MEASURED]
+    return TuningRecord(
+        task,
+        statistics.median(defaults) if defaults else None,
+        None,
+        "",
+        next((trial.torch_seconds for trial in trials if trial.torch_seconds is not None), None),
+        len(trials),
+        kinds.count(Kind.REJECTED),
+        kinds.count(Kind.FAILED),
+    )

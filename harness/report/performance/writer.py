@@ -10,26 +10,29 @@ from harness.report.performance.document import build_sections
 from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import render_plots
 from harness.report.performance.reading import read_results
+from harness.report.performance.tuning import read_tuning
 from harness.report.writer import write_files
 
 MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
 PLOTS_FOLDER = "performance"
 
 
-def write_performance_report(results: Sequence[Path], directory: Path) -> Path:
+def write_performance_report(results: Sequence[Path], directory: Path, database: Path | None = None) -> Path:
     """Writes page and plots, each complete or not at all, and returns the page's path.
 
     Args:
         results: JSON files of `pytest perf … --benchmark-json=FILE`.
         directory: Is made if it does not exist.
+        database: Folder of tuned schedules, whose findings the page lists.
 
     Raises:
-        HarnessError: If the results cannot be read or are not what the suites write, matplotlib is not
+        HarnessError: If the results or the database cannot be read or are not what the suites write, matplotlib is not
             installed, or the folder cannot be written.
     """
     if directory.exists() and not directory.is_dir():
         raise HarnessError(f"{directory} is a file; give --out a folder.")
     files = read_results(results)
+    tuning = None if database is None else read_tuning(database)
     sections = build_sections(files)
     pictures: dict[str, bytes] = {}
     places = []
@@ -40,6 +43,6 @@ def write_performance_report(results: Sequence[Path], directory: Path) -> Path:
         }
         pictures |= dict(drawn.values())
         places.append({name: place for name, (place, _) in drawn.items()})
-    page = render_page(sections, places, files)
+    page = render_page(sections, places, files, tuning)
     write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, "--out")
     return directory / MARKDOWN_NAME
