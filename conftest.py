@@ -39,7 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--db", metavar="DIR", help="tuning database; default: the one in fixtures/tuned that fits")
     group.addoption("--untuned", action="store_true", help="leave out what tuning found")
-    group.addoption("--peers", action="store_true", help="perf: torch.compile, ONNX Runtime and OpenVINO as well")
+    group.addoption("--peers", action="store_true", help="perf: OpenVINO, ONNX Runtime and torch.compile as well")
+    group.addoption("--peer", action="append", default=[], help="perf: only this one of them; repeat for several")
     group.addoption("--rounds", type=int, help="perf: rounds of each case; default: as many as its budget allows")
     group.addoption(
         "--require-target", action="append", default=[], help="fail instead of skip where this target cannot run"

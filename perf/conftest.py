@@ -14,6 +14,7 @@ from harness.tuning.database import open_database
 from perf.compare import Comparison, checked, compare_runs
 from perf.measuring import SPIN_COUNT, SPIN_VARIABLE
 from perf.options import Options
+from perf.peers import PEERS
 
 Results = list[dict[str, Any]]
 
@@ -36,7 +37,7 @@ def options_of(config: pytest.Config) -> Options:
     return Options(
         Path(database) if database else None,
         config.getoption("untuned"),
-        config.getoption("peers"),
+        tuple(PEERS) if config.getoption("peers") else tuple(config.getoption("peer")),
         config.getoption("rounds"),
     )
 
@@ -76,6 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"cannot compare with {stored}: there is no such file, give one of --benchmark-json")
     if (rounds := config.getoption("rounds")) is not None and rounds < 1:
         raise pytest.UsageError(f"cannot measure {rounds} rounds: give --rounds 1 or more")
+    unknown = [name for name in config.getoption("peer") if name not in PEERS]
+    if unknown:
+        raise pytest.UsageError(f"Unknown peer {unknown[0]!r}: known are {', '.join(PEERS)}.")
     database = options_of(config).database
     if database is not None:
         try:

@@ -15,13 +15,13 @@ class Options:
     Attributes:
         database: Folder of a tuning database; None for the one that fits this machine.
         untuned: Whether to leave the tuned side out.
-        peers: Whether peers take part.
+        peers: Names of the peers that take part, keys of `perf.peers.PEERS`.
         rounds: Number of rounds; None for as many as the budget of a suite allows.
     """
 
     database: Path | None = None
     untuned: bool = False
-    peers: bool = False
+    peers: tuple[str, ...] = ()
     rounds: int | None = None
 
     def database_for(self, target: str) -> Path | None:

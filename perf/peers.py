@@ -15,16 +15,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.threads import thread_count
 from harness.worker import WorkerEnd, run_isolated
 from perf.seats import Calls, Load, sentence
-from perf.sides import RUN, Request, read, read_module, runner, torch_inputs
+from perf.sides import MODULE, RUN, Request, read, read_module, runner, torch_inputs
 
 COMPILE = "compile"
 """What a side can do that compiles when it is first called."""
 ONNX = "model.onnx"
 OPSET = 20
 """Of ONNX: the first with `Gelu`; exported programs are lowered to it, and both runtimes know all of it."""
+ROOM = 3
+"""Memory that a peer may need beside all sides that are loaded, in weights: OpenVINO needs 2.6 times theirs."""
 PREPARE_SECONDS = 1200.0
 """How long making a file may take."""
 
@@ -52,10 +56,10 @@ class Peer:
 
 
 PEERS = {
-    "torch.compile": Peer("perf.peers:compiled_side", ("torch",), compiles=True),
-    "onnxruntime": Peer("perf.peers:onnx_side", ("onnx", "onnxscript", "onnxruntime"), "perf.peers:export_onnx"),
     # Its own conversion of exported programs gives wrong results for the geometry encoder (2026.4), and none faster.
     "openvino": Peer("perf.peers:openvino_side", ("onnx", "onnxscript", "openvino"), "perf.peers:export_onnx"),
+    "onnxruntime": Peer("perf.peers:onnx_side", ("onnx", "onnxscript", "onnxruntime"), "perf.peers:export_onnx"),
+    "torch.compile": Peer("perf.peers:compiled_side", ("torch",), compiles=True),
 }
 
 
@@ -74,11 +78,17 @@ def prepare(peer: Peer, folder: Path, done: dict[str, float]) -> float:
         done: Seconds of what is there already, by function; what is made is added.
 
     Raises:
-        PeerError: A package is not installed, or the module does not get through.
+        PeerError: A package is not installed, there is not enough memory, or the module does not get through.
     """
     missing = [package for package in peer.packages if _version(package) is None]
     if missing:
         raise PeerError(f"{missing[0]} is not installed: pip install 'sam3-tvm[peers]'")
+    room, free = ROOM * (folder / MODULE).stat().st_size, psutil.virtual_memory().available
+    if free < room:
+        raise PeerError(
+            f"left out: beside the other sides it may need {room / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are "
+            "free; name it alone with --peer"
+        )
     if peer.prepare is None:
         return 0.0
     if peer.prepare not in done:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 
 from harness.case import Case
 from harness.frontend import export_program
@@ -101,9 +102,9 @@ def test_component(
             take_part(side, seat, prepared.compile_seconds[side])
             assert sides[side]["verdict"] in (VerdictKind.STRICT, VerdictKind.ORACLE), sides[side]
         files: dict[str, float] = {}
-        for side, peer in PEERS.items() if options.peers else ():
+        for side in options.peers:
             try:
-                take_part(side, *sit_down(peer, folder, files))
+                take_part(side, *sit_down(PEERS[side], folder, files))
             except (PeerError, SeatError) as error:
                 seats.pop(side, None)
                 sides[side] = {"error": str(error)}
@@ -149,7 +150,7 @@ def prepare(case: Case, folder: Path, schedules: Schedules) -> Prepared:
         start = time.perf_counter()
         tvm_target = target.tvm_target()
         before, lowered = lowered, lower_module(module, target, tvm_target, chosen)
-        if side == TUNED and tvm.ir.structural_equal(before, lowered):
+        if side == TUNED and tvm_ffi.structural_equal(before, lowered):
             prepared.note = "tuning found nothing over the defaults for any kernel of this component"
             break
         library = folder / f"{side}{LIBRARY_SUFFIX}"

@@ -155,7 +155,11 @@ def test_what_cannot_be_compared_is_a_sentence(suite: Callable[..., subprocess.C
 
 @pytest.mark.parametrize(
     ("option", "sentence"),
-    [("--rounds=0", "cannot measure 0 rounds"), ("--db=nowhere", "there is no tuning database in nowhere")],
+    [
+        ("--rounds=0", "cannot measure 0 rounds"),
+        ("--db=nowhere", "there is no tuning database in nowhere"),
+        ("--peer=onnx", "Unknown peer 'onnx': known are openvino, onnxruntime, torch.compile"),
+    ],
 )
 def test_options_that_make_no_sense_are_a_sentence(
     option: str, sentence: str, suite: Callable[..., subprocess.CompletedProcess[str]]

@@ -1,7 +1,7 @@
 """The sides of the whole model: upstream's processor, and compiled folders; for `perf.seats.Seat`.
 
 Each is asked the questions of `QUESTIONS`. Every call asks a text that the side has not seen, because the compiled
-model remembers texts.
+model remembers texts; the first one is `TEXT`, and all sides must find the same.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,8 @@ from perf.seats import Calls, Load
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "coffee.png"
 TEXT = "cup"
 
-ANSWER = "answer"
-"""What every side can do besides: tell what it finds, to be compared."""
+ENCODE = "encode"
+"""What every side can do besides: encode the photograph that the second text is asked of."""
 PHOTO_AND_TEXT, SECOND_TEXT = QUESTIONS = ("photo and text", "second text")
 """From a photograph and a text to masks; another text on a photograph that is encoded already."""
 
@@ -41,7 +42,7 @@ class Answer:
 @contextmanager
 def tvm_side(artifact: Path) -> Iterator[Load]:
     """A compiled folder."""
-    from harness.runtime import Sam3
+    from harness.runtime import EncodedImage, Sam3
     from harness.runtime.images import load_image
     from harness.runtime.loading import load_runtime
 
@@ -52,14 +53,14 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
         model = Sam3.load(artifact)
         encoded = cache(lambda: model.set_image(photograph))
 
-        def answer() -> Answer:
-            found = model.set_image(photograph).segment(text=TEXT)
+        def ask(image: EncodedImage) -> Answer:
+            found = image.segment(text=next(texts))
             return Answer(found.masks, found.boxes, found.scores)
 
         return {
-            ANSWER: answer,
-            PHOTO_AND_TEXT: lambda: _nothing(model.set_image(photograph).segment(text=next(texts))),
-            SECOND_TEXT: lambda: _nothing(encoded().segment(text=next(texts))),
+            PHOTO_AND_TEXT: lambda: ask(model.set_image(photograph)),
+            ENCODE: lambda: encoded() and None,
+            SECOND_TEXT: lambda: ask(encoded()),
         }
 
     yield load
@@ -81,17 +82,15 @@ def torch_side(scale: str) -> Iterator[Load]:
             processor = Sam3Processor(build_model(scale), device="cpu")
             encoded = cache(lambda: processor.set_image(photograph))
 
-            def answer() -> Answer:
-                state = processor.set_text_prompt(TEXT, processor.set_image(photograph))
+            def ask(image: dict[str, Any]) -> Answer:
+                state = processor.set_text_prompt(next(texts), image)
                 masks = state["masks"].squeeze(1)
                 return Answer(*(found.numpy() for found in (masks, state["boxes"], state["scores"])))
 
             return {
-                ANSWER: answer,
-                PHOTO_AND_TEXT: lambda: _nothing(
-                    processor.set_text_prompt(next(texts), processor.set_image(photograph))
-                ),
-                SECOND_TEXT: lambda: _nothing(processor.set_text_prompt(next(texts), encoded())),
+                PHOTO_AND_TEXT: lambda: ask(processor.set_image(photograph)),
+                ENCODE: lambda: encoded() and None,
+                SECOND_TEXT: lambda: ask(encoded()),
             }
 
         yield load
@@ -109,9 +108,5 @@ def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> flo
 
 
 def new_texts() -> Iterator[str]:
-    """Texts that were never asked."""
-    return (f"{TEXT} {number}" for number in itertools.count())
-
-
-def _nothing(_result: object) -> None:
-    """Results stay in the process that found them."""
+    """`TEXT`, and then texts that were never asked."""
+    return itertools.chain([TEXT], (f"{TEXT} {number}" for number in itertools.count()))
