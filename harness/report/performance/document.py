@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
+from harness.components import COMPONENTS
 from harness.report.performance.reading import (
     OURS,
     PEERS,
@@ -27,6 +28,9 @@ TOP_KERNELS = 5
 """Kernels of a component that are told apart; what is left is added up."""
 
 Entry = TypeVar("Entry", Measurement, KernelRate)
+
+_ORDER = tuple(COMPONENTS)
+"""Components as they are listed everywhere."""
 
 _MACHINE_KEYS = ("cpu", "features", "usable_cpus", "memory_bytes")
 """What makes two machines the same, besides the threads."""
@@ -291,7 +295,7 @@ class Section:
         threads: Of TVM and of PyTorch.
         versions: Installed packages, of the newest file that has them.
         files: Where the figures come from.
-        components: In the order of the files.
+        components: In the order of the registry.
         questions: To the whole model.
         kernels: Of perf/test_kernels.py.
         names: What each measurement is called: its name, with the variant where that alone is ambiguous.
@@ -348,6 +352,7 @@ def _key(entry: Measurement | KernelRate) -> str:
 def _section(key: str, files: Sequence[ResultFile]) -> Section:
     measurements = [m for file in files for m in file.measurements if _key(m) == key]
     rates = [kernel for file in files for kernel in file.kernels if _key(kernel) == key]
+    measurements.sort(key=lambda m: _ORDER.index(m.name) if m.name in _ORDER else len(_ORDER))
     measured, old = _newest(measurements, [(m.kind, m.name, m.variant) for m in measurements])
     kernels, old_kernels = _newest(rates, [(kernel.group, kernel.kernel, kernel.shape) for kernel in rates])
     entries: list[Measurement | KernelRate] = [*measured, *kernels]

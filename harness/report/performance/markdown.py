@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.outcome import VerdictKind
 from harness.report.markdown import cell, size
 from harness.report.performance import findings
 from harness.report.performance.document import (
@@ -84,7 +83,6 @@ def render_page(
         group_rates=group_rates,
         peaks=peak_range,
         rate=rate,
-        unsound=unsound,
         why_absent=why_absent,
         enough=(ENOUGH_FOR_P95, ENOUGH_FOR_P99),
         ours=OURS,
@@ -112,11 +110,6 @@ def rate(measurement: Measurement, side: Side) -> str:
     found = measurement.flop / side.median
     share = f" ({percent(found / measurement.peak_flops)})" if measurement.peak_flops else ""
     return f"{giga(found)}{share}"
-
-
-def unsound(side: Side) -> bool:
-    """Whether the parity gate was asked and said no: then its speed is no speed of this model."""
-    return side.verdict in (VerdictKind.FAILED.value, VerdictKind.NOT_JUDGEABLE.value)
 
 
 def why_absent(measurement: Measurement, name: str) -> str:

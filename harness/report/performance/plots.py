@@ -31,6 +31,8 @@ _ROW, _GAP = 1.0, 1.05
 _ROW_INCHES = 0.2
 _MOST = 1.6
 """Times PyTorch's median: how far the axis of latencies goes if all medians are within it."""
+_LEAST_SHARE = 0.005
+"""Of a component's time: a kernel below it is no point of the roofline."""
 _NAME = 34
 """Characters of a kernel's name beside its bar."""
 
@@ -203,7 +205,7 @@ def _box(axes: Axes, y: float, side: Side, unit: float, limit: float) -> None:
     inside = [x for x in rounds if x <= limit]
     axes.scatter(inside, [y] * len(inside), s=6, color=shade, alpha=0.35, linewidths=0, zorder=1)
     if len(inside) < len(rounds):
-        axes.scatter([limit], [y], s=14, marker=">", color=shade, linewidths=0, zorder=1)
+        axes.scatter([limit], [y], s=14, marker=">", color=EDGE, linewidths=0, zorder=3)
     first, third = (value / unit for value in side.quartiles)
     axes.barh(y, third - first, left=first, height=0.62, color=shade, zorder=2)
     axes.plot([side.median / unit] * 2, [y - 0.38, y + 0.38], color=EDGE, linewidth=1.6, zorder=4)
@@ -278,7 +280,7 @@ def draw_component_roofline(section: Section) -> Figure | None:
     for measurement in section.measurements:
         total = sum(kernel.seconds for kernel in measurement.kernels)
         for kernel in measurement.kernels:
-            if kernel.flop and kernel.bytes and kernel.seconds:
+            if kernel.flop and kernel.bytes and kernel.seconds > _LEAST_SHARE * total:
                 place = kernel.flop / kernel.bytes, kernel.flop / kernel.seconds
                 points.append((kernel.seconds / total, *place, measurement.profiled))
     if not points:
@@ -290,7 +292,7 @@ def draw_component_roofline(section: Section) -> Figure | None:
     draw_roof(axes, x, flops, bandwidth)
     axes.scatter(x, y, s=sizes, color=shades, alpha=0.55, linewidths=0.4, edgecolors="white")
     axes.set(xscale="log", yscale="log", ylabel="GFLOP/s")
-    axes.set_xlabel("FLOP per byte that must move at least (area: share of the component's time)")
+    axes.set_xlabel("FLOP per byte that must move at least (area: share of the component's time, from 0.5 % on)")
     axes.set_ylim(*rate_span([rate for _, _, rate, _ in points], flops))
     axes.grid(alpha=0.25, which="major")
     return figure
@@ -361,16 +363,19 @@ def draw_peers(section: Section) -> Figure | None:
         found = [(r, y) for y, m in enumerate(rows) if (r := ratio(m, name, m.ours.name))]
         if not found:
             continue
+        unsound = [rows[y].sides[name].unsound for _, y in found]
         axes.scatter(
             [r.value for r, _ in found],
             [y for _, y in found],
-            s=36,
+            s=34,
             marker=MARKER_BY_SIDE.get(name, "v"),
-            color=colour(name),
-            alpha=0.9,
-            linewidths=0,
-            label=LABELS.get(name, name),
+            facecolors=["white" if open_ else colour(name) for open_ in unsound],
+            edgecolors=colour(name),
+            linewidths=1.2,
             zorder=2,
+        )
+        axes.scatter(
+            [], [], s=34, marker=MARKER_BY_SIDE.get(name, "v"), color=colour(name), label=LABELS.get(name, name)
         )
     for y in range(len(rows)):
         axes.axhline(y, color=FAINT, linewidth=0.5, zorder=0)
@@ -382,6 +387,8 @@ def draw_peers(section: Section) -> Figure | None:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("its time / ours; to the right of the line it is slower than ours")
+    failing = any(m.sides[name].unsound for m in rows for name in sides if name in m.sides)
+    what = "its time / ours; to the right of the line it is slower than ours"
+    axes.set_xlabel(f"{what} (open: fails the parity gate)" if failing else what)
     figure.legend(loc="outside lower center", ncols=len(sides), frameon=False, handletextpad=0.2)
     return figure

@@ -4,7 +4,7 @@ A benchmark of pytest-benchmark's JSON is told by its `extra_info`:
 
 - of `perf/test_components.py`: `case`, and `sides` by name, each {"error": sentence} or
   {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call", "compile_seconds", "load_seconds",
-  "memory", "worst_r_rms", "verdict"}; `peak_flops`, `peak_bandwidth`, `flop`; and `kernels`
+  "memory", "worst_r_rms", "verdict", "reason"}; `peak_flops`, `peak_bandwidth`, `flop`; and `kernels`
   [{"name", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; `note` where tuning changed nothing;
 - of `perf/test_end_to_end.py`: the same with `what` in place of `case`;
 - of `perf/test_kernels.py`: `bound`, `work`, `moved`, `peaks`, `rate`, `torch_rate`, …
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError
+from harness.outcome import VerdictKind
 
 ENOUGH_FOR_P95, ENOUGH_FOR_P99 = 20, 100
 """Rounds below which a percentile is not believed, whatever the file says."""
@@ -81,6 +82,7 @@ class Side:
         throughput: Calls per second.
         worst_r_rms: Error against float64 over PyTorch's own, of the worst output; None for PyTorch itself.
         verdict: What the parity gate said, None where it was not asked.
+        reason: Why that is no pass; empty if it is one.
     """
 
     name: str
@@ -96,6 +98,12 @@ class Side:
     memory: Memory | None = None
     worst_r_rms: float | None = None
     verdict: str | None = None
+    reason: str = ""
+
+    @property
+    def unsound(self) -> bool:
+        """Whether the parity gate was asked and said no: its time buys another result."""
+        return self.verdict in (VerdictKind.FAILED.value, VerdictKind.NOT_JUDGEABLE.value)
 
     @property
     def label(self) -> str:
@@ -445,6 +453,7 @@ def _side(name: str, fields: _Fields) -> Side:
         memory=None if memory is None else _memory(fields.inner("memory")),
         worst_r_rms=fields.perhaps("worst_r_rms"),
         verdict=None if verdict is None else str(verdict),
+        reason=str(fields.data.get("reason") or ""),
     )
 
 
