@@ -41,6 +41,7 @@ class Request:
         seed: Of candidates and inputs.
         remote: HOST:PORT of an RPC tracker; None to measure here.
         key: What servers are known by at the tracker.
+        only: A regular expression that names of tasks must match, with space `rules`; None for all.
     """
 
     components: tuple[str, ...] = ()
@@ -53,6 +54,7 @@ class Request:
     seed: int = 0
     remote: str | None = None
     key: str = ""
+    only: str | None = None
 
 
 def checked(request: Request) -> tuple[Case, ...]:

@@ -1,0 +1,251 @@
+"""`sam3-tvm tune --space rules`: MetaSchedule over a component in TVM's plain loops, with TVM's own rules only."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness.case import Case
+from harness.errors import HarnessError
+
+if TYPE_CHECKING:
+    from harness.tuning.command import Request
+    from harness.tuning.rules_module import RulesTask
+    from harness.tuning.rules_search import TaskState
+
+DEFAULT_MINUTES = 10.0
+INTERRUPTED = 130
+_PACKAGES = ("xgboost", "cloudpickle")
+
+
+def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder: Path) -> int:
+    """Searches, and prints how it goes and what was found.
+
+    Args:
+        console: Where to print.
+        request: For how long, with what seed, on which machines, and which tasks.
+        cases: The components.
+        folder: The database; the records go into a folder within it.
+
+    Returns:
+        The exit code: 0, or 130 if it was interrupted.
+
+    Raises:
+        HarnessError: There is nothing to tune or nothing to measure on, or the records cannot be used.
+    """
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise HarnessError(f"--space rules needs {' and '.join(missing)}: pip install 'sam3-tvm[tune]'")
+    from harness.targets import TARGETS
+    from harness.threads import thread_count
+    from harness.tuning.database import this_place
+    from harness.tuning.rules_measuring import LocalMeasurer, Measurer, RemoteMeasurer
+    from harness.tuning.rules_records import opened_for_tuning
+    from harness.tuning.rules_search import Bench, search
+
+    measurer: Any
+    with ExitStack() as stack:
+        if request.remote is None:
+            measurer = LocalMeasurer()
+        else:
+            from harness.tuning.remote import RemoteRunner
+
+            runner = RemoteRunner(request.remote, request.key)
+            stack.callback(runner.close)
+            measurer = RemoteMeasurer(runner, runner.workers)
+        stack.callback(measurer.close)
+        bench_measurer: Measurer = measurer
+        opened = stack.enter_context(opened_for_tuning(folder, this_place(request.target)))
+        for notice in opened.notices:
+            _print(console, f"Note: {notice}")
+        tasks = _tasks(console, cases, request.only)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sam3-tvm-rules-")))
+        target = TARGETS[request.target].tvm_target()
+        bench = Bench(target, opened, bench_measurer, scratch, thread_count(), request.seed)
+        torch = _torch_seconds(tasks) if request.remote is None else {}
+        go_on, on_progress = _shown(console, stack, request, tasks, torch)
+        states, interrupted = search(tasks, bench, go_on, on_progress, request.trials)
+    console.print(_table(states, torch, folder))
+    for state in states:
+        if state.problem:
+            _print(console, f"Note: {state.problem}")
+        for reason, count in sorted(state.reasons.items(), key=lambda entry: -entry[1])[:3]:
+            _print(console, f"{state.task.name}: {count} candidates: {reason[:160]}")
+    if interrupted:
+        _print(console, f"Stopped; what was measured is in {folder}. The same command goes on from there.")
+        return INTERRUPTED
+    return 0
+
+
+def component_tasks(request: tuple[Case, str | None], announce: Callable[[str], None]) -> list[RulesTask]:
+    """The tasks of a component's main sample in plain loops, as `harness.worker` calls it."""
+    from harness.frontend import export_program
+    from harness.model.upstream import upstream
+    from harness.rope import STRATEGIES
+    from harness.settings import Settings
+    from harness.source import Source
+    from harness.targets import TARGETS
+    from harness.tuning.rules_module import extract_tasks, plain_loops
+
+    case, only = request
+    strategy = STRATEGIES[case.strategy]
+    with upstream():
+        announce("build")
+        source = Source(case, Settings())
+        inputs = tuple(next(iter(source.samples.values())).values())
+        announce("export")
+        with strategy.apply(source.module):
+            program = export_program(source.module, inputs)
+        announce("import")
+        module, _ = strategy.import_program(program)
+    target = TARGETS[case.target].tvm_target()
+    return list(extract_tasks(plain_loops(module, target), target, only))
+
+
+def _tasks(console: Console, cases: Sequence[Case], only: str | None) -> list[RulesTask]:
+    import tvm
+
+    from harness.worker import WorkerEnd, run_isolated
+
+    if only is not None:
+        try:
+            re.compile(only)
+        except re.error as error:
+            raise HarnessError(f"--only {only}: not a regular expression: {error}") from error
+    found: dict[int, RulesTask] = {}
+    for case in cases:
+        with console.status(f"Looking for tasks: {case.component}"):
+            ended = run_isolated("harness.tuning.rules:component_tasks", (case, only))
+        if ended.kind is not WorkerEnd.OK:
+            reason = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
+            raise HarnessError(f"cannot tune {case.component}: {ended.stage or 'start'}: {reason}")
+        for task in ended.value:
+            key = tvm.ir.structural_hash(task.module)
+            known = found.get(key)
+            found[key] = task if known is None else replace(known, weight=known.weight + task.weight)
+    if not found:
+        names = ", ".join(case.component for case in cases)
+        raise HarnessError(
+            f"{names}: no task{'' if only is None else f' matches --only {only}'}, there is nothing to tune"
+        )
+    return list(found.values())
+
+
+def _shown(
+    console: Console, stack: ExitStack, request: Request, tasks: Sequence[RulesTask], torch: dict[str, float]
+) -> tuple[Callable[[int], bool], Callable[[str, int, float, float | None], None]]:
+    """What tells whether to go on, and what shows how it goes."""
+    minutes = DEFAULT_MINUTES if request.minutes is None and request.trials is None else request.minutes
+    start = time.monotonic()
+    flop = {task.name: task.flop for task in tasks}
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[left]}"),
+    )
+    progress = stack.enter_context(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
+    total = request.trials if minutes is None else 60 * minutes
+    shown = progress.add_task(f"{len(tasks)} tasks", total=total, left="")
+    made = 0
+
+    def left() -> float:
+        return math.inf if minutes is None else 60 * minutes - (time.monotonic() - start)
+
+    def go_on(done: int) -> bool:
+        return left() > 0 and (request.trials is None or done < request.trials)
+
+    def on_progress(name: str, trials: int, best: float, _plain: float | None) -> None:
+        nonlocal made
+        made += 1
+        parts = [f"{name}: {trials} trials"]
+        if math.isfinite(best):
+            parts.append(f"best {_time(best)}, {flop[name] / best / 1e9:.1f} GFLOP/s")
+            if name in torch:
+                parts.append(f"{torch[name] / best:.2f} x PyTorch")
+        limit = (
+            f"{max(0, (request.trials or 0) - made)} trials left" if minutes is None else f"{left() / 60:.1f} min left"
+        )
+        completed = made if minutes is None else time.monotonic() - start
+        progress.update(shown, description=", ".join(parts), completed=completed, left=limit)
+
+    return go_on, on_progress
+
+
+def _table(states: Sequence[TaskState], torch: dict[str, float], folder: Path) -> Table:
+    table = Table("task", "calls", "best", "GFLOP/s", "PyTorch GFLOP/s", "PyTorch / best", "trials", title=str(folder))
+    for state in sorted(states, key=lambda state: -state.task.flop * state.task.weight):
+        name, flop = state.task.name, state.task.flop
+        counts = [str(state.trials)]
+        counts += [
+            f"{count} {word}" for count, word in ((state.failed, "failed"), (state.rejected, "rejected")) if count
+        ]
+        found = math.isfinite(state.best)
+        table.add_row(
+            Text(name),
+            str(state.task.weight),
+            _time(state.best) if found else "nothing found",
+            f"{flop / state.best / 1e9:.1f}" if found else "",
+            f"{flop / torch[name] / 1e9:.1f}" if name in torch else "",
+            f"{torch[name] / state.best:.2f}" if found and name in torch else "",
+            ", ".join(counts),
+        )
+    return table
+
+
+def _torch_seconds(tasks: Sequence[RulesTask]) -> dict[str, float]:
+    """PyTorch's time of the linear layers among the tasks; other tasks are no single operator of it."""
+    from harness.tuning.local import Worker
+
+    worker = Worker()
+    times = {}
+    try:
+        for task in tasks:
+            shapes = [tuple(int(extent) for extent in p.shape) for p in task.module["main"].params[:-1]]
+            if _is_linear(task.name, shapes):
+                times[task.name] = float(worker.call(_linear_seconds, shapes, seconds=120.0))
+    finally:
+        worker.close()
+    return times
+
+
+def _is_linear(name: str, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a task is the product of two matrices, plus a vector."""
+    if not re.match(r"fused_matmul\d*_add\d* ", name) or [len(shape) for shape in shapes] != [2, 2, 1]:
+        return False
+    return shapes[0][1] == shapes[1][0] and shapes[1][1] == shapes[2][0]
+
+
+def _linear_seconds(shapes: Sequence[tuple[int, ...]]) -> float:
+    """Median of five calls of PyTorch's linear layer, after one to warm up."""
+    import torch
+
+    left, right, bias = (torch.randn(shape) for shape in shapes)
+    weight = right.T.contiguous()
+    times = []
+    with torch.inference_mode():
+        for _ in range(6):
+            start = time.perf_counter()
+            torch.nn.functional.linear(left, weight, bias)
+            times.append(time.perf_counter() - start)
+    return sorted(times[1:])[2]
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.1f} us"
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
