@@ -63,7 +63,7 @@ class TaskState:
         """What the next batch goes by: time spent in the task in a run of the model, less for every futile batch."""
         if self.problem or self.exhausted:
             return -1.0
-        return self.task.weight * self.best / 2**self.stale
+        return self.task.weight * self.best * 0.5**self.stale
 
     def count(self, measured: Measured) -> None:
         """Takes a trial into account."""
@@ -268,7 +268,7 @@ def import_tensor_intrinsics() -> None:
     """
     full = inspect.stack
 
-    def frames_alone(_context: int = 1) -> list[inspect.FrameInfo]:
+    def frames_alone(context: int = 1) -> list[inspect.FrameInfo]:
         found, frame = [], inspect.currentframe()
         while (frame := frame.f_back if frame else None) is not None:
             code = frame.f_code
