@@ -27,8 +27,6 @@ COMPILE = "compile"
 ONNX = "model.onnx"
 OPSET = 20
 """Of ONNX: the first with `Gelu`; exported programs are lowered to it, and both runtimes know all of it."""
-ROOM = 3
-"""Memory that a peer may need beside all sides that are loaded, in weights: OpenVINO needs 2.6 times theirs."""
 PREPARE_SECONDS = 1200.0
 """How long making a file may take."""
 
@@ -44,6 +42,7 @@ class Peer:
     Attributes:
         side: Its context manager for `perf.seats.Seat`.
         packages: What must be installed, by distribution name.
+        room: Memory that it may need, in PyTorch's weights and in what PyTorch needs for a run; measured.
         prepare: What turns the module into a file, as `module:name` for `harness.worker.run_isolated`; none if nothing
             has to.
         compiles: Whether it compiles when it is loaded, and can `COMPILE`.
@@ -51,15 +50,18 @@ class Peer:
 
     side: str
     packages: tuple[str, ...]
+    room: tuple[float, float]
     prepare: str | None = None
     compiles: bool = False
 
 
 PEERS = {
     # Its own conversion of exported programs gives wrong results for the geometry encoder (2026.4), and none faster.
-    "openvino": Peer("perf.peers:openvino_side", ("onnx", "onnxscript", "openvino"), "perf.peers:export_onnx"),
-    "onnxruntime": Peer("perf.peers:onnx_side", ("onnx", "onnxscript", "onnxruntime"), "perf.peers:export_onnx"),
-    "torch.compile": Peer("perf.peers:compiled_side", ("torch",), compiles=True),
+    "openvino": Peer("perf.peers:openvino_side", ("onnx", "onnxscript", "openvino"), (3, 2), "perf.peers:export_onnx"),
+    "onnxruntime": Peer(
+        "perf.peers:onnx_side", ("onnx", "onnxscript", "onnxruntime"), (2, 12), "perf.peers:export_onnx"
+    ),
+    "torch.compile": Peer("perf.peers:compiled_side", ("torch",), (2, 2), compiles=True),
 }
 
 
@@ -69,12 +71,13 @@ def versions() -> dict[str, str | None]:
     return {package: _version(package) for package in packages}
 
 
-def prepare(peer: Peer, folder: Path, done: dict[str, float]) -> float:
+def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) -> float:
     """Makes the file that a peer loads, if it loads one; returns the seconds that this takes.
 
     Args:
         peer: Who wants it.
         folder: Where the module is, and the file will be.
+        run_bytes: Memory that PyTorch needs for a run, beside the weights.
         done: Seconds of what is there already, by function; what is made is added.
 
     Raises:
@@ -83,7 +86,8 @@ def prepare(peer: Peer, folder: Path, done: dict[str, float]) -> float:
     missing = [package for package in peer.packages if _version(package) is None]
     if missing:
         raise PeerError(f"{missing[0]} is not installed: pip install 'sam3-tvm[peers]'")
-    room, free = ROOM * (folder / MODULE).stat().st_size, psutil.virtual_memory().available
+    weights = (folder / MODULE).stat().st_size
+    room, free = peer.room[0] * weights + peer.room[1] * run_bytes, psutil.virtual_memory().available
     if free < room:
         raise PeerError(
             f"left out: beside the other sides it may need {room / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are "

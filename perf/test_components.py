@@ -104,7 +104,8 @@ def test_component(
         files: dict[str, float] = {}
         for side in options.peers:
             try:
-                take_part(side, *sit_down(PEERS[side], folder, files))
+                memory = seats[TORCH].memory()
+                take_part(side, *sit_down(PEERS[side], folder, memory.run if memory else 0, files))
             except (PeerError, SeatError) as error:
                 seats.pop(side, None)
                 sides[side] = {"error": str(error)}
@@ -174,13 +175,13 @@ def judging(
     return check
 
 
-def sit_down(peer: Peer, folder: Path, files: dict[str, float]) -> tuple[Seat, float]:
-    """A peer that is loaded, and how long it took to compile; `files` is what `perf.peers.prepare` keeps.
+def sit_down(peer: Peer, folder: Path, run_bytes: int, files: dict[str, float]) -> tuple[Seat, float]:
+    """A peer that is loaded, and how long it took to compile; `run_bytes` and `files` are for `perf.peers.prepare`.
 
     Raises:
         PeerError, SeatError: It cannot take part.
     """
-    compile_seconds = peers.prepare(peer, folder, files)
+    compile_seconds = peers.prepare(peer, folder, run_bytes, files)
     seat = Seat(peer.side, Request(folder))
     if peer.compiles:
         compile_seconds += seat.prepare(COMPILE)
