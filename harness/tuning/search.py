@@ -34,7 +34,7 @@ LEAST_GAIN = 0.01
 """Share of the default schedule's time below which a gain is noise whatever the rounds say."""
 _NEIGHBOURS = 6
 """Of a batch, the rest is drawn from everywhere."""
-_TRYING = Rounds(3, 0.01)
+_TRYING = Rounds(3, 0.01, give_up=1.1)
 _CONFIRMING = Rounds(11, 0.03)
 _GUESSED_RATE = 5e10
 """Multiply-adds per second, as long as a task was never run."""
@@ -172,7 +172,7 @@ class Bench:
     Attributes:
         builder: Compiles candidates.
         runner: Runs them.
-        torch: (task, files of its arrays) → PyTorch's seconds and its result in float64.
+        torch: (task, files of its arrays) → PyTorch's seconds, None if it runs elsewhere, and its result in float64.
         place: Where that is.
         folder: The database.
         machine: The processor's model.
@@ -181,7 +181,7 @@ class Bench:
 
     builder: Builder
     runner: Runner
-    torch: Callable[[Task, Sequence[Path]], tuple[float, Array]]
+    torch: Callable[[Task, Sequence[Path]], tuple[float | None, Array]]
     place: Place
     folder: Path
     machine: str
@@ -239,7 +239,10 @@ class Measured:
         finally:
             for program in programs[1:]:
                 program.library.unlink(missing_ok=True)
-        kind, r_rms, reason = self._judged(ran[1].result)
+        kind, r_rms, reason = Kind.MEASURED, math.nan, ""
+        # What is slower than the default is never used, and large results take long to judge.
+        if ran[1].median <= ran[0].median:
+            kind, r_rms, reason = self._judged(ran[1].result)
         faster = all(is_faster(ran[1].seconds, other.seconds) for other in (ran[0], *ran[2:]))
         return replace(
             base,

@@ -18,6 +18,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 from harness.case import Case
+from harness.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.rewrite import problems
@@ -49,12 +50,22 @@ def tasks_of(module: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
     return [Task(problem, count[key]) for key, problem in {problem.key: problem for problem in found}.items()]
 
 
-def merged(groups: Iterable[Sequence[Task]]) -> list[Task]:
-    """The tasks of several modules, each of which runs once."""
+def merged(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
+    """The tasks of several modules, each of which runs once.
+
+    Args:
+        groups: The tasks of each.
+        names: What they are, for the sentence.
+
+    Raises:
+        HarnessError: There are none.
+    """
     found: dict[str, Task] = {}
     for task in (task for group in groups for task in group):
         known = found.get(task.key)
         found[task.key] = task if known is None else replace(known, calls=known.calls + task.calls)
+    if not found:
+        raise HarnessError(f"{names}: nothing to tune, there is no product, convolution or attention with a kernel")
     return list(found.values())
 
 
