@@ -248,6 +248,17 @@ def test_without_tuning_the_page_says_so(tmp_path: Path) -> None:
     assert "⏭ not measured" in line and "no tuned database that fits the machine" in line
 
 
+@pytest.mark.parametrize("absent", ["tuned", "untuned"])
+def test_one_of_ours_is_enough(tmp_path: Path, absent: str) -> None:
+    sides = three_sides(0.5, 0.25, 0.2)
+    del sides[absent]
+    # The whole model has both: what is tuned there says nothing of the component.
+    path = write(tmp_path / "perf.json", component("vit", sides), question("second text", three_sides(3.0, 1.6, 1.5)))
+    page = write_performance_report([path], tmp_path / "docs").read_text(encoding="utf-8")
+    assert "| second text | 1." in page and "| vit | 50" in page
+    assert (tmp_path / "docs" / "performance" / "speedup.png").is_file()
+
+
 def test_where_tuning_changed_nothing_untuned_is_tuned(
     tmp_path: Path, one: Callable[[Mapping[str, Any]], Measurement]
 ) -> None:

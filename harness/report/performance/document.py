@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -62,6 +62,11 @@ def ratio(measurement: Measurement, over: str, under: str) -> Ratio | None:
         return Ratio(value)
     interval = median_interval([a / b for a, b in zip(upper.seconds, lower.seconds, strict=True)])
     return Ratio(value) if interval is None else Ratio(value, min(value, interval[0]), max(value, interval[1]))
+
+
+def best_side(measurements: Iterable[Measurement]) -> str:
+    """Tuned if any was measured so, else untuned."""
+    return TUNED if any(measurement.side(TUNED) for measurement in measurements) else UNTUNED
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -318,11 +323,6 @@ class Section:
     def measurements(self) -> tuple[Measurement, ...]:
         """Components, then questions."""
         return self.components + self.questions
-
-    @property
-    def tuned(self) -> bool:
-        """Whether anything was measured with a tuned database."""
-        return any(measurement.side(TUNED) is not None for measurement in self.measurements)
 
     @property
     def peers(self) -> tuple[str, ...]:

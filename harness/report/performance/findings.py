@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.report.performance.document import GoalResult, Ratio, Section, group_rates, ratio, shares
+from harness.report.performance.document import GoalResult, Ratio, Section, best_side, group_rates, ratio, shares
 from harness.report.performance.formatting import factor, gain, percent
 from harness.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED, Measurement
 
@@ -87,7 +87,7 @@ def headline(section: Section) -> str:
 
 def speedup_title(section: Section) -> str:
     """How the components compare with PyTorch."""
-    side = TUNED if section.tuned else UNTUNED
+    side = best_side(section.components)
     found = {section.names[m]: r for m in section.components if (r := ratio(m, PYTORCH, side))}
     faster = [name for name, value in found.items() if value.value > 1]
     values = [value.value for value in found.values()]
@@ -104,7 +104,9 @@ def latency_title(measurements: Sequence[Measurement], what: str) -> str:
     """What tuning changes."""
     gains = [r.value for m in measurements if (r := ratio(m, UNTUNED, TUNED))]
     if not gains:
-        return f"{what}: before tuning"
+        parts = [m.ours.median / m.sides[PYTORCH].median for m in measurements]
+        span = dict.fromkeys((percent(min(parts)), percent(max(parts))))
+        return f"{what}: {measurements[0].ours.label} takes {' to '.join(span)} of PyTorch's time"
     least, most = min(gains), max(gains)
     if len(gains) == 1:
         return f"{what}: tuning gains {gain(least)}"
@@ -119,6 +121,19 @@ def roofline_title(section: Section) -> str:
     best = compute[0]
     ours, theirs = percent(best.share), percent(best.torch_share)
     return f"Kernels alone: {best.group} at {ours} of the measured peak, PyTorch's at {theirs}"
+
+
+def component_roofline_title(measurements: Sequence[Measurement]) -> str:
+    """How near the peak what multiplies is, within the components; each kernel counts by its time."""
+    seconds = at_peak = 0.0
+    for measurement in measurements:
+        for kernel in measurement.kernels:
+            if kernel.flop and measurement.peak_flops:
+                seconds += kernel.seconds
+                at_peak += kernel.flop / measurement.peak_flops
+    if not seconds:
+        return "Kernels within the components, against the machine's measured limits"
+    return f"Within the components, the kernels that multiply run at {percent(at_peak / seconds)} of the measured peak"
 
 
 def kernels_title(measurements: Sequence[Measurement]) -> str:
@@ -139,9 +154,7 @@ def peers_title(section: Section) -> str:
             found = ratio(measurement, name, ours.name)
             if found:
                 total, wins = total + 1, wins + (found.value >= 1)
-    return (
-        f"{LABELS[TUNED if section.tuned else UNTUNED]} is at least as fast in {wins} of {total} comparisons with peers"
-    )
+    return f"{LABELS[best_side(section.measurements)]} is at least as fast in {wins} of {total} comparisons with peers"
 
 
 def _listed(values: Mapping[str, Ratio], as_gain: bool = False) -> str:

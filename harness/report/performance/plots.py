@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.report.performance import findings
-from harness.report.performance.document import GOALS, Section, Share, peak_range, ratio, shares
+from harness.report.performance.document import GOALS, Section, Share, best_side, peak_range, ratio, shares
 from harness.report.performance.formatting import duration, factor, percent
 from harness.report.performance.palette import EDGE, FAINT, MARKER_BY_SIDE, STYLE, WIDTH, colour
 from harness.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED, KernelRate, Measurement, Side
@@ -99,7 +99,6 @@ def draw_speedup(section: Section) -> Figure | None:
     if not rows:
         return None
     figure, axes = _figure(1.25 + 0.27 * len(rows), findings.speedup_title(section))
-    tuned = section.tuned
     for y, measurement in enumerate(rows):
         found = {name: r for name in (UNTUNED, TUNED) if (r := ratio(measurement, PYTORCH, name))}
         values = [r.value for r in found.values()]
@@ -115,7 +114,7 @@ def draw_speedup(section: Section) -> Figure | None:
             va="center",
             fontsize=8.5,
         )
-    side = TUNED if tuned else UNTUNED
+    side = best_side(rows)
     goal = next(goal for goal in GOALS if (goal.over, goal.under) == (PYTORCH, side) and not goal.as_gain)
     for bar, text, style in ((goal.least, f"at least {goal.least:g}", "-"), (goal.aim, f"aim {goal.aim:g}", ":")):
         axes.axvline(bar, color=EDGE, linewidth=1, linestyle=style, zorder=0)
@@ -138,7 +137,7 @@ def draw_speedup(section: Section) -> Figure | None:
 
 
 def _key(rows: Sequence[Measurement]) -> str:
-    if any(m.side(TUNED) for m in rows):
+    if best_side(rows) == TUNED:
         return "light: untuned, dark: tuned; to the right is faster"
     return "untuned; to the right is faster"
 
@@ -285,13 +284,13 @@ def draw_component_roofline(section: Section) -> Figure | None:
                 points.append((kernel.seconds / total, *place, measurement.profiled))
     if not points:
         return None
-    figure, axes = _figure(3.6, "Kernels within the components, against the machine's measured limits")
+    figure, axes = _figure(3.6, findings.component_roofline_title(section.measurements))
     shades = [colour(side) for *_, side in points]
     sizes = [6 + 220 * share for share, *_ in points]
     x, y = [x for _, x, _, _ in points], [rate / 1e9 for _, _, rate, _ in points]
     draw_roof(axes, x, flops, bandwidth)
     axes.scatter(x, y, s=sizes, color=shades, alpha=0.55, linewidths=0.4, edgecolors="white")
-    axes.set(xscale="log", yscale="log", ylabel="GFLOP/s")
+    axes.set_ylabel("GFLOP/s")
     axes.set_xlabel("FLOP per byte that must move at least (area: share of the component's time, from 0.5 % on)")
     axes.set_ylim(*rate_span([rate for _, _, rate, _ in points], flops))
     axes.grid(alpha=0.25, which="major")
