@@ -116,7 +116,7 @@ def component_tasks(request: tuple[Case, str | None], announce: Callable[[str], 
 
 
 def _tasks(console: Console, cases: Sequence[Case], only: str | None) -> list[RulesTask]:
-    import tvm
+    import tvm_ffi
 
     from harness.worker import WorkerEnd, run_isolated
 
@@ -133,7 +133,7 @@ def _tasks(console: Console, cases: Sequence[Case], only: str | None) -> list[Ru
             reason = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
             raise HarnessError(f"cannot tune {case.component}: {ended.stage or 'start'}: {reason}")
         for task in ended.value:
-            key = tvm.ir.structural_hash(task.module)
+            key = int(tvm_ffi.structural_hash(task.module))
             known = found.get(key)
             found[key] = task if known is None else replace(known, weight=known.weight + task.weight)
     if not found:
