@@ -243,7 +243,7 @@ def test_a_new_report_replaces_the_old_one(tmp_path):
     written(tmp_path, every_status())
     report, page = written(tmp_path, every_status()[:1])
     assert len(report["cases"]) == 1
-    assert "masks" not in page
+    assert "### masks" not in page
 
 
 def test_a_folder_is_made_and_probed_before_a_long_run(tmp_path):
@@ -271,6 +271,7 @@ def test_the_page_has_its_sections_in_order(tmp_path):
         "### score",
         "### text",
         "## How to read the numbers",
+        "## Before you ship",
         "## Time and size",
         "## Machine and versions",
     ]
