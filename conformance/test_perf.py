@@ -144,7 +144,9 @@ def test_a_peak_that_changed_is_seen() -> None:
 
 def test_the_probe_measures_what_a_thread_can_do() -> None:
     instrument = probe(configure_threads())
-    alone, together = instrument.flops_of_one_thread(0.01), instrument.flops(0.01)
+    # The best of several: other tests may share the processors.
+    alone = max(instrument.flops_of_one_thread(0.01) for _ in range(10))
+    together = max(instrument.flops(0.01) for _ in range(40))
     # No processor does fewer than one vector operation in ten cycles of 1 GHz or more than four in one of 8 GHz.
     assert 2 * instrument.unit.lanes * 0.1e9 < alone < 2 * instrument.unit.lanes * 32e9
     assert alone * 0.3 < together < alone * 1.5 * instrument.threads

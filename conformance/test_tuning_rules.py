@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,13 +67,25 @@ def tune(folder: Path, trials: int, seed: int = 0) -> TaskState:
     return state
 
 
-def run(module: tvm.IRModule, records: object, inputs: list[Array]) -> Array:
+def layer_inputs() -> list[Array]:
+    generator = np.random.default_rng(1)
+    shapes = ((ROWS, DEPTH), (COLUMNS, DEPTH), (COLUMNS,))
+    return [generator.standard_normal(shape, np.float32) / np.float32(4) for shape in shapes]
+
+
+def compiled(module: tvm.IRModule, records: object, inputs: list[Array]) -> Callable[[], Any]:
     with TARGET, tvm.transform.PassContext(opt_level=3):
         lowered = rules_pipeline(TARGET, records)(module)
         executable = relax.build(lowered, TARGET, relax_pipeline=None)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     x, *weights = [tvm.runtime.tensor(array) for array in inputs]
-    return np.array(machine["main"](x, *machine["main_transform_params"](weights)).numpy())
+    transformed = machine["main_transform_params"](weights)
+    main = machine["main"]
+    return lambda: main(x, *transformed)
+
+
+def run(module: tvm.IRModule, records: object, inputs: list[Array]) -> Array:
+    return np.array(compiled(module, records, inputs)().numpy())
 
 
 @pytest.fixture(scope="module")
@@ -104,27 +118,26 @@ def test_tvm_leaves_the_layout_of_a_transposed_weight_open() -> None:
     assert [int(position) for position in product.attrs[LAYOUT_FREE]] == [1]
 
 
-def test_a_short_search_finds_something_faster_than_the_plain_loops(
-    tuned: tuple[Path, TaskState], tmp_path: Path, measurer: LocalMeasurer
-) -> None:
-    _, state = tuned
+def test_a_short_search_finds_something_faster_than_the_plain_loops(tuned: tuple[Path, TaskState]) -> None:
+    folder, state = tuned
     assert (state.trials, state.problem) == (12, "")
-    files = []
-    for n, array in enumerate(seeded_inputs(state.task.module, 0)):
-        files.append(tmp_path / f"{n}.npy")
-        np.save(files[-1], array)
-    (plain,) = build_programs([state.task.module], TARGET, 1)
-    assert isinstance(plain, Program)
-    times = [measurer.reference(plain, files, tmp_path / "result.npy", 60) for _ in range(3)]
-    assert state.best < min(times) / 2
+    records = open_records(folder, HERE).records
+    plain, found = (compiled(linear_layer(), chosen, layer_inputs()) for chosen in (None, records))
+    # The fastest of many calls: other tests may share the processors.
+    times = [(seconds(plain), seconds(found)) for _ in range(40)]
+    assert min(after for _, after in times) < min(before for before, _ in times) / 2
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def test_what_was_found_compiles_and_is_right(tuned: tuple[Path, TaskState]) -> None:
     folder, _ = tuned
     records = open_records(folder, HERE).records
-    generator = np.random.default_rng(1)
-    shapes = ((ROWS, DEPTH), (COLUMNS, DEPTH), (COLUMNS,))
-    x, w, b = (generator.standard_normal(shape, np.float32) / np.float32(4) for shape in shapes)
+    x, w, b = layer_inputs()
     expected = x.astype(np.float64) @ w.T.astype(np.float64) + b
     for chosen in (None, records):
         np.testing.assert_allclose(run(linear_layer(), chosen, [x, w, b]), expected, rtol=1e-5, atol=1e-5)
