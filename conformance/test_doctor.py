@@ -22,7 +22,7 @@ GOOD = {
     "open_clip_torch": "3.3.0",
     "psutil": "7.2.2",
 }
-BASE = {name: GOOD[name] for name in ("apache-tvm", "apache-tvm-ffi", "numpy", "psutil")}
+BASE = {name: GOOD[name] for name in ("apache-tvm-ffi", "numpy", "psutil")}
 
 
 def without(name: str) -> dict[str, str]:

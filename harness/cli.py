@@ -16,6 +16,7 @@ from rich.table import Table
 from harness import __version__
 from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, checked, select, strategies_of
 from harness.errors import HarnessError
+from harness.installation import require_compiler
 from harness.rope import STRATEGIES
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity, Manifest
@@ -75,6 +76,7 @@ def verify(
 
     Exit code 0: all as expected; 1: something was not; 2: wrong usage or environment.
     """
+    require_compiler()
     from harness.machine import describe_machine, versions
     from harness.progress import show
     from harness.report import check_writable, write_report
@@ -121,6 +123,7 @@ def explain_command(
 
     It exports, imports and lowers each component on its main inputs; nothing is run.
     """
+    require_compiler()
     from harness.explain import check_writable, render, summary, write_json
 
     cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
@@ -180,6 +183,7 @@ def compile_command(
     untuned: UntunedOption = False,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
+    require_compiler()
     from harness.deployment.compiling import Model, compile_model
 
     for kind, name, known in (
@@ -224,6 +228,7 @@ def tune_command(
 
     Ctrl-C stops it; the same command goes on where it was stopped.
     """
+    require_compiler()
     from harness.threads import choose_threads, configure_threads
     from harness.tuning.command import Request, tune
 
@@ -246,6 +251,7 @@ def pack(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
+    require_compiler()
     from harness.deployment.compiling import Model, pack_model
 
     with _stages(f"Packing into {into}") as announce:

@@ -156,7 +156,12 @@ def diagnose() -> list[Finding]:
         )
         for entry in bad
     ]
-    findings += probed("TVM", "harness.doctor:probe_tvm", _tvm_findings)
+    if "apache-tvm" in versions:
+        findings += probed("TVM", "harness.doctor:probe_tvm", _tvm_findings)
+    else:
+        findings.append(
+            Finding("TVM", "not installed: compiled models for this machine bring TVM's runtime library along")
+        )
     if "torch" in versions:
         findings += probed("PyTorch", "harness.doctor:probe_torch", _torch_findings)
     else:

@@ -97,7 +97,7 @@ def runtime_library(folder: Path | None = None) -> Path:
     for root in roots:
         if (root / name).is_file():
             return root / name
-    raise LoadError(f"TVM's runtime library {name} is not installed: pip install apache-tvm")
+    raise LoadError(f"TVM's runtime library {name} is neither installed nor beside the model: install apache-tvm 0.27")
 
 
 def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
