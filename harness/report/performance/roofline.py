@@ -122,5 +122,5 @@ def draw_bandwidth(axes: Axes, points: Sequence[Point], bandwidth: float) -> Non
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
-    axes.legend(fontsize=7.5, loc="upper right", frameon=False)
+    axes.legend(fontsize=7.5, loc="lower left", frameon=False)
     axes.grid(alpha=0.25, which="major")
