@@ -350,7 +350,7 @@ tokens = np.array({TOKENS.tolist()})
 print(to_numpy(Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens)["text_features"]).shape)
 print("tvm" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "(32, 1, 256)\nFalse\n"), done.stderr
 
 
@@ -417,5 +417,5 @@ from harness.runtime import Sam3
 found = Sam3.load({str(shallow_artifact)!r}).set_image({str(PHOTOGRAPH)!r}).segment(text="cat", threshold=0)
 print(found.masks.shape, "tvm" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "(200, 300, 451) False\n"), done.stderr

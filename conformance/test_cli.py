@@ -176,7 +176,7 @@ def test_interrupt_ends_at_once_and_leaves_nothing_half_written(tmp_path: Path) 
     process.stdout.readline()
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "Interrupted" in errors
     assert "Traceback" not in errors

@@ -20,7 +20,7 @@ main()
 
 def run_without(modules: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
     script = WITHOUT.format(modules=modules, arguments=arguments)
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("command", ["verify", "explain", "compile --out out", "tune", "pack --into out"])

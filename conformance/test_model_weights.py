@@ -46,7 +46,7 @@ def test_equal_in_another_process_and_after_other_random_numbers() -> None:
         env=os.environ | {"PYTHONHASHSEED": "12345"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

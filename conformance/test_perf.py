@@ -174,11 +174,11 @@ def test_memory_is_that_of_weights_and_of_the_run_above_them() -> None:
         ("load", "RuntimeError: cannot be loaded"),
         ("raise", "ZeroDivisionError: division by zero"),
         ("crash", "its process died of SIGSEGV"),
-        ("hang", "no answer within 4 s"),
+        ("hang", "no answer within 10 s"),
     ],
 )
 def test_a_side_that_fails_is_a_sentence(how: str, sentence: str) -> None:
-    with pytest.raises(SeatError) as error, Seat("conformance.sides:misbehaving", how, limit=4.0) as seat:
+    with pytest.raises(SeatError) as error, Seat("conformance.sides:misbehaving", how, limit=10.0) as seat:
         seat.turn(how)
     assert str(error.value) == sentence
 
@@ -187,8 +187,10 @@ def test_seconds_are_those_of_the_call_alone() -> None:
     with Seat("conformance.sides:misbehaving", "") as seat:
         first, result = seat.first("sleep")
         assert result is None
-        turns = [seat.turn("sleep") for _ in range(3)]
-    assert all(0.02 <= seconds < 0.03 for seconds in (first, *turns))
+        turns = [seat.turn("sleep") for _ in range(20)]
+    assert min(first, *turns) >= 0.02
+    # The shortest of many: other tests may share the processors.
+    assert min(turns) < 0.03
 
 
 @pytest.mark.parametrize(

@@ -484,7 +484,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "harness", "report", *map(str, arguments)],
-        capture_output=True, text=True, cwd=REPOSITORY, timeout=120,
+        capture_output=True, text=True, cwd=REPOSITORY, timeout=300,
     )  # fmt: skip
 
 

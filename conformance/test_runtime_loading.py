@@ -46,7 +46,7 @@ LOAD_UNCHECKED = LOAD.replace(
 
 def run_in_process(code: str, library: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, str(library)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def promised(cpu: str, triple: str | None = None) -> frozenset[str]:

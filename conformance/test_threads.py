@@ -36,7 +36,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != OPTION_VARIABLE} | environment
     command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, preexec_fn=before, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, preexec_fn=before, timeout=300, check=False)
 
 
 def counted(before: Callable[[], None] | None = None, **environment: str) -> list[str]:

@@ -142,7 +142,7 @@ def test_many_processes_store_at_the_same_time(tmp_path: Path) -> None:
         "    store(Path(sys.argv[1]), 'llvm', replace(RECORD, task=f'{sys.argv[2]} {n}'))\n"
     )
     started = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(n)]) for n in range(3)]
-    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
+    assert [process.wait(timeout=300) for process in started] == [0, 0, 0]
     assert len(open_database(tmp_path).records) == 15
 
 

@@ -168,7 +168,7 @@ def test_what_a_vanished_server_was_doing_is_done_elsewhere_until_there_is_none(
             until(lambda: bool(at_work()))
             (first,) = at_work()
             end(first)
-            assert running.result(timeout=120)[0].seconds[0] > 0
+            assert running.result(timeout=300)[0].seconds[0] > 0
         end(one)
         end(other)
         until(lambda: Tracker(address, KEY).workers() == 0)
@@ -188,9 +188,9 @@ def test_a_program_that_hangs_or_fails_is_named_and_the_server_is_used_again(
 ) -> None:
     with tracker() as address, server(address):
         until(lambda: Tracker(address, KEY).workers() == 1)
-        runner = RemoteRunner(address, KEY, seconds=2)
-        with pytest.raises(RunError, match="not done after 2 s"):
-            runner.run([slow], [array], Rounds(3, 0.0))
+        runner = RemoteRunner(address, KEY, seconds=6)
+        with pytest.raises(RunError, match="not done after 6 s"):
+            runner.run([slow], [array], Rounds(30, 0.0))
         missing = Program(twice.library, (), (Step("missing", (0,), SHAPE, "float32"),), 1)
         with pytest.raises(RunError, match="missing"):
             runner.run([missing], [array], ROUNDS)
@@ -204,7 +204,7 @@ def test_an_address_without_a_tracker_is_one_sentence() -> None:
     start = time.monotonic()
     with pytest.raises(HarnessError, match=r"no RPC tracker answers at 127\.0\.0\.1:"):
         RemoteRunner(f"127.0.0.1:{free_port()}", KEY)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 def test_what_is_no_tracker_is_one_sentence() -> None:

@@ -28,6 +28,7 @@ from harness.schedules.cpu.schedule import Attention, Problem, Product, distance
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
 from harness.targets.compiling import export_library
+from harness.threads import OPTION_VARIABLE
 from harness.tuning.command import Request, tune
 from harness.tuning.database import Record, open_database, store, this_place
 from harness.tuning.local import BuildError, LocalBuilder, LocalRunner, TorchRunner
@@ -54,22 +55,30 @@ TASK = Task(PROBLEM, 3)
 LARGE = Task(Attention(4, 16, 576, 576, 64, 64), 1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of several processes that wait for each other on the same CPUs take seconds for a call of microseconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(OPTION_VARIABLE, "1")
+        yield
+
+
 @pytest.fixture(scope="module")
-def builder() -> Iterator[LocalBuilder]:
+def builder(one_thread: None) -> Iterator[LocalBuilder]:
     made = LocalBuilder(TARGET)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[LocalRunner]:
-    made = LocalRunner(seconds=5.0)
+def runner(one_thread: None) -> Iterator[LocalRunner]:
+    made = LocalRunner(seconds=120.0)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def torch() -> Iterator[TorchRunner]:
+def torch(one_thread: None) -> Iterator[TorchRunner]:
     made = TorchRunner()
     yield made
     made.close()
@@ -199,17 +208,14 @@ def test_a_wrong_result_is_rejected_however_fast(
     assert all(trial.reason for trial in states[0].trials)
 
 
-@pytest.mark.parametrize(("instead", "words"), [(aborting, "crashed"), (endless, "was not done after 5 s")])
-def test_a_crash_or_a_hang_costs_one_trial(
-    instead,
-    words: str,
-    builder: LocalBuilder,
-    runner: LocalRunner,
-    torch: TorchRunner,
-    tmp_path: Path,  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("instead", "words"), [(aborting, "crashed"), (endless, "was not done after 8 s")])
+def test_a_crash_or_a_hang_costs_one_trial(  # type: ignore[no-untyped-def]
+    instead, words: str, builder: LocalBuilder, torch: TorchRunner, tmp_path: Path
 ) -> None:
     states = begin([TASK], UNIT, HERE)
+    runner = LocalRunner(seconds=8.0)
     run(states, bench(Broken(builder, instead(), (2,)), runner, torch, tmp_path), 4)
+    runner.close()
     kinds = [trial.kind for trial in states[0].trials if not trial.confirmed]
     assert kinds[:4] == [Kind.MEASURED, Kind.FAILED, Kind.MEASURED, Kind.MEASURED]
     assert words in states[0].trials[1].reason
@@ -350,7 +356,7 @@ def test_a_killed_search_goes_on_and_what_it_tried_is_strict_in_the_component(tm
     killed = subprocess.Popen(tuning(tmp_path, "--minutes", "3"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= BATCH, killed)
     killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=240)
     before, _ = read_trials(tmp_path)
     log.write_bytes(log.read_bytes() + log.read_bytes()[:30])
     going = subprocess.Popen(
@@ -358,7 +364,7 @@ def test_a_killed_search_goes_on_and_what_it_tried_is_strict_in_the_component(tm
     )
     wait_for(lambda: len(read_trials(tmp_path)[0]) > len(before), going)
     going.send_signal(signal.SIGINT)
-    out, err = going.communicate(timeout=60)
+    out, err = going.communicate(timeout=240)
     assert going.returncode == 130, out + err
     assert "half a line" in out and f"Going on after {len(before)} trials" in out
     assert "The same command goes on from there" in out
@@ -379,7 +385,7 @@ def test_a_killed_search_goes_on_and_what_it_tried_is_strict_in_the_component(tm
         [sys.executable, "-m", "harness", "verify", *arguments],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=600,
         check=False,
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
@@ -390,7 +396,7 @@ def test_a_killed_search_goes_on_and_what_it_tried_is_strict_in_the_component(tm
 
 
 def wait_for(condition, process: subprocess.Popen) -> None:  # type: ignore[no-untyped-def,type-arg]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline

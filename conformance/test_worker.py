@@ -92,10 +92,10 @@ def test_a_child_that_leaves_without_an_answer_has_crashed(code):
 @pytest.mark.parametrize("function", ["hang_in_python", "hang_in_native_code"])
 def test_a_hang_ends_at_the_time_limit(function):
     start = time.monotonic()
-    result = call(function, timeout=2)
-    assert 2 <= time.monotonic() - start < 6
+    result = call(function, timeout=5)
+    assert 5 <= time.monotonic() - start < 60
     assert (result.kind, result.error.type, result.stage) == (WorkerEnd.TIMED_OUT, "TimeLimit", "hanging")
-    assert "still running after 2 s, in stage hanging" in result.error.message
+    assert "still running after 5 s, in stage hanging" in result.error.message
 
 
 @pytest.mark.parametrize("function", ["allocate", "allocate_in_a_grandchild"])
@@ -185,7 +185,7 @@ def test_output_of_any_size_ends_in_a_short_tail():
 def test_a_grandchild_dies_with_its_parent(tmp_path, leaves, waits):
     """Whether the child waits for it until the time limit or returns without it, in its process group or out of it."""
     path = tmp_path / "pid"
-    result = call("spawn_a_stubborn_grandchild", (path, leaves, waits), timeout=3 if waits else 60)
+    result = call("spawn_a_stubborn_grandchild", (path, leaves, waits), timeout=8 if waits else 60)
     assert result.kind is (WorkerEnd.TIMED_OUT if waits else WorkerEnd.OK)
     assert result.stage == "spawned"
     assert is_gone(int(path.read_text()))
@@ -212,7 +212,7 @@ def test_when_the_parent_is_ended_the_child_ends_too(tmp_path, end):
     child = int(path.read_text())
     assert psutil.pid_exists(child)
     parent.send_signal(end)
-    _, error = parent.communicate(timeout=30)
+    _, error = parent.communicate(timeout=120)
     assert is_gone(child)
     if end == signal.SIGINT:
         assert b"KeyboardInterrupt" in error
