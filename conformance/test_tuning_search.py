@@ -57,7 +57,7 @@ LARGE = Task(Attention(4, 16, 576, 576, 64, 64), 1)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads of several processes that wait for each other on the same CPUs take seconds for a call of microseconds."""
+    """Threads of several processes that wait for each other on the same CPUs take seconds for microseconds of work."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(OPTION_VARIABLE, "1")
         yield
