@@ -16,8 +16,6 @@ from harness.case import Case
 from harness.components import COMPONENTS
 from harness.errors import HarnessError
 from harness.outcome import Stage
-from harness.rope import STRATEGIES
-from harness.settings import Settings
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -80,23 +78,13 @@ def explain(
 
 def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
     """`explain` as `harness.worker` calls it, in this process."""
-    from harness.frontend import export_program
-    from harness.model.upstream import upstream
+    from harness.importing import imported_module
     from harness.schedules.cpu.provenance import trace
-    from harness.source import Source
     from harness.tuning.database import schedules_from
 
     case, database = request
-    target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
-    with upstream():
-        announce(Stage.BUILD)
-        source = Source(case, Settings())
-        inputs = tuple(next(iter(source.samples.values())).values())
-        announce(Stage.EXPORT)
-        with strategy.apply(source.module):
-            program = export_program(source.module, inputs)
-        announce(Stage.IMPORT)
-        module, _ = strategy.import_program(program)
+    target = TARGETS[case.target]
+    module = imported_module(case, announce)
     announce(Stage.COMPILE)
     tvm_target = target.tvm_target()
     pipeline = target.pipeline(tvm_target, schedules_from(database, case.target))

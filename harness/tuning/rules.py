@@ -92,26 +92,13 @@ def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder
 
 def component_tasks(request: tuple[Case, str | None], announce: Callable[[str], None]) -> list[RulesTask]:
     """The tasks of a component's main sample in plain loops, as `harness.worker` calls it."""
-    from harness.frontend import export_program
-    from harness.model.upstream import upstream
-    from harness.rope import STRATEGIES
-    from harness.settings import Settings
-    from harness.source import Source
+    from harness.importing import imported_module
     from harness.targets import TARGETS
     from harness.tuning.rules_module import extract_tasks, plain_loops
 
     case, only = request
-    strategy = STRATEGIES[case.strategy]
-    with upstream():
-        announce("build")
-        source = Source(case, Settings())
-        inputs = tuple(next(iter(source.samples.values())).values())
-        announce("export")
-        with strategy.apply(source.module):
-            program = export_program(source.module, inputs)
-        announce("import")
-        module, _ = strategy.import_program(program)
     target = TARGETS[case.target].tvm_target()
+    module = imported_module(case, announce)
     return list(extract_tasks(plain_loops(module, target), target, only))
 
 

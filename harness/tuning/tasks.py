@@ -23,7 +23,6 @@ from harness.schedules import Schedule
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.rewrite import problems
 from harness.schedules.cpu.schedule import Attention, Convolution, Problem, Product, TransposedConvolution
-from harness.settings import Settings
 from harness.tuning.measuring import Array, Program, Step
 
 if TYPE_CHECKING:
@@ -71,23 +70,10 @@ def merged(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
     """The tasks of a component's main sample, as `harness.worker` calls it."""
-    from harness.frontend import export_program
-    from harness.model.upstream import upstream
-    from harness.rope import STRATEGIES
-    from harness.source import Source
+    from harness.importing import imported_module
     from harness.targets import TARGETS
 
-    strategy = STRATEGIES[case.strategy]
-    with upstream():
-        announce("build")
-        source = Source(case, Settings())
-        inputs = tuple(next(iter(source.samples.values())).values())
-        announce("export")
-        with strategy.apply(source.module):
-            program = export_program(source.module, inputs)
-        announce("import")
-        module, _ = strategy.import_program(program)
-    return tasks_of(module, TARGETS[case.target].tvm_target())
+    return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target())
 
 
 @dataclass(frozen=True)
