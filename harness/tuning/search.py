@@ -44,6 +44,8 @@ _HOPE = 0.15
 """Gain that a task without trials is taken to have in it."""
 _PATIENCE = 24
 """Trials without progress after which half of the hope is gone."""
+_LEAVING = 2.0
+"""How much more another task must be worth: to prepare a large one takes as long as several trials."""
 
 
 @dataclass
@@ -344,7 +346,7 @@ def search(
                 if all(other.problem for other in states):
                     raise HarnessError(state.problem) from error
                 continue
-            # As long as it stays the best choice, nothing has to be prepared again.
+            # As long as it stays, nothing has to be prepared again.
             while go_on(made):
                 batch: list[Trial] = []
                 try:
@@ -369,7 +371,8 @@ def search(
                     store(bench.folder, bench.place.target, record, state.record)
                     state.record = record
                 yield Batch(state, tuple(batch), record)
-                if next_task(states) is not state:
+                following = next_task(states)
+                if following is None or following.worth > _LEAVING * state.worth:
                     break
 
 
