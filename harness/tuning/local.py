@@ -61,9 +61,30 @@ class Worker:
             self._worker.kill()
             raise
 
+    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+        """As `call`, with one error for everything that can go wrong.
+
+        Raises:
+            RunError: The process died, it took longer than `seconds`, or the function raised something.
+        """
+        try:
+            return self.call(function, *arguments, seconds=seconds)
+        except ChildProcessError as error:
+            raise RunError("it crashed") from error
+        except TimeoutError as error:
+            raise RunError(f"it was not done after {seconds:g} s") from error
+        except Exception as error:
+            raise RunError(last_line(error)) from error
+
     def close(self) -> None:
         """Ends the process."""
         self._worker.kill()
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's message, which a traceback ends with; its type if it has no message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _start(parent: int) -> None:
@@ -78,15 +99,6 @@ def _start(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _told(error: BaseException, seconds: float) -> str:
-    if isinstance(error, ChildProcessError):
-        return "it crashed"
-    if isinstance(error, TimeoutError):
-        return f"it was not done after {seconds:g} s"
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
-
-
 class LocalBuilder:
     """Compiles in a worker process."""
 
@@ -97,11 +109,11 @@ class LocalBuilder:
     def build(self, problem: Problem, schedule: Schedule, library: Path) -> Program:
         """See `Builder`."""
         try:
-            program: Program = self._worker.call(
+            program: Program = self._worker.run(
                 _build, problem, dict(schedule), self._target, str(library), seconds=BUILD_SECONDS
             )
-        except Exception as error:
-            raise BuildError(_told(error, BUILD_SECONDS)) from error
+        except RunError as error:
+            raise BuildError(str(error)) from error
         return program
 
     def close(self) -> None:
@@ -129,12 +141,8 @@ class LocalRunner:
 
     def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
         """See `harness.tuning.measuring.Runner`."""
-        try:
-            ran: list[Ran] = self._worker.call(
-                _run, list(programs), [str(path) for path in arrays], rounds, seconds=self._seconds
-            )
-        except Exception as error:
-            raise RunError(_told(error, self._seconds)) from error
+        paths = [str(path) for path in arrays]
+        ran: list[Ran] = self._worker.run(_run, list(programs), paths, rounds, seconds=self._seconds)
         return ran
 
     def close(self) -> None:
@@ -166,11 +174,11 @@ class TorchRunner:
             RunError: PyTorch cannot do it within the time.
         """
         try:
-            found: tuple[float, Array] = self._worker.call(
+            found: tuple[float, Array] = self._worker.run(
                 _torch_run, problem, [str(path) for path in arrays], Rounds(), seconds=self._seconds
             )
-        except Exception as error:
-            raise RunError(f"PyTorch: {_told(error, self._seconds)}") from error
+        except RunError as error:
+            raise RunError(f"PyTorch: {error}") from error
         return found
 
     def close(self) -> None:

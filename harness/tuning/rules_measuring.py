@@ -84,22 +84,18 @@ class LocalMeasurer:
         Raises:
             RunError: It failed.
         """
-        try:
-            taken: float = self._worker.call(
-                _write_result, program, [str(path) for path in arrays], str(expected), seconds=seconds
-            )
-        except Exception as error:
-            raise RunError(_reason(error, seconds)) from error
+        paths = [str(path) for path in arrays]
+        taken: float = self._worker.run(_write_result, program, paths, str(expected), seconds=seconds)
         return taken
 
     def _measure(self, program: Program, arrays: Sequence[Path], expected: Path, best: float) -> Measured:
         limit = 5.0 + (10 * best if math.isfinite(best) else 15.0)
         try:
-            measured: Measured = self._worker.call(
+            measured: Measured = self._worker.run(
                 _measure, program, tuple(str(path) for path in arrays), str(expected), best, seconds=limit
             )
-        except Exception as error:
-            return Measured(failure=_reason(error, limit))
+        except RunError as error:
+            return Measured(failure=str(error))
         return measured
 
     def close(self) -> None:
@@ -200,12 +196,3 @@ def _write_result(program: Program, arrays: Sequence[str], expected: str) -> flo
     seconds = _call(function, arguments, 1)
     np.save(expected, arguments[-1].numpy())
     return seconds
-
-
-def _reason(error: BaseException, seconds: float) -> str:
-    if isinstance(error, ChildProcessError):
-        return "it crashed"
-    if isinstance(error, TimeoutError):
-        return f"it was not done after {seconds:g} s"
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
