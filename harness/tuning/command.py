@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,15 +17,16 @@ from harness.case import DEFAULT_STRATEGY, Case, select
 from harness.components import COMPONENTS
 from harness.errors import HarnessError
 from harness.tuning import database
+from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
 from harness.tuning.trials import Kind
 
 if TYPE_CHECKING:
     from harness.tuning.measuring import Array
+    from harness.tuning.remote import RemoteRunner
+    from harness.tuning.search import Progress
     from harness.tuning.tasks import Task
 
-DEFAULT_MINUTES = 10.0
 SPACES = ("schedules", "rules")
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -116,10 +115,10 @@ def _tune_schedules(console: Console, request: Request, cases: Sequence[Case], f
     opened = database.open_database(folder, request.target) if known else database.Database(folder, request.target)
     trials, notices = read_trials(folder)
     for notice in (*opened.notices(), *notices):
-        console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"Note: {notice}")
     place = database.this_place(request.target)
     target = TARGETS[request.target].tvm_target()
-    runner: Any = LocalRunner()
+    runner: LocalRunner | RemoteRunner = LocalRunner()
     machine = str(describe_machine()["cpu"])
     if request.remote is not None:
         from harness.tuning.remote import RemoteRunner
@@ -131,7 +130,7 @@ def _tune_schedules(console: Console, request: Request, cases: Sequence[Case], f
     states = begin(tasks, vector_unit(target), place, trials, opened.records)
     earlier = sum(len(state.trials) for state in states)
     if earlier:
-        console.print(f"Going on after {earlier} trials in {folder}.", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"Going on after {earlier} trials in {folder}.")
     interrupted = False
     with ExitStack() as stack:
         builder, torch = LocalBuilder(target), TorchRunner()
@@ -144,103 +143,47 @@ def _tune_schedules(console: Console, request: Request, cases: Sequence[Case], f
             return seconds if request.remote is None else None, exact
 
         bench = Bench(builder, runner, in_torch, place, folder, machine, request.seed)
-        with _shown(console, request, states) as (go_on, on_trial):
+        with shown(console, request, f"{len(states)} tasks") as (go_on, after_trial):
             try:
-                for batch in search(states, bench, go_on, on_trial):
-                    console.print(_told(batch.state), markup=False, highlight=False, soft_wrap=True)
+                for batch in search(states, bench, go_on, lambda state, _: after_trial(_told(state))):
+                    say(console, _told(batch.state))
             except KeyboardInterrupt:
                 interrupted = True
     console.print(_table(states, folder))
     for state in states:
         if state.problem:
-            console.print(f"Note: {state.problem}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_sum(states), markup=False, highlight=False, soft_wrap=True)
-    if interrupted:
-        console.print(
-            f"Stopped; what was measured is in {folder}. The same command goes on from there.",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        return INTERRUPTED
-    return 0
+            say(console, f"Note: {state.problem}")
+    say(console, _sum(states))
+    return say_stopped(console, folder) if interrupted else 0
 
 
-def _tasks(console: Console, cases: Sequence[Case]) -> list[Any]:
+def _tasks(console: Console, cases: Sequence[Case]) -> list[Task]:
     from harness.tuning.tasks import merged
-    from harness.worker import WorkerEnd, run_isolated
 
-    groups = []
-    for case in cases:
-        with console.status(f"Looking for tasks: {case.component}") as status:
-            ended = run_isolated(
-                "harness.tuning.tasks:component_tasks",
-                case,
-                breadcrumb=lambda stage, case=case: status.update(f"Looking for tasks: {case.component} {stage}"),  # type: ignore[misc]
-            )
-        if ended.kind is not WorkerEnd.OK:
-            reason = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
-            raise HarnessError(f"cannot tune {case.component}: {ended.stage or 'start'}: {reason}")
-        groups.append(ended.value)
+    groups = [looked_for(console, case, "harness.tuning.tasks:component_tasks", case) for case in cases]
     return merged(groups, ", ".join(case.component for case in cases))
 
 
-@contextmanager
-def _shown(
-    console: Console, request: Request, states: Sequence[Any]
-) -> Iterator[tuple[Callable[[int], bool], Callable[[Any, Any], None]]]:
-    """A bar with the task at work and the time left; what tells whether to go on, and what to call after a trial."""
-    minutes = DEFAULT_MINUTES if request.minutes is None and request.trials is None else request.minutes
-    start = time.monotonic()
-    made = 0
-
-    def left() -> float:
-        return math.inf if minutes is None else 60 * minutes - (time.monotonic() - start)
-
-    def go_on(done: int) -> bool:
-        return left() > 0 and (request.trials is None or done < request.trials)
-
-    left_column = TextColumn("{task.fields[left]}")
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), left_column)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        total = request.trials if minutes is None else 60 * minutes
-        shown = progress.add_task(f"{len(states)} tasks", total=total, left="")
-
-        def on_trial(state: Any, _trial: Any) -> None:
-            nonlocal made
-            made += 1
-            limits = [] if minutes is None else [f"{max(0.0, left()) / 60:.1f} min left"]
-            limits += [] if request.trials is None else [f"{max(0, request.trials - made)} trials left"]
-            done = made if minutes is None else time.monotonic() - start
-            progress.update(shown, description=_told(state), completed=done, left=", ".join(limits))
-
-        yield go_on, on_trial
-
-
-def _told(state: Any) -> str:
+def _told(state: Progress) -> str:
     """One line about a task: what is known of it."""
     parts = [f"{state.task.key} (x{state.task.calls}): {len(state.trials)} trials"]
     default = state.default_seconds
     if math.isfinite(default):
         best = default * state.best_ratio
-        parts.append(f"default {_time(default)}")
+        parts.append(f"default {duration(default)}")
         parts.append(f"best {1 / state.best_ratio:.2f} x default")
         if state.torch_seconds:
             parts.append(f"{state.torch_seconds / best:.2f} x PyTorch")
     return ", ".join(parts)
 
 
-def _time(seconds: float) -> str:
-    return f"{1000 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.1f} us"
-
-
-def _table(states: Sequence[Any], folder: Path) -> Table:
+def _table(states: Sequence[Progress], folder: Path) -> Table:
     """What was found, the tasks that cost the most first."""
     table = Table(
         "task", "calls", "default", "tuned", "gain", "PyTorch / tuned", "trials", title=str(folder), highlight=False
     )
 
-    def cost(state: Any) -> float:
+    def cost(state: Progress) -> float:
         seconds = state.default_seconds
         return 0.0 if math.isnan(seconds) else float(state.task.calls * seconds)
 
@@ -253,18 +196,18 @@ def _table(states: Sequence[Any], folder: Path) -> Table:
         counts += [f"{count} {kind.value}" for kind in (Kind.FAILED, Kind.REJECTED) if (count := state.count(kind))]
         record = state.record
         if record is None:
-            gain, tuned, torch = "nothing found over the default", _time(seconds), state.torch_seconds
+            gain, tuned, torch = "nothing found over the default", duration(seconds), state.torch_seconds
             ratio = "" if torch is None else f"{torch / seconds:.2f}"
             default = seconds
         else:
-            gain, tuned, default = f"{record.gain:.2f} x", _time(record.seconds), record.default_seconds
+            gain, tuned, default = f"{record.gain:.2f} x", duration(record.seconds), record.default_seconds
             ratio = "" if record.torch_seconds is None else f"{record.torch_seconds / record.seconds:.2f}"
-        row = (_time(default), tuned, gain, ratio, ", ".join(counts))
+        row = (duration(default), tuned, gain, ratio, ", ".join(counts))
         table.add_row(Text(state.task.key), str(state.task.calls), *row)
     return table
 
 
-def _sum(states: Sequence[Any]) -> str:
+def _sum(states: Sequence[Progress]) -> str:
     """All tasks together, in one sentence."""
     measured = [state for state in states if math.isfinite(state.default_seconds)]
     found = sum(state.record is not None for state in states)
@@ -275,5 +218,5 @@ def _sum(states: Sequence[Any]) -> str:
         return "No task was measured."
     return (
         f"{found} of {len(states)} tasks have a schedule better than the default; the {len(measured)} that were "
-        f"measured take {_time(before)} together, {_time(after)} with what was found: {before / after:.3f} x."
+        f"measured take {duration(before)} together, {duration(after)} with what was found: {before / after:.3f} x."
     )

@@ -6,28 +6,26 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from harness.case import Case
 from harness.errors import HarnessError
+from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
 
 if TYPE_CHECKING:
     from harness.tuning.command import Request
     from harness.tuning.rules_module import RulesTask
     from harness.tuning.rules_search import TaskState
 
-DEFAULT_MINUTES = 10.0
-INTERRUPTED = 130
 _PACKAGES = ("xgboost", "cloudpickle")
 
 
@@ -56,7 +54,7 @@ def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder
     from harness.tuning.rules_records import opened_for_tuning
     from harness.tuning.rules_search import Bench, search
 
-    measurer: Any
+    measurer: Measurer
     with ExitStack() as stack:
         if request.remote is None:
             measurer = LocalMeasurer()
@@ -67,27 +65,25 @@ def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder
             stack.callback(runner.close)
             measurer = RemoteMeasurer(runner, runner.workers)
         stack.callback(measurer.close)
-        bench_measurer: Measurer = measurer
         opened = stack.enter_context(opened_for_tuning(folder, this_place(request.target)))
         for notice in opened.notices:
-            _print(console, f"Note: {notice}")
+            say(console, f"Note: {notice}")
         tasks = _tasks(console, cases, request.only)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sam3-tvm-rules-")))
         target = TARGETS[request.target].tvm_target()
-        bench = Bench(target, opened, bench_measurer, scratch, thread_count(), request.seed)
+        bench = Bench(target, opened, measurer, scratch, thread_count(), request.seed)
         torch = _torch_seconds(tasks) if request.remote is None else {}
-        go_on, on_progress = _shown(console, stack, request, tasks, torch)
-        states, interrupted = search(tasks, bench, go_on, on_progress, request.trials)
+        go_on, after_trial = stack.enter_context(shown(console, request, f"{len(tasks)} tasks"))
+        states, interrupted = search(
+            tasks, bench, go_on, lambda state: after_trial(_told(state, torch)), request.trials
+        )
     console.print(_table(states, torch, folder))
     for state in states:
         if state.problem:
-            _print(console, f"Note: {state.problem}")
+            say(console, f"Note: {state.problem}")
         for reason, count in sorted(state.reasons.items(), key=lambda entry: -entry[1])[:3]:
-            _print(console, f"{state.task.name}: {count} candidates: {reason[:160]}")
-    if interrupted:
-        _print(console, f"Stopped; what was measured is in {folder}. The same command goes on from there.")
-        return INTERRUPTED
-    return 0
+            say(console, f"{state.task.name}: {count} candidates: {reason[:160]}")
+    return say_stopped(console, folder) if interrupted else 0
 
 
 def component_tasks(request: tuple[Case, str | None], announce: Callable[[str], None]) -> list[RulesTask]:
@@ -105,8 +101,6 @@ def component_tasks(request: tuple[Case, str | None], announce: Callable[[str], 
 def _tasks(console: Console, cases: Sequence[Case], only: str | None) -> list[RulesTask]:
     import tvm_ffi
 
-    from harness.worker import WorkerEnd, run_isolated
-
     if only is not None:
         try:
             re.compile(only)
@@ -114,12 +108,7 @@ def _tasks(console: Console, cases: Sequence[Case], only: str | None) -> list[Ru
             raise HarnessError(f"--only {only}: not a regular expression: {error}") from error
     found: dict[int, RulesTask] = {}
     for case in cases:
-        with console.status(f"Looking for tasks: {case.component}"):
-            ended = run_isolated("harness.tuning.rules:component_tasks", (case, only))
-        if ended.kind is not WorkerEnd.OK:
-            reason = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
-            raise HarnessError(f"cannot tune {case.component}: {ended.stage or 'start'}: {reason}")
-        for task in ended.value:
+        for task in looked_for(console, case, "harness.tuning.rules:component_tasks", (case, only)):
             key = int(tvm_ffi.structural_hash(task.module))
             known = found.get(key)
             found[key] = task if known is None else replace(known, weight=known.weight + task.weight)
@@ -131,47 +120,17 @@ def _tasks(console: Console, cases: Sequence[Case], only: str | None) -> list[Ru
     return list(found.values())
 
 
-def _shown(
-    console: Console, stack: ExitStack, request: Request, tasks: Sequence[RulesTask], torch: dict[str, float]
-) -> tuple[Callable[[int], bool], Callable[[str, int, float, float | None], None]]:
-    """What tells whether to go on, and what shows how it goes."""
-    minutes = DEFAULT_MINUTES if request.minutes is None and request.trials is None else request.minutes
-    start = time.monotonic()
-    flop = {task.name: task.flop for task in tasks}
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[left]}"),
-    )
-    progress = stack.enter_context(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
-    total = request.trials if minutes is None else 60 * minutes
-    shown = progress.add_task(f"{len(tasks)} tasks", total=total, left="")
-    made = 0
-
-    def left() -> float:
-        return math.inf if minutes is None else 60 * minutes - (time.monotonic() - start)
-
-    def go_on(done: int) -> bool:
-        return left() > 0 and (request.trials is None or done < request.trials)
-
-    def on_progress(name: str, trials: int, best: float, _plain: float | None) -> None:
-        nonlocal made
-        made += 1
-        parts = [f"{name}: {trials} trials"]
-        if math.isfinite(best):
-            parts.append(f"best {_time(best)}, {flop[name] / best / 1e9:.1f} GFLOP/s")
-            if name in torch:
-                parts.append(f"{torch[name] / best:.2f} x PyTorch")
-        limit = (
-            f"{max(0, (request.trials or 0) - made)} trials left" if minutes is None else f"{left() / 60:.1f} min left"
-        )
-        completed = made if minutes is None else time.monotonic() - start
-        progress.update(shown, description=", ".join(parts), completed=completed, left=limit)
-
-    return go_on, on_progress
+def _told(state: TaskState, torch: Mapping[str, float]) -> str:
+    """What is known of a task."""
+    parts = [f"{state.task.name}: {state.trials} trials"]
+    if math.isfinite(state.best):
+        parts.append(f"best {duration(state.best)}, {state.task.flop / state.best / 1e9:.1f} GFLOP/s")
+        if state.task.name in torch:
+            parts.append(f"{torch[state.task.name] / state.best:.2f} x PyTorch")
+    return ", ".join(parts)
 
 
-def _table(states: Sequence[TaskState], torch: dict[str, float], folder: Path) -> Table:
+def _table(states: Sequence[TaskState], torch: Mapping[str, float], folder: Path) -> Table:
     table = Table("task", "calls", "best", "GFLOP/s", "PyTorch GFLOP/s", "PyTorch / best", "trials", title=str(folder))
     for state in sorted(states, key=lambda state: -state.task.flop * state.task.weight):
         name, flop = state.task.name, state.task.flop
@@ -183,7 +142,7 @@ def _table(states: Sequence[TaskState], torch: dict[str, float], folder: Path) -
         table.add_row(
             Text(name),
             str(state.task.weight),
-            _time(state.best) if found else "nothing found",
+            duration(state.best) if found else "nothing found",
             f"{flop / state.best / 1e9:.1f}" if found else "",
             f"{flop / torch[name] / 1e9:.1f}" if name in torch else "",
             f"{torch[name] / state.best:.2f}" if found and name in torch else "",
@@ -230,11 +189,3 @@ def _linear_seconds(shapes: Sequence[tuple[int, ...]]) -> float:
             torch.nn.functional.linear(left, weight, bias)
             times.append(time.perf_counter() - start)
     return sorted(times[1:])[2]
-
-
-def _time(seconds: float) -> str:
-    return f"{1000 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.1f} us"
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -62,6 +62,9 @@ class Measurer(Protocol):
             best: Seconds of the best candidate so far; infinite before the first.
         """
 
+    def close(self) -> None:
+        """Ends its workers."""
+
 
 class LocalMeasurer:
     """Runs candidates in a worker process, with every thread, one after the other."""

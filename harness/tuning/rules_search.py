@@ -30,8 +30,6 @@ BATCH = 24
 _FIRST_SAMPLES = 32
 """Measured candidates from which on the cost model is asked."""
 _REFERENCE_SECONDS = 120.0
-OnProgress = Callable[[str, int, float, float | None], None]
-"""(task, its trials, best seconds, seconds of the plain loops if known)."""
 
 
 @dataclass
@@ -101,7 +99,7 @@ def search(
     tasks: Sequence[RulesTask],
     bench: Bench,
     go_on: Callable[[int], bool],
-    on_progress: OnProgress = lambda task, trials, best, plain: None,
+    on_trial: Callable[[TaskState], None] = lambda state: None,
     trials: int | None = None,
 ) -> tuple[list[TaskState], bool]:
     """Tunes tasks until there is no time, or nothing to try.
@@ -110,7 +108,7 @@ def search(
         tasks: What to tune.
         bench: What to work with.
         go_on: (candidates measured so far) → whether to go on; asked before every candidate.
-        on_progress: Told after every candidate.
+        on_trial: Called after every candidate, with what is known of its task.
         trials: Number of candidates at most, if `go_on` is about that: batches are no larger.
 
     Returns:
@@ -135,7 +133,7 @@ def search(
                 break
             for _ in chosen.batch(lambda: go_on(made)):  # noqa: B023
                 made += 1
-                on_progress(chosen.state.task.name, chosen.state.trials, chosen.state.best, None)
+                on_trial(chosen.state)
     except KeyboardInterrupt:
         interrupted = True
     finally:
