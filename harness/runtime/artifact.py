@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,22 @@ RUNS = "llvm"
 
 Tensors = dict[str, Any]
 """TVM's tensors by name; `to_numpy` turns one into an array."""
+
+
+class Loaded(Protocol):
+    """A compiled model that is loaded, here or on a device; see `Artifact`."""
+
+    folder: Path
+    manifest: Manifest
+
+    def call(self, entry: str, /, **inputs: Any) -> Tensors:
+        """Runs an entry point."""
+
+    def fetch(self, tensor: Any, /) -> npt.NDArray[Any]:
+        """A tensor's values."""
+
+    def release(self, entry: str, /) -> None:
+        """Gives back the memory of an entry point's weights."""
 
 
 class Artifact:
@@ -74,7 +90,7 @@ class Artifact:
             raise ArtifactError(
                 f"{folder} was compiled for {manifest.target}, and only {RUNS} can be loaded: compile it for {RUNS}"
             )
-        _check(folder, manifest, contents=check)
+        check_files(folder, manifest, contents=check)
         import tvm_ffi
 
         machine = load_library(folder / LIBRARY, tvm_ffi.device("cpu", 0))
@@ -97,12 +113,16 @@ class Artifact:
             Sam3Error: An input is missing, or has another shape or dtype than the manifest says.
         """
         signature = self.manifest.entries[entry]
-        _check_inputs(entry, signature, inputs)
+        check_inputs(entry, signature, inputs)
         arguments = [_tensor(inputs[spec.name]) for spec in signature.inputs]
         with self._lock:
-            result = self._machine[entry](*arguments, *self._arguments[entry])
+            result = self._machine.call(entry, *arguments, *self._arguments[entry])
         results = [result] if len(signature.outputs) == 1 and hasattr(result, "__dlpack__") else list(result)
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
+
+    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
+        """A tensor's values; see `to_numpy`."""
+        return to_numpy(tensor)
 
     def release(self, entry: str) -> None:
         """Gives back the memory that an entry point's weights take, and what TVM keeps for the next calls of any.
@@ -129,8 +149,12 @@ def _tensor(value: Any) -> Any:
     return tvm_ffi.from_dlpack(aligned(value)) if isinstance(value, np.ndarray) else value
 
 
-def _check(folder: Path, manifest: Manifest, *, contents: bool) -> None:
-    """Compares the files with the manifest, sizes first."""
+def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
+    """Compares the files with the manifest, sizes first, then if asked for checksums.
+
+    Raises:
+        ArtifactError: A file is missing or another one.
+    """
     present = {name: file for name, file in manifest.files.items() if name not in OPTIONAL or (folder / name).exists()}
     for name, expected in present.items():
         path = folder / name
@@ -151,7 +175,12 @@ def _check(folder: Path, manifest: Manifest, *, contents: bool) -> None:
                 raise ArtifactError(f"{folder / name} is damaged, its checksum is wrong: copy it or compile again")
 
 
-def _check_inputs(entry: str, signature: Entry, inputs: Mapping[str, Any]) -> None:
+def check_inputs(entry: str, signature: Entry, inputs: Mapping[str, Any]) -> None:
+    """Compares the inputs of an entry point with its signature.
+
+    Raises:
+        Sam3Error: One is missing, or has another shape or dtype.
+    """
     names = [spec.name for spec in signature.inputs]
     if sorted(inputs) != sorted(names):
         raise Sam3Error(f"{entry} takes {', '.join(names)}; given were {', '.join(inputs) or 'no inputs'}")

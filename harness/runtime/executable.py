@@ -55,7 +55,7 @@ class Executable:
         import tvm
 
         arguments = [tvm.runtime.tensor(array, self.device) for array in inputs]
-        results = list(self._vm["main"](*arguments, *self._parameters))
+        results = list(self._vm.call("main", *arguments, *self._parameters))
         if self.device != tvm.cpu():
             return [result.numpy() for result in results]
         arrays = [np.from_dlpack(result) for result in results]

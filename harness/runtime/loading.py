@@ -64,6 +64,17 @@ class VirtualMachine:
     def __contains__(self, name: str) -> bool:
         return bool(self._module.implements_function(name))
 
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls a function.
+
+        TVM's machine holds what it returned last until it returns something else: what a caller dropped would take
+        memory while the next result is computed. So another function is called, which returns text.
+        """
+        result = self._module[name](*arguments)
+        if REQUIRED_CPU in self:
+            self._module[REQUIRED_CPU]()
+        return result
+
 
 def load_runtime(folder: Path | None = None) -> None:
     """Loads TVM's runtime library, unless it is there, with its symbols visible to compiled libraries.

@@ -7,6 +7,7 @@ from tvm import relax
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu import elementwise, normalization, softmax
+from harness.schedules.cpu.memory import plan_memory
 from harness.schedules.cpu.rewrite import call_kernels
 from harness.schedules.vm import lower_to_vm
 
@@ -34,7 +35,7 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with target:
-            return tvm.transform.Sequential([*_to_loops(module, target, schedules), lower_to_vm()])(module)
+            return tvm.transform.Sequential([*_to_loops(module, target, schedules), lower_to_vm(plan_memory())])(module)
 
     return run
 
