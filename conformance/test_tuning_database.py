@@ -20,7 +20,6 @@ from harness.tuning.database import (
     FILE,
     Record,
     better,
-    merge_into,
     merged,
     open_database,
     schedules_from,
@@ -109,8 +108,7 @@ def test_another_run_does_not_overwrite(tmp_path: Path) -> None:
     assert slower in open_database(tmp_path).records
     assert RECORD not in open_database(tmp_path).records
     store(tmp_path, "llvm", RECORD, instead_of=slower)
-    store(tmp_path / "second", "llvm", replace(RECORD, seconds=0.4))
-    merge_into(tmp_path, tmp_path / "second")
+    store(tmp_path, "llvm", replace(RECORD, seconds=0.4))
     assert {record.seconds for record in open_database(tmp_path).records} == {0.4, 0.6}
 
 

@@ -228,10 +228,11 @@ def test_records_without_their_function_are_cut_off(tuned: tuple[Path, TaskState
     assert len(opened.notices) == 1
 
 
-def test_damage_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["[0, []", "[0]", "[[], []]", "{}"])
+def test_damage_in_the_middle_is_one_sentence(line: str, tmp_path: Path) -> None:
     folder = place_folder(tmp_path, HERE)
     folder.mkdir(parents=True)
-    (folder / RECORDS).write_text("[0, []\n[0, []]\n")
+    (folder / RECORDS).write_text(f"{line}\n[0, []]\n")
     with pytest.raises(HarnessError, match="damaged in line 1"):
         open_records(tmp_path, HERE)
 

@@ -219,20 +219,6 @@ def store(path: Path, target: str, record: Record, instead_of: Record | None = N
         return database
 
 
-def merge_into(path: Path, *others: Path, target: str = "llvm") -> Database:
-    """Merges other databases into one.
-
-    Raises:
-        HarnessError: One of them cannot be read, or the folder cannot be written.
-    """
-    read = [open_database(other, target).records for other in others]
-    with _locked(path):
-        known = open_database(path, target).records if (path / FILE).exists() else ()
-        database = Database(path, target, tuple(merged(known, *read)))
-        _write(database)
-        return database
-
-
 def _write(database: Database) -> None:
     values = {
         "format": FORMAT,

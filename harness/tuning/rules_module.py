@@ -93,7 +93,7 @@ def rules_pipeline(target: tvm.target.Target, records: ms.database.Database | No
 
     Args:
         target: What to compile for.
-        records: From `RulesDatabase.records`; None for plain loops throughout.
+        records: Of `harness.tuning.rules_records.Opened`; None for plain loops throughout.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="RulesPipeline")

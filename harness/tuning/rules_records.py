@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,13 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from harness.errors import HarnessError
+from harness.tuning.lines import read_lines, unwritable
+from harness.tuning.local import last_line
 from harness.tuning.trials import Place
 
 FOLDER = "rules"
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+LOG = "trials.jsonl"
 FAILED_SECONDS = 1e10
 """MetaSchedule's time of a candidate that did not work; such records are never used."""
 
@@ -58,7 +61,20 @@ class Opened:
             self.records.commit_tuning_record(record)
             self.check()
         except (tvm.error.TVMError, RuntimeError) as error:
-            raise _unwritable(self.path, str(error).strip().splitlines()[-1]) from error
+            raise unwritable(self.path, last_line(error)) from error
+
+    def note(self, trial: Mapping[str, Any]) -> None:
+        """Adds a trial to the log, which is for people to read.
+
+        Raises:
+            HarnessError: It could not be written.
+        """
+        path = self.path / LOG
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(trial) + "\n")
+        except OSError as error:
+            raise unwritable(path, error.strerror or str(error)) from error
 
     def check(self) -> None:
         """Makes sure that what was appended is on the disk; MetaSchedule itself does not look.
@@ -76,24 +92,12 @@ class Opened:
                     if size and file.read(1) != b"\n":
                         raise OSError("the last line is incomplete, the disk may be full")
             except OSError as error:
-                raise _unwritable(path, error.strerror or str(error)) from error
-
-
-def _unwritable(path: Path, reason: str) -> HarnessError:
-    return HarnessError(
-        f"cannot write {path}: {reason}; free some space or make it writable, then tune again to resume"
-    )
+                raise unwritable(path, error.strerror or str(error)) from error
 
 
 def place_folder(database: Path, place: Place) -> Path:
     """Where the records of a place lie: no other version of TVM, CPU or number of threads can read them by mistake."""
     return database / FOLDER / f"{place.tag}-tvm-{place.tvm}"
-
-
-def has_records(database: Path, place: Place) -> bool:
-    """Whether there is anything for this place."""
-    path = place_folder(database, place) / RECORDS
-    return path.is_file() and path.stat().st_size > 0
 
 
 @contextlib.contextmanager
@@ -127,12 +131,12 @@ def open_records(database: Path, place: Place) -> Opened:
     path = place_folder(database, place)
     notices = []
     others = [other.name for other in sorted((database / FOLDER).glob("*-tvm-*")) if other.name != path.name]
-    if others and not has_records(database, place):
+    if others and not any(read_lines(path / RECORDS)):
         notices.append(
             f"records of {database / FOLDER} left out: they are of {', '.join(others)}, this is {path.name}."
         )
-    workloads = _lines(path / WORKLOADS, notices)
-    _lines(path / RECORDS, notices, lambda entry: 0 <= int(entry[0]) < workloads)
+    workloads = _repaired(path / WORKLOADS, notices)
+    _repaired(path / RECORDS, notices, lambda entry: 0 <= int(entry[0]) < workloads)
     try:
         records = ms.database.JSONDatabase(work_dir=str(path))
     except Exception as error:
@@ -142,27 +146,21 @@ def open_records(database: Path, place: Place) -> Opened:
     return Opened(path, records, tuple(notices))
 
 
-def _lines(path: Path, notices: list[str], belongs: Any = lambda entry: True) -> int:
+def _repaired(path: Path, notices: list[str], belongs: Any = lambda entry: True) -> int:
     """The number of lines, once the torn last one and those after the last that belongs are cut off."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise HarnessError(f"cannot read {path}: {error.strerror}; choose another folder with --db") from error
-    whole, _, torn = text.rpartition(b"\n")
-    lines = whole.split(b"\n") if whole else []
+    lines, torn = read_lines(path)
     kept = 0
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
             if not isinstance(entry, list) or len(entry) != 2:
                 raise ValueError("no pair")
-        except ValueError as error:
+            ours = belongs(entry)
+        except (ValueError, TypeError) as error:
             raise HarnessError(
                 f"{path} is damaged in line {number}: delete {path.parent} and tune again, or give another --db"
             ) from error
-        if not belongs(entry):
+        if not ours:
             break
         kept = number
     if torn or kept < len(lines):

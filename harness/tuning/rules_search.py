@@ -7,9 +7,7 @@ writes the records of its first round when that has ended for every task.
 from __future__ import annotations
 
 import inspect
-import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -245,14 +243,14 @@ class _Search:
         self._bench.records.add(
             ms.database.TuningRecord(candidate.sch.trace, workload, seconds, self._bench.target, candidate.args_info)
         )
-        line = {
-            "task": self.state.task.name,
-            "seconds": list(measured.seconds),
-            "failure": measured.failure,
-            "fault": measured.fault,
-        }
-        with (self._bench.records.path / "trials.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + os.linesep)
+        self._bench.records.note(
+            {
+                "task": self.state.task.name,
+                "seconds": list(measured.seconds),
+                "failure": measured.failure,
+                "fault": measured.fault,
+            }
+        )
 
     def close(self) -> None:
         """Removes inputs and expected results."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.schedules import Schedule
+from harness.tuning.lines import read_lines, unwritable
 
 FILE = "trials.jsonl"
 
@@ -89,13 +90,7 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
         HarnessError: The file is damaged elsewhere, or cannot be read.
     """
     path = folder / FILE
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise HarnessError(f"cannot read {path}: {error.strerror}; choose another folder with --db") from error
-    torn = lines.pop()
+    lines, torn = read_lines(path)
     notices = [f"{path} ends in half a line, which is left out: the trial is made again."] if torn else []
     trials = []
     for number, line in enumerate(lines, 1):
@@ -129,9 +124,7 @@ def append_trials(folder: Path, trials: Iterable[Trial]) -> None:
                     os.ftruncate(file.fileno(), whole)
                 raise
     except OSError as error:
-        raise HarnessError(
-            f"cannot write {path}: {error.strerror}; free some space or make it writable, then tune again to resume"
-        ) from error
+        raise unwritable(path, error.strerror or str(error)) from error
 
 
 def _end_of_lines(file: Any) -> int:
