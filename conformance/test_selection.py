@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,7 +19,9 @@ SUITE = "conformance/test_components.py"
 
 def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    # Its output is read, so the options that this run was given by variable are not for it.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 
 def collected(*arguments: str, suite: str = SUITE) -> set[str]:
