@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.outcome import Stage
 from harness.report.document import number, read_report
+from harness.report.template import rendered
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATE = Path(__file__).parent / "templates" / "verification_report.md.j2"
 _NOT_RUN = "·"
 _DASH = "\u2013"
 
@@ -27,25 +27,16 @@ def render(json_path: Path) -> str:
 
 def render_report(report: Mapping[str, Any]) -> str:
     """The page for a report that is already read; see `harness.report.document` for the schema."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # the output is Markdown; every value that lands in a table goes through `cell`
-    )
     cases = report["cases"]
     with_seed = len({case["seed"] for case in cases}) > 1
 
     def title(case: Mapping[str, Any]) -> str:
         return variant(case, with_seed)
 
-    for function in (cell, digits, count, seconds, size, mark, title, first_line):
-        environment.filters[function.__name__] = function
-    page = environment.get_template("verification_report.md.j2").render(
+    filters = (cell, digits, count, seconds, size, mark, title, first_line)
+    return rendered(
+        _TEMPLATE,
+        {function.__name__: function for function in filters},
         report=report,
         headline=headline(report["summary"]),
         columns=_distinct(map(title, cases)),
@@ -61,7 +52,6 @@ def render_report(report: Mapping[str, Any]) -> str:
         stages=[stage.value for stage in Stage],
         tables=[case for case in cases if case["outputs"]],
     )
-    return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
 
 
 def headline(summary: Mapping[str, Any]) -> str:

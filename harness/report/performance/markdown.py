@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,9 @@ from harness.report.performance.reading import (
     Side,
 )
 from harness.report.performance.tuning import Tuning
+from harness.report.template import rendered
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"
 
 
 def render_page(
@@ -51,17 +51,7 @@ def render_page(
         files: All that were read.
         tuning: What is in the database of tuned schedules.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # the output is Markdown; every value that lands in a table goes through `cell`
-    )
-    environment.filters |= {
+    filters = {
         "cell": cell,
         "size": size,
         "duration": duration,
@@ -73,7 +63,9 @@ def render_page(
         "giga": giga,
         "decimals": decimals,
     }
-    page = environment.get_template("performance_report.md.j2").render(
+    return rendered(
+        _TEMPLATE,
+        filters,
         sections=list(zip(sections, plots, strict=True)),
         files=files,
         tuning=tuning,
@@ -92,7 +84,6 @@ def render_page(
         UNTUNED=UNTUNED,
         TUNED=TUNED,
     )
-    return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
 
 
 def told_ratio(found: Any) -> str:
