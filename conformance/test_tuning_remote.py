@@ -20,10 +20,12 @@ import pytest
 import tvm
 
 from harness.errors import HarnessError
+from harness.remote.address import split_address
+from harness.remote.tracker import Tracker
 from harness.targets.linking import link
 from harness.tuning.local import LocalRunner
 from harness.tuning.measuring import Program, Rounds, RunError, Step
-from harness.tuning.remote import RemoteRunner, Tracker, split_address
+from harness.tuning.remote import RemoteRunner
 
 KEY = "a-machine"
 ROUNDS = Rounds(2, 0.001)

@@ -17,6 +17,7 @@ from harness import __version__
 from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, checked, select, strategies_of
 from harness.errors import HarnessError
 from harness.installation import require_compiler
+from harness.remote.address import Remote, chosen_remote
 from harness.rope import STRATEGIES
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity, Manifest
@@ -31,6 +32,12 @@ DatabaseOption = Annotated[
     typer.Option(help="Folder of a tuning database. Default: the one in fixtures/tuned that fits this machine."),
 ]
 UntunedOption = Annotated[bool, typer.Option("--untuned", help="Leave tuning databases out.")]
+
+RemoteOption = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of an RPC tracker: compile here, run on a device that it knows (serve-device)."),
+]
+KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Prove that SAM 3 compiled by TVM is SAM 3.")
 console = Console()
@@ -71,6 +78,8 @@ def verify(
     ] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
+    remote: RemoteOption = None,
+    key: KeyOption = "",
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
@@ -79,6 +88,7 @@ def verify(
     require_compiler()
     from harness.machine import describe_machine, versions
     from harness.progress import show
+    from harness.remote.place import compile_for
     from harness.report import check_writable, write_report
     from harness.runtime.images import load_image
     from harness.settings import Settings
@@ -90,10 +100,17 @@ def verify(
     check_writable(report)
     if image is not None:
         load_image(image)
+    devices = chosen_remote(remote, key)
+    where = {} if devices is None else {"runs on": f"{compile_for(devices)}, {devices}"}
     chosen = _database(db, untuned, {case.target for case in cases})
-    settings = Settings(checkpoint, allow_partial, image=image, judge_saved=judge_saved, database=chosen)
+    settings = Settings(
+        checkpoint, allow_partial, image=image, judge_saved=judge_saved, database=chosen, remote=devices
+    )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine, installed = describe_machine() | {"schedules": database.told(chosen, "llvm")}, versions()
+    machine, installed = (
+        describe_machine() | {"schedules": database.told(chosen, "llvm")} | where,
+        versions(),
+    )
     results = show(
         console,
         cases,
@@ -321,6 +338,32 @@ def segment_command(
         _complain(f"error: {sentence}")
     if failed:
         raise typer.Exit(1)
+
+
+@app.command(name="serve-device")
+def serve_device_command(
+    tracker: Annotated[str, typer.Option(help="HOST:PORT of the RPC tracker to register with.")],
+    key: Annotated[str, typer.Option(help="What to be known by there.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. Default: any.")] = 0,
+    advertise: Annotated[
+        str | None, typer.Option(help="Address that clients are told. Default: the one that the tracker sees.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder for the weights and code that clients send. Default: the user's cache.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: every CPU that may be used.")] = None,
+) -> None:
+    """Let others run what they compile on this machine's devices, until Ctrl-C.
+
+    Whoever reaches the port can run any code here, as with TVM's own RPC server: use it in a network that you trust.
+    """
+    from harness.remote.command import serve_device
+    from harness.threads import choose_threads, configure_threads
+
+    choose_threads(threads)
+    configure_threads()
+    serve_device(console, Remote(tracker, key), store, host, port, advertise)
 
 
 @app.command(name="report")

@@ -82,6 +82,37 @@ class CaseError:
 
 
 @dataclass(frozen=True)
+class Device:
+    """The machine that ran a case, where that is not the one that compiled and judged it.
+
+    Attributes:
+        name, cpu, system, architecture, threads: What it is, see `harness.remote.description.Description`.
+        target: What was compiled for.
+        hardware: Name of what runs that target there: the processor, or a GPU.
+        address, key: Of the tracker, and what the device is known by there.
+        sent_bytes: Weights and code that it did not have yet.
+        seconds: What the runs of all samples took there, without what is sent; NaN where that was not measured.
+    """
+
+    name: str
+    cpu: str
+    hardware: str
+    target: str
+    system: str
+    architecture: str
+    threads: int
+    address: str
+    key: str
+    sent_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        runs = f"{self.target} on {self.hardware}" if self.hardware != self.cpu else self.target
+        machine = f"{self.name} ({self.cpu}, {self.system} on {self.architecture}, {self.threads} threads"
+        return f"{machine}; {runs}), {self.key} at {self.address}"
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of one case.
 
@@ -93,6 +124,7 @@ class Outcome:
         sizes: Bytes by artifact name (library, parameters, …).
         peak_rss_bytes: Largest resident set of the worker process.
         verdicts: One per output, if it was judged.
+        device: The machine that ran it, if it was another one and got so far.
     """
 
     stage: Stage
@@ -102,3 +134,4 @@ class Outcome:
     sizes: dict[str, int] = field(default_factory=dict)
     peak_rss_bytes: int = 0
     verdicts: tuple[Verdict, ...] = ()
+    device: Device | None = None

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 from harness.case import Case
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
-from harness.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.outcome import CaseError, Device, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.remote.errors import DeviceLostError, RemoteError
+from harness.remote.place import Place, place
 from harness.rope import STRATEGIES
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError
@@ -31,12 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """Where the case is, how long each stage took, and how large its artifacts are."""
+    """Where the case is, how long each stage took, how large its artifacts are, and which device ran it."""
 
     announce: Callable[[str], None]
     stage: Stage = Stage.BUILD
     seconds: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    device: Device | None = None
 
     @contextmanager
     def during(self, stage: Stage) -> Iterator[None]:
@@ -60,7 +63,7 @@ class Progress:
 
     def outcome(self, status: Status, error: CaseError | None = None, verdicts: tuple[Verdict, ...] = ()) -> Outcome:
         """The outcome of a case that ends here."""
-        return Outcome(self.stage, status, error, self.seconds, self.sizes, verdicts=verdicts)
+        return Outcome(self.stage, status, error, self.seconds, self.sizes, verdicts=verdicts, device=self.device)
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
@@ -94,6 +97,10 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
             return _walk(case, settings, progress)
     except LoadError as error:
         return progress.outcome(Status.FAILED, _described(error))
+    except DeviceLostError as error:
+        return progress.outcome(Status.CRASHED, CaseError("DeviceLost", str(error)))
+    except RemoteError as error:
+        return progress.outcome(Status.FAILED, CaseError(error.type, str(error)[:4000], error.details))
     except (HarnessError, Sam3Error):
         raise
     except MemoryError as error:
@@ -106,15 +113,19 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.parity.cache import cache_root
 
     saved = cache_root() / "outputs" / f"{case.id}-{case.seed}"
-    if case.component == END_TO_END.name:
-        from harness.end_to_end.walk import walk
+    with closing(place(settings.remote)) as runs_at:
+        try:
+            if case.component == END_TO_END.name:
+                from harness.end_to_end.walk import walk
 
-        verdicts = walk(case, settings, progress, saved)
-    else:
-        verdicts = _walk_component(case, settings, progress, saved)
-    if verdicts is None:
-        problem = TARGETS[case.target].run_problem() or ""
-        return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
+                verdicts = walk(case, settings, progress, saved, runs_at)
+            else:
+                verdicts = _walk_component(case, settings, progress, saved, runs_at)
+        finally:
+            progress.device = runs_at.device()
+        if verdicts is None:
+            problem = runs_at.run_problem(case.target) or ""
+            return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
     faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
     if not faults:
         return progress.outcome(Status.PASSED, verdicts=verdicts)
@@ -122,8 +133,10 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     return progress.outcome(Status.FAILED, CaseError("ParityError", message), verdicts)
 
 
-def _walk_component(case: Case, settings: Settings, progress: Progress, saved: Path) -> tuple[Verdict, ...] | None:
-    """The verdicts on a component; None if this machine can compile but not run it."""
+def _walk_component(
+    case: Case, settings: Settings, progress: Progress, saved: Path, runs_at: Place
+) -> tuple[Verdict, ...] | None:
+    """The verdicts on a component; None if it can be compiled but not run."""
     from harness.parity.saved import load_outputs, save_outputs
     from harness.parity.verdict import judge
     from harness.source import Source
@@ -133,7 +146,7 @@ def _walk_component(case: Case, settings: Settings, progress: Progress, saved: P
     if settings.judge_saved:
         actual = load_outputs(saved)
     else:
-        ran = _compile_and_run(case, settings, source, progress)
+        ran = _compile_and_run(case, settings, source, progress, runs_at)
         if ran is None:
             return None
         actual = ran
@@ -143,10 +156,11 @@ def _walk_component(case: Case, settings: Settings, progress: Progress, saved: P
         return judge(actual, reference, source.oracle(), reference_again=again, expectation=settings.expectation)
 
 
-def _compile_and_run(case: Case, settings: Settings, source: Source, progress: Progress) -> Arrays | None:
-    """From the module to the outputs of the compiled code; None if this machine can compile but not run it."""
+def _compile_and_run(
+    case: Case, settings: Settings, source: Source, progress: Progress, runs_at: Place
+) -> Arrays | None:
+    """From the module to the outputs of the compiled code; None if it can be compiled but not run."""
     from harness.frontend import export_program
-    from harness.runtime.executable import Executable
     from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
     from harness.tuning.database import schedules_from
 
@@ -166,14 +180,14 @@ def _compile_and_run(case: Case, settings: Settings, source: Source, progress: P
             for sample, (module, _) in imported.items():
                 compile_module(module, target, libraries[sample], schedules)
         progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
-        if target.run_problem() is not None:
+        if runs_at.run_problem(case.target) is not None:
             return None
         for sample, library in libraries.items():
             parameters = list(imported.pop(sample)[1].values())
             # All samples have the same weights; their sizes differ by a few constants.
             progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
             with progress.during(Stage.LOAD):
-                executable = Executable(library, target.device(), parameters)
+                executable = runs_at.executable(library, case.target, parameters)
             del parameters
             with progress.during(Stage.RUN):
                 results = executable.run([tensor.numpy() for tensor in source.samples[sample].values()])
@@ -181,6 +195,7 @@ def _compile_and_run(case: Case, settings: Settings, source: Source, progress: P
             # Two samples of a large component, packed, would not fit side by side.
             del executable
             gc.collect()
+    runs_at.close()  # others may be waiting for the device
     return actual
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.remote.address import Remote
+
 if TYPE_CHECKING:
     from harness.parity.expectations import Expectation
 
@@ -15,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Settings:
-    """Weights, inputs, expectation, and whether to run at all.
+    """Weights, inputs, expectation, whether to run at all, and where.
 
     Attributes:
         checkpoint: Weights file; None for seeded weights.
@@ -24,6 +26,7 @@ class Settings:
         image: Photograph to capture the inputs from; None for the one in fixtures/.
         database: Folder of a tuning database whose schedules to compile with; None for the default schedules.
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
+        remote: Devices to run on; None for this machine.
     """
 
     checkpoint: Path | None = None
@@ -32,3 +35,4 @@ class Settings:
     image: Path | None = None
     judge_saved: bool = False
     database: Path | None = None
+    remote: Remote | None = None

@@ -112,6 +112,8 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
         flags += ("--image", str(settings.image))
     if threads is not None:
         flags += ("--threads", str(threads))
+    if settings.remote is not None:
+        flags += settings.remote.flags
     return flags
 
 

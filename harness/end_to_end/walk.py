@@ -27,13 +27,13 @@ from harness.runtime.model import Sam3
 from harness.runtime.prompts import Prompt
 from harness.settings import Settings
 from harness.source import Arrays
-from harness.targets import TARGETS
 
 if TYPE_CHECKING:
     from harness.pipeline import Progress
+    from harness.remote.place import Place
 
 
-def walk(case: Case, settings: Settings, progress: Progress, saved: Path) -> tuple[Verdict, ...] | None:
+def walk(case: Case, settings: Settings, progress: Progress, saved: Path, runs_at: Place) -> tuple[Verdict, ...] | None:
     """Compiles the model, asks the questions and judges every answer.
 
     Args:
@@ -41,16 +41,17 @@ def walk(case: Case, settings: Settings, progress: Progress, saved: Path) -> tup
         settings: Weights, photograph, expectation.
         progress: Told which stage it is.
         saved: Folder for what the compiled model answers.
+        runs_at: Where the compiled model is run.
 
     Returns:
-        The verdicts on raw outputs and findings of every answer; None if this machine can compile but not run it.
+        The verdicts on raw outputs and findings of every answer; None if it can be compiled but not run.
 
     Raises:
         HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
     """
     with progress.during(Stage.BUILD):
         source = EndToEndSource(case, settings)
-    if not settings.judge_saved and not _compile_and_run(case, settings, source.questions, progress, saved):
+    if not settings.judge_saved and not _compile_and_run(case, settings, source.questions, progress, saved, runs_at):
         return None
     with progress.during(Stage.JUDGE):
         return tuple(
@@ -87,12 +88,11 @@ def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = Non
 
 
 def _compile_and_run(
-    case: Case, settings: Settings, questions: tuple[Question, ...], progress: Progress, saved: Path
+    case: Case, settings: Settings, questions: tuple[Question, ...], progress: Progress, saved: Path, runs_at: Place
 ) -> bool:
-    """From upstream's model to the saved answers of the compiled one; False if it cannot run here."""
+    """From upstream's model to the saved answers of the compiled one; False if it cannot be run."""
     from harness.deployment.compiling import Model, compile_into
 
-    target = TARGETS[case.target]
     model = Model(
         case.scale,
         case.strategy,
@@ -107,13 +107,14 @@ def _compile_and_run(
         sizes = {file: described.bytes for file, described in manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
-        if target.run_problem() is not None:
+        if runs_at.run_problem(case.target) is not None:
             return False
         with progress.during(Stage.LOAD):
-            loaded = Sam3.load(folder)
+            loaded = runs_at.model(folder)
         with progress.during(Stage.RUN):
             for answer, found in _segmented(loaded, questions):
                 save_outputs(saved / answer, _arrays(found))
+    runs_at.close()  # others may be waiting for the device
     return True
 
 

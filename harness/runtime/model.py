@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Artifact, Tensors, to_numpy
+from harness.runtime.artifact import Artifact, Loaded, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.images import to_pixels
 from harness.runtime.manifest import ArtifactError, Manifest
@@ -105,7 +105,7 @@ class Sam3:
         manifest: What the artifact says about itself.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Loaded) -> None:
         """Take an artifact that is loaded.
 
         Raises:
@@ -198,7 +198,11 @@ class Sam3:
     def resize_masks(self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]) -> Any:
         """The masks bool [k, h, w] of the kept queries; `masks` are an image's logits, `like` its pixels."""
         (resized,) = self._artifact.call("resize_masks", masks=masks, kept=kept, like=like).values()
-        return to_numpy(resized)
+        return self.fetch(resized)
+
+    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
+        """The values of one of the model's tensors."""
+        return self._artifact.fetch(tensor)
 
 
 class EncodedImage:
@@ -262,7 +266,7 @@ class EncodedImage:
 
     def _found(self, prompt: EncodedPrompt, threshold: float) -> Found:
         tensors = self._model.ground(self.features, prompt)
-        outputs = Outputs(**{name: to_numpy(tensor) for name, tensor in tensors.items()})
+        outputs = Outputs(**{name: self._model.fetch(tensor) for name, tensor in tensors.items()})
         queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)
         return Found(
             masks=self._masks(tensors["masks"], queries),

@@ -6,145 +6,22 @@ server that vanishes takes nothing with it: what it was doing is done again else
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 from tvm import rpc
-from tvm.rpc import base
 
 from harness.errors import HarnessError
+from harness.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
 from harness.tuning.local import Worker
 from harness.tuning.measuring import Program, Ran, Rounds, RunError, interleaved
 
-CONNECT_SECONDS = 5.0
-"""How long to wait for a tracker to answer."""
-WAIT_SECONDS = 60.0
-"""How long to wait until a server is free, or back."""
 _ATTEMPTS = 2
 """Sessions that a program may lose before it is taken to be what ends them."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`.
-
-    Raises:
-        HarnessError: It is none.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise HarnessError(f"--remote {address}: not an address, give HOST:PORT of an RPC tracker")
-    return host.strip("[]"), int(port)
-
-
-class Tracker:
-    """What an RPC tracker can be asked, with a time limit on every answer."""
-
-    def __init__(self, address: str, key: str) -> None:
-        """Connects nowhere yet.
-
-        Args:
-            address: HOST:PORT.
-            key: What the servers are known by.
-
-        Raises:
-            HarnessError: The address is none, or the key is empty.
-        """
-        self._host, self._port = split_address(address)
-        self.address = address
-        self.key = key
-        if not key:
-            raise HarnessError(f"--remote {address} needs --key: what the servers are known by at the tracker")
-
-    def workers(self) -> int:
-        """Number of servers with this key that are registered, busy or free.
-
-        Raises:
-            HarnessError: There is no tracker at the address.
-        """
-        return self._keys().count(self.key)
-
-    def require_workers(self) -> int:
-        """The number of servers with this key, at least one.
-
-        Raises:
-            HarnessError: There is no tracker at the address, or no server with this key.
-        """
-        keys = self._keys()
-        if self.key not in keys:
-            known = f"the keys there are {', '.join(sorted(set(keys)))}" if keys else "there are no servers at all"
-            raise HarnessError(
-                f"no server with key {self.key!r} at the tracker {self.address}, {known}: start one with "
-                f"python -m tvm.exec.rpc_server --tracker {self.address} --key {self.key}"
-            )
-        return keys.count(self.key)
-
-    def session(self, seconds: float, wait: float = WAIT_SECONDS) -> rpc.RPCSession:
-        """A new session on a free server.
-
-        Args:
-            seconds: When the server ends it.
-            wait: How long to wait for a free server.
-
-        Raises:
-            HarnessError: No server was free in time, or the tracker is gone.
-        """
-        deadline = time.monotonic() + wait
-        while True:
-            with self._asked([base.TrackerCode.REQUEST, self.key, "", 1], deadline - time.monotonic()) as answer:
-                host, port, match_key = answer[1]
-            try:
-                # The tracker may not know yet that a server is gone.
-                return rpc.connect(host, port, match_key, session_timeout=seconds)
-            except Exception as error:
-                if time.monotonic() >= deadline:
-                    raise HarnessError(self._nobody()) from error
-                time.sleep(0.2)
-
-    def _keys(self) -> list[str]:
-        with self._asked([base.TrackerCode.SUMMARY], CONNECT_SECONDS) as answer:
-            return [str(server["key"]).partition(":")[2] for server in answer[1]["server_info"]]
-
-    @contextlib.contextmanager
-    def _asked(self, question: list[Any], seconds: float) -> Iterator[Any]:
-        """The tracker's answer; the connection ends after the block."""
-        try:
-            connection = socket.create_connection((self._host, self._port), CONNECT_SECONDS)
-        except OSError as error:
-            raise HarnessError(
-                f"no RPC tracker answers at {self.address} ({error.strerror or error}): start one with "
-                f"python -m tvm.exec.rpc_tracker --port {self._port}, or correct --remote"
-            ) from error
-        with connection:
-            try:
-                connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
-                (magic,) = struct.unpack("<i", base.recvall(connection, 4))
-                if magic != base.RPC_TRACKER_MAGIC:
-                    raise OSError("another protocol")
-            except OSError as error:
-                raise HarnessError(f"what answers at {self.address} is no RPC tracker: correct --remote") from error
-            try:
-                connection.settimeout(max(0.1, seconds))
-                base.sendjson(connection, question)
-                answer = base.recvjson(connection)
-            except OSError as error:
-                raise HarnessError(self._nobody()) from error
-            if answer[0] != base.TrackerCode.SUCCESS:
-                raise HarnessError(f"the tracker {self.address} refuses a session with key {self.key!r}: {answer}")
-            yield answer
-
-    def _nobody(self) -> str:
-        return (
-            f"no server with key {self.key!r} is left at the tracker {self.address}, or none is ever free: "
-            "start one, then tune again to resume"
-        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""What the `serve-device` command does with its options, and what it prints."""
+
+from __future__ import annotations
+
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.errors import HarnessError
+from harness.remote.address import Remote
+from harness.remote.description import Description
+from harness.remote.server import Serving, serve
+from harness.remote.store import LIMIT_BYTES, Store
+from harness.remote.tracker import connected
+from harness.worker import WorkerEnd, run_isolated
+
+_DESCRIBE_SECONDS = 300.0
+
+
+def default_store() -> Path:
+    """The folder for what clients send, in the user's cache folder."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("sam3-tvm")) / "device"
+
+
+def serve_device(
+    console: Console, remote: Remote, store: Path | None, host: str, port: int, advertised: str | None
+) -> None:
+    """Serves this machine's devices until Ctrl-C or SIGTERM, and prints what happens.
+
+    Raises:
+        HarnessError: There is no tracker, TVM is not installed, or the port or folder cannot be used.
+    """
+    if find_spec("tvm") is None:
+        raise HarnessError("tvm is not installed, which runs what clients send: pip install 'apache-tvm>=0.27,<0.28'")
+    connected(remote.address).close()
+    folder = store or default_store()
+    Store(folder).trim(LIMIT_BYTES)
+
+    def tell(sentence: str) -> None:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with console.status("Looking at this machine"):
+            description = _described()
+        for line in told(description):
+            tell(line)
+        serve(Serving(remote, description, folder, host, port, advertised), tell)
+    except KeyboardInterrupt:
+        tell("Stopped; nobody is served any more.")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def told(description: Description) -> list[str]:
+    """The machine, and a line for each target: what runs it, or why it cannot."""
+    targets = [f"  {name}: {hardware}" for name, hardware in description.hardware.items()]
+    return [str(description), *targets, *(f"  {name}: no, {why}" for name, why in description.problems.items())]
+
+
+def _described() -> Description:
+    ended = run_isolated("harness.remote.description:describe", None, timeout=_DESCRIBE_SECONDS)
+    if ended.kind is not WorkerEnd.OK:
+        reason = ended.error.message if ended.error else ended.kind.value
+        raise HarnessError(f"this machine cannot run compiled code ({reason}): see `sam3-tvm doctor`")
+    description: Description = ended.value
+    return description
