@@ -128,16 +128,20 @@ def run_isolated(
 
 
 def _start(folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[1])
-    search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-m", "harness.worker", str(folder)],
         stdin=subprocess.PIPE,  # never written to: its end tells the child that this process is gone
         stdout=output,
         stderr=output,
-        env={**os.environ, "PYTHONPATH": search_path},
+        env=child_environment(),
         start_new_session=True,
     )
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, such that another Python finds this package too."""
+    root = str(Path(__file__).resolve().parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
 @dataclass

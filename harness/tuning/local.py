@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tvm
-from tvm.support.popen_pool import PopenWorker
 
 from harness.schedules import Schedule
 from harness.schedules.cpu.schedule import Problem
-from harness.threads import configure_threads
 from harness.tuning.measuring import Array, Program, Ran, Rounds, RunError, interleaved
+from harness.tuning.worker import Worker as Worker
 
 BUILD_SECONDS = 60.0
 """Time limit of one build; most take less than one second."""
@@ -38,65 +34,6 @@ class Builder(Protocol):
         Raises:
             BuildError: It could not be built; the builder can be used again.
         """
-
-
-class Worker:
-    """A process that calls functions, one at a time, within a time limit; a new one replaces one that dies."""
-
-    def __init__(self) -> None:
-        self._worker = PopenWorker(_start, (os.getpid(),), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
-        """What a function of some module returns.
-
-        Raises:
-            ChildProcessError: The process died.
-            TimeoutError: It took longer than `seconds`; the process was killed.
-            Exception: What the function raised; its message is a traceback.
-        """
-        try:
-            self._worker.send(function, arguments, timeout=seconds)
-            return self._worker.recv()
-        except KeyboardInterrupt:
-            self._worker.kill()
-            raise
-
-    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
-        """As `call`, with one error for everything that can go wrong.
-
-        Raises:
-            RunError: The process died, it took longer than `seconds`, or the function raised something.
-        """
-        try:
-            return self.call(function, *arguments, seconds=seconds)
-        except ChildProcessError as error:
-            raise RunError("it crashed") from error
-        except TimeoutError as error:
-            raise RunError(f"it was not done after {seconds:g} s") from error
-        except Exception as error:
-            raise RunError(last_line(error)) from error
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._worker.kill()
-
-
-def last_line(error: BaseException) -> str:
-    """The last line of an error's message, which a traceback ends with; its type if it has no message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
-def _start(parent: int) -> None:
-    """What a worker does first: as many threads as the user wants, and an end when its parent has ended."""
-    configure_threads()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 class LocalBuilder:
@@ -165,7 +102,7 @@ class TorchRunner:
             seconds: Time limit of one `run`.
         """
         self._seconds = seconds
-        self._worker = Worker()
+        self._worker = Worker(torch=True)
 
     def run(self, problem: Problem, arrays: Sequence[Path]) -> tuple[float, Array]:
         """PyTorch's median time for a problem, seconds, and its result in float64.

@@ -153,10 +153,10 @@ def _table(states: Sequence[TaskState], torch: Mapping[str, float], folder: Path
 
 def _torch_seconds(tasks: Sequence[RulesTask]) -> dict[str, float]:
     """PyTorch's time of the linear layers among the tasks; other tasks are no single operator of it."""
-    from harness.tuning.local import Worker
     from harness.tuning.measuring import RunError
+    from harness.tuning.worker import Worker
 
-    worker = Worker()
+    worker = Worker(torch=True)
     times = {}
     try:
         for task in tasks:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tvm
 from tvm import relax, s_tir, tirx
-from tvm.s_tir import meta_schedule as ms
 
-from harness.tuning.measuring import Program, Step
+from harness.tuning.measuring import Program, RunError, Step
 from harness.tuning.rules_module import LAYOUT_FREE
+from harness.tuning.worker import Worker
 
 Array = npt.NDArray[Any]
 
@@ -75,20 +78,6 @@ def _whole(module: tvm.IRModule) -> tuple[tvm.IRModule, tuple[Step, ...], Step]:
     return module, (), Step("main", tuple(range(len(inputs))), shape, str(result.dtype))
 
 
-def build(module: tvm.IRModule, target: tvm.target.Target, _params: Any = None) -> Any:
-    """Generates code; what MetaSchedule's builder calls in its worker processes."""
-    return tvm.tirx.build(module, target)
-
-
-def export(library: Any) -> str:
-    """Writes the library into a new temporary folder; what MetaSchedule's builder calls after `build`."""
-    from harness.targets.linking import link
-
-    path = Path(tempfile.mkdtemp(prefix="sam3-tvm-rules-")) / "candidate.so"
-    library.export_library(str(path), fcompile=link)
-    return str(path)
-
-
 def build_programs(
     modules: Sequence[tvm.IRModule], target: tvm.target.Target, jobs: int, seconds: float = 30.0
 ) -> list[Program | str]:
@@ -101,19 +90,40 @@ def build_programs(
         seconds: Limit for one.
 
     Returns:
-        For each, the program, or one line about why there is none.
+        For each, the program, alone in a new temporary folder, or one line about why there is none.
     """
-    parts = [split_layout(module) for module in modules]
-    builder = ms.builder.LocalBuilder(max_workers=jobs, timeout_sec=seconds, f_build=build, f_export=export)
-    built = builder.build([ms.builder.BuilderInput(functions, target) for functions, _, _ in parts])
-    programs: list[Program | str] = []
-    for (_, load, run), module, done in zip(parts, modules, built, strict=True):
-        if done.artifact_path is None:
-            programs.append(str(done.error_msg).strip().splitlines()[-1])
-        else:
-            values = len(module["main"].params) - 1 + len(load)
-            programs.append(Program(Path(str(done.artifact_path)), load, (run,), values))
-    return programs
+    # New ones each time: a process that compiles much grows.
+    workers = [Worker() for _ in range(min(jobs, len(modules)))]
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def one(module: tvm.IRModule, functions: tvm.IRModule, load: tuple[Step, ...], run: Step) -> Program | str:
+        library = Path(tempfile.mkdtemp(prefix="sam3-tvm-rules-")) / "candidate.so"
+        worker = idle.get()
+        try:
+            worker.run(_build, functions, str(target), str(library), seconds=seconds)
+        except RunError as error:
+            shutil.rmtree(library.parent, ignore_errors=True)
+            return str(error)
+        finally:
+            idle.put(worker)
+        return Program(library, load, (run,), len(module["main"].params) - 1 + len(load))
+
+    threads = ThreadPoolExecutor(max(1, len(workers)))
+    try:
+        building = [threads.submit(one, module, *split_layout(module)) for module in modules]
+        return [future.result() for future in building]
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+def _build(functions: tvm.IRModule, target: str, library: str) -> None:
+    from harness.targets.linking import link
+
+    tvm.tirx.build(functions, tvm.target.Target(target)).export_library(library, fcompile=link)
 
 
 def reference_module(module: tvm.IRModule) -> tvm.IRModule:

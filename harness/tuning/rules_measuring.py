@@ -17,8 +17,8 @@ import numpy.typing as npt
 from harness.outcome import VerdictKind
 from harness.parity.metrics import ATOL, RTOL
 from harness.parity.verdict import judge
-from harness.tuning.local import Worker
 from harness.tuning.measuring import Program, Ran, Rounds, RunError, Runner
+from harness.tuning.worker import Worker
 
 Array = npt.NDArray[Any]
 

@@ -20,8 +20,8 @@ from tvm.s_tir import meta_schedule as ms
 
 from harness.errors import HarnessError
 from harness.tuning.lines import read_lines, unwritable
-from harness.tuning.local import last_line
 from harness.tuning.trials import Place
+from harness.tuning.worker import last_line
 
 FOLDER = "rules"
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
