@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from harness.case import Case
 from harness.errors import HarnessError
 from harness.machine import describe_machine, versions
-from harness.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.parity.expectations import Expectation
 from harness.report import Result, read_report, render, render_report, repro_command, write_report
-from harness.report.document import jsonable, number
+from harness.report.document import KERNEL_COLUMNS, jsonable, number
 from harness.report.markdown import cell, count, digits, seconds, size
 from harness.report.writer import check_writable
 
@@ -89,6 +89,29 @@ def written(tmp_path: Path, results: list[Result], **options: Any) -> tuple[dict
     path = write_report(results, machine, installed, tmp_path, created=CREATED, **options)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["VERIFICATION_REPORT.md", "verification_report.json"]
     return read_report(path), (tmp_path / "VERIFICATION_REPORT.md").read_text(encoding="utf-8")
+
+
+# --- kernels ---
+
+
+def test_the_kernels_of_a_gpu_target_are_kept_and_told_in_a_line(tmp_path):
+    product = Kernel("product", "sm_80", 256, 6912, registers=64, constant_bytes=380, stack_bytes=8, spill_bytes=16)
+    copy = Kernel("copy", "sm_80", 1024, 0, registers=8, constant_bytes=368, stack_bytes=0, spill_bytes=0)
+    kernels = (product, copy, copy, replace(copy, architecture="sm_90", registers=10))
+    outcome = Outcome(Stage.RUN, Status.UNAVAILABLE, CaseError("CannotRun", "no GPU"), kernels=kernels)
+    metal = replace(outcome, kernels=(Kernel("copy", "metal", 512, 1024, 3),))
+    report, page = written(
+        tmp_path,
+        [Result.of(Case("vit", "real", name), each, None) for name, each in (("cuda", outcome), ("metal", metal))],
+    )
+    kept = report["cases"][0]["kernels"]
+    assert {name: len(rows) for name, rows in kept.items()} == {"sm_80": 2, "sm_90": 1}
+    assert dict(zip(KERNEL_COLUMNS, kept["sm_80"][1], strict=True)) == {
+        "name": "product", "threads": 256, "shared_bytes": 6912, "buffers": None, "registers": 64,
+        "constant_bytes": 380, "stack_bytes": 8, "spill_bytes": 16,
+    }  # fmt: skip
+    assert "sm_80: 2 kernels, at most 64 registers, 6.75 KiB shared memory, 1024 threads, 1 spill · sm_90: " in page
+    assert "metal: 1 kernel, 1 KiB shared memory, 512 threads, 3 buffers" in page
 
 
 # --- JSON ---

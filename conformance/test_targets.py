@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ from harness.runtime.executable import Executable
 from harness.runtime.threads import VARIABLE, cgroup_quota, usable_cpus
 from harness.targets import TARGETS, cuda, gpu, linking, llvm
 from harness.targets.compiling import compile_module
+from harness.targets.kernels import examined
+from harness.targets.metal_source import check_metal, completed
 from harness.threads import configure_threads, tvm_threads
 from harness.worker import run_isolated
 
@@ -212,20 +215,64 @@ def nvcc():
 def test_cuda_kernels_are_compiled_by_nvcc(nvcc, name, monkeypatch):
     monkeypatch.setenv(cuda.ARCHITECTURE_VARIABLE, "sm_90")
     before = cuda.compile_source.cache_info().misses
-    executable = compile_for("cuda", *MODULES[name])
+    with TARGETS["cuda"].tvm_target() as target, examined(target) as kernels:
+        executable = compile_for("cuda", *MODULES[name])
     assert cuda.compile_source.cache_info().misses == before + 1  # nvcc ran while it was built, not here
     source = device_source(executable, "cuda")
-    assert source.count("__global__") >= 1
-    assert cuda.compile_source(source, "sm_90").startswith(b"\x7fELF")
+    assert cuda.compile_source(source, ("sm_90",)).binary.startswith(b"\x7fELF")
+    assert {kernel.name for kernel in kernels} == set(re.findall(r"__global__ .*?(\w+)\(float", source))
+    for kernel in kernels:
+        assert kernel.architecture == "sm_90"
+        assert 0 < kernel.registers <= 255 and 0 < kernel.threads <= 1024
+        # of the same source, ptxas aligns what the declarations add up to
+        declared = re.search(rf"__global__ [^;]*?{kernel.name}\([^)]*\) {{(.*?)^}}", source, re.S | re.M)[1]
+        arrays = re.findall(r"__shared__ alignas\(\d+\) (\w+) \w+\[(\d+)\]", declared)
+        assert kernel.shared_bytes >= sum(int(n) * {"float": 4, "float2": 8, "int64_t": 8}[kind] for kind, n in arrays)
 
 
 KERNEL = 'extern "C" __global__ void kernel(float* x) { x[threadIdx.x] = expf(x[threadIdx.x]) / 3.0f; }'
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("architecture", cuda.ARCHITECTURES)
-def test_every_listed_architecture_is_compiled_for(nvcc, architecture):
-    assert cuda.compile_source(KERNEL, architecture).startswith(b"\x7fELF")
+def test_every_listed_architecture_is_compiled_for_where_none_is_named(nvcc, monkeypatch):
+    monkeypatch.delenv(cuda.ARCHITECTURE_VARIABLE, raising=False)
+    if not tvm.cuda().exist:
+        assert cuda.architectures("sm_90") == cuda.ARCHITECTURES
+    compiled = cuda.compile_source(KERNEL, cuda.ARCHITECTURES)
+    assert compiled.binary.startswith(b"\x50\xed\x55\xba")  # a fatbin
+    assert sorted(kernel.architecture for kernel in compiled.kernels) == list(cuda.ARCHITECTURES)
+
+
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024) spilling(float* x) {
+  __shared__ float s[768];
+  float a[160];
+  for (int i = 0; i < 160; ++i) a[i] = x[i * 1024 + threadIdx.x];
+  s[threadIdx.x % 768] = a[0];
+  __syncthreads();
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int i = 0; i < 160; ++i) a[i] = a[(i + 1) % 160] * a[i] + s[i];
+  }
+  for (int i = 0; i < 160; ++i) x[i * 1024 + threadIdx.x] = a[i];
+}
+"""
+
+
+@pytest.mark.cuda
+def test_what_a_kernel_uses_is_read_from_the_compilers_report(nvcc):
+    (spilling,) = cuda.compile_source(SPILLING, ("sm_90",)).kernels
+    assert (spilling.name, spilling.architecture, spilling.shared_bytes) == ("spilling", "sm_90", 768 * 4)
+    assert spilling.registers == 64  # 64 Ki registers of a multiprocessor for 1024 threads
+    assert spilling.spill_bytes > 0 and spilling.stack_bytes > 0
+    (plain,) = cuda.compile_source(KERNEL, ("sm_90",)).kernels
+    assert (plain.spill_bytes, plain.stack_bytes, plain.shared_bytes) == (0, 0, 0)
+
+
+@pytest.mark.cuda
+def test_a_block_of_too_many_threads_is_refused(nvcc):
+    with pytest.raises(RuntimeError, match="CUDA kernel kernel: 1056 threads in a block, at most 1024"):
+        cuda.examine(KERNEL, {"kernel": 1056}, TARGETS["cuda"].tvm_target())
 
 
 @pytest.mark.cuda
@@ -235,16 +282,17 @@ def test_cuda_is_compiled_without_fast_math(nvcc, tmp_path):
     (tmp_path / "kernel.cu").write_text(source)
     sizes = {}
     for flags in ((), ("--use_fast_math",)):
-        command = [str(cuda.find_nvcc()), "--cubin", "-arch=sm_90", "-O3", *flags, "-o", "kernel.cubin", "kernel.cu"]
+        options = ["--cubin", "--generate-code=arch=compute_90,code=[sm_90]", "-O3", *flags]
+        command = [str(cuda.find_nvcc()), *options, "-o", "kernel.cubin", "kernel.cu"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
         sizes[flags] = (tmp_path / "kernel.cubin").stat().st_size
-    assert len(cuda.compile_source(source, "sm_90")) == sizes[()] > sizes[("--use_fast_math",)]
+    assert len(cuda.compile_source(source, ("sm_90",)).binary) == sizes[()] > sizes[("--use_fast_math",)]
 
 
 @pytest.mark.cuda
 def test_source_that_nvcc_rejects_is_an_error(nvcc):
     with pytest.raises(RuntimeError, match="nvcc rejected the generated kernels"):
-        cuda.compile_source("this is not CUDA", "sm_90")
+        cuda.compile_source("this is not CUDA", ("sm_90",))
 
 
 def test_without_nvcc_there_is_a_reason(monkeypatch):
@@ -273,14 +321,78 @@ def test_a_wrong_architecture_is_the_users_mistake(monkeypatch):
 
 @pytest.mark.metal
 @pytest.mark.parametrize("name", MODULES)
-def test_metal_source_is_generated(name):
+def test_metal_source_is_generated_and_checked(name):
     problem = TARGETS["metal"].compile_problem()
     if problem:
         pytest.skip(problem)
-    executable = compile_for("metal", *MODULES[name])
+    with TARGETS["metal"].tvm_target() as target, examined(target) as kernels:
+        executable = compile_for("metal", *MODULES[name])
     source = device_source(executable, "metal")
-    assert source.count("kernel void") >= 1
+    assert [kernel.name for kernel in kernels] == re.findall(r"kernel void (\w+)\(", source)
     assert "#include <metal_stdlib>" in source
+    assert all(0 < kernel.threads <= 1024 and 0 < kernel.buffers <= 31 for kernel in kernels)
+
+
+def metal_kernel(body: str, buffers: int = 1) -> str:
+    arguments = ", ".join(f"device float* b{n} [[ buffer({n}) ]]" for n in range(buffers))
+    return f"""// Function: k
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void k({arguments},
+  uint2 blockIdx [[threadgroup_position_in_grid]],
+  uint2 threadIdx [[thread_position_in_threadgroup]]
+) {{
+  {body}
+}}
+"""
+
+
+METAL_ALLOWED = {
+    "all threadgroup memory": (metal_kernel("threadgroup float s[8192];\n s[threadIdx.x] = b0[0];"), 1024),
+    "all buffers": (metal_kernel("b30[threadIdx.x] = b0[0];", 31), 32),
+    "vectors": (metal_kernel("*(device float4*)(b0 + 4) = float4(1.0f, b0[0], 2.0f, 3.0f) * 2.0f;"), 32),
+    "shuffles of 64 bits": (metal_kernel("long x = 3;\n b0[0] = simd_shuffle_down(x, 16);"), 32),
+}
+METAL_VIOLATIONS = {
+    "threadgroup memory": (
+        metal_kernel("threadgroup float4 s[2048];\n threadgroup bool t[1];\n t[0] = s[0].x == b0[0];"),
+        32,
+        "k: 32769 bytes of threadgroup memory, at most 32768",
+    ),
+    "threads": (metal_kernel(""), 1025, "k: 1025 threads in a threadgroup, at most 1024"),
+    "buffers": (metal_kernel("", 32), 32, "k: 32 buffers, at most 31"),
+    "double": (metal_kernel("double x = b0[0];"), 32, "k: it computes in double"),
+    "64-bit atomics": (metal_kernel("device atomic_ulong* x;"), 32, "k: it has 64-bit atomics"),
+    "a name that Metal does not have": (metal_kernel("b0[0] = erf(b0[1]);"), 32, "k, line 9: .*erf"),
+    "an ambiguous overload": (metal_kernel("long n = 1;\n b0[0] = max(n, 2);"), 32, "k, line 10: .*ambiguous"),
+    "another address space": (
+        metal_kernel("threadgroup float s[4];\n device float* p = (threadgroup float*)(s + 1);\n *p = 1.0f;"),
+        32,
+        "k, line 10: cannot initialize .* 'device float \\*' with .* 'threadgroup float \\*'",
+    ),
+    "no grammar": (metal_kernel("b0[0] = ;"), 32, "k, line 9: expected expression"),
+}
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize(("source", "threads"), METAL_ALLOWED.values(), ids=METAL_ALLOWED)
+def test_metal_that_every_apple_gpu_takes(source, threads):
+    (kernel,) = check_metal(completed(source), {"k": threads})
+    assert (kernel.name, kernel.threads) == ("k", threads)
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize(("source", "threads", "told"), METAL_VIOLATIONS.values(), ids=METAL_VIOLATIONS)
+def test_metal_that_an_apple_gpu_would_not_take_is_refused(source, threads, told):
+    with pytest.raises(RuntimeError, match=f"Metal kernel {told}"):
+        check_metal(completed(source), {"k": threads})
+
+
+@pytest.mark.metal
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="TVM shuffles int64, which Metal cannot")
+def test_raw_metal_shuffles_64_bits():
+    check_metal(METAL_ALLOWED["shuffles of 64 bits"][0], {})
 
 
 @pytest.mark.metal
@@ -290,7 +402,8 @@ def test_a_macos_library_is_linked_anywhere(tmp_path):
         pytest.skip(problem)
     library = tmp_path / "model.so"
     program, _ = import_program(export_program(*MODULES["scoring"]))
-    compile_module(program, TARGETS["metal"], library)
+    kernels = compile_module(program, TARGETS["metal"], library)
+    assert kernels
     assert library.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # 64-bit Mach-O
 
 

@@ -82,6 +82,33 @@ class CaseError:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """One GPU kernel, as the compiler's report or its source tells; None where neither does.
+
+    Attributes:
+        name: Of the function on the device.
+        architecture: What the numbers are of: `sm_90`, or `metal`.
+        threads: Of a block (threadgroup) in every launch.
+        shared_bytes: Static shared (threadgroup) memory of a block.
+        buffers: Arguments that occupy a buffer slot, Metal.
+        registers: Of a thread.
+        constant_bytes: Constant memory, arguments included.
+        stack_bytes: Local memory of a thread.
+        spill_bytes: Registers written to and read from local memory for want of registers, stores and loads together.
+    """
+
+    name: str
+    architecture: str
+    threads: int | None = None
+    shared_bytes: int = 0
+    buffers: int | None = None
+    registers: int | None = None
+    constant_bytes: int | None = None
+    stack_bytes: int | None = None
+    spill_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Device:
     """The machine that ran a case, where that is not the one that compiled and judged it.
 
@@ -125,6 +152,7 @@ class Outcome:
         peak_rss_bytes: Largest resident set of the worker process.
         verdicts: One per output, if it was judged.
         device: The machine that ran it, if it was another one and got so far.
+        kernels: Of a GPU target, every sample's, once per architecture.
     """
 
     stage: Stage
@@ -135,3 +163,4 @@ class Outcome:
     peak_rss_bytes: int = 0
     verdicts: tuple[Verdict, ...] = ()
     device: Device | None = None
+    kernels: tuple[Kernel, ...] = ()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from harness.case import Case
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
-from harness.outcome import CaseError, Device, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.outcome import CaseError, Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.remote.errors import DeviceLostError, RemoteError
 from harness.remote.place import Place, place
 from harness.rope import STRATEGIES
@@ -40,6 +40,7 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     device: Device | None = None
+    kernels: list[Kernel] = field(default_factory=list)
 
     @contextmanager
     def during(self, stage: Stage) -> Iterator[None]:
@@ -63,7 +64,16 @@ class Progress:
 
     def outcome(self, status: Status, error: CaseError | None = None, verdicts: tuple[Verdict, ...] = ()) -> Outcome:
         """The outcome of a case that ends here."""
-        return Outcome(self.stage, status, error, self.seconds, self.sizes, verdicts=verdicts, device=self.device)
+        return Outcome(
+            self.stage,
+            status,
+            error,
+            self.seconds,
+            self.sizes,
+            verdicts=verdicts,
+            device=self.device,
+            kernels=tuple(self.kernels),
+        )
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
@@ -178,7 +188,7 @@ def _compile_and_run(
         libraries = {sample: Path(folder) / f"{sample}{LIBRARY_SUFFIX}" for sample in imported}
         with progress.during(Stage.COMPILE):
             for sample, (module, _) in imported.items():
-                compile_module(module, target, libraries[sample], schedules)
+                progress.kernels += compile_module(module, target, libraries[sample], schedules)
         progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
         if runs_at.run_problem(case.target) is not None:
             return None

@@ -8,9 +8,11 @@ Schema 1:
                 "problem": why it is not expected, or why it was skipped, else null,
                 "why": the cause of a known discrepancy, from the expectations, else null,
                 "error": {"type", "message", "details"} or null,
+                "device": the machine that ran it, if that was another one: {"told": in words, …},
                 "seconds": {stage: s}, "sizes": {artifact: bytes}, "peak_rss_bytes", "repro",
                 "outputs": [{"name", "shape", "dtype", "elements", "outside", "max_abs", "mean_abs", "max_rel",
-                             "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason"}]}],
+                             "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason"}],
+                "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
                  "outputs", "strict_outputs", "oracle_outputs", "elements_outside", "worst_r_rms"}}
 
@@ -25,13 +27,13 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
-from harness.outcome import Outcome, Stage, Status, Verdict, VerdictKind
+from harness.outcome import Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.parity.expectations import CheckKind, Expectation, check
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ SCHEMA = 1
 
 METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r_rms", "r_inf")
 """The floats of an output, in the order of the schema."""
+
+KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
+"""What is kept of a kernel, in this order; null where it is not known."""
 
 _CASE_KEYS = {
     "component": str,
@@ -176,7 +181,22 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         "peak_rss_bytes": outcome.peak_rss_bytes,
         "repro": repro_command(case, flags),
         "outputs": [_output(verdict) for verdict in outcome.verdicts],
+        **({"device": _device(outcome.device)} if outcome.device else {}),
+        **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),
     }
+
+
+def _kernels(kernels: Sequence[Kernel]) -> dict[str, list[list[Any]]]:
+    """Kernels by architecture; samples of a component have many in common, which are listed once."""
+    rows: dict[str, dict[tuple[Any, ...], None]] = {}
+    for kernel in kernels:
+        row = tuple(getattr(kernel, column) for column in KERNEL_COLUMNS)
+        rows.setdefault(kernel.architecture, {})[row] = None
+    return {architecture: [list(row) for row in sorted(some, key=str)] for architecture, some in rows.items()}
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {**asdict(device), "seconds": jsonable(device.seconds), "told": str(device)}
 
 
 def _output(verdict: Verdict) -> dict[str, Any]:

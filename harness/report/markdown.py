@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.outcome import Stage
-from harness.report.document import number, read_report
+from harness.report.document import KERNEL_COLUMNS, number, read_report
 from harness.report.template import rendered
 
 _TEMPLATE = Path(__file__).parent / "templates" / "verification_report.md.j2"
@@ -33,7 +33,7 @@ def render_report(report: Mapping[str, Any]) -> str:
     def title(case: Mapping[str, Any]) -> str:
         return variant(case, with_seed)
 
-    filters = (cell, digits, count, seconds, size, mark, title, first_line)
+    filters = (cell, digits, count, seconds, size, mark, title, first_line, kernels)
     return rendered(
         _TEMPLATE,
         {function.__name__: function for function in filters},
@@ -85,6 +85,24 @@ def mark(case: Mapping[str, Any]) -> str:
         return f"⛔ {stopped}"
     oracle = any(output["verdict"] == "oracle" for output in case["outputs"])
     return "🔷 oracle" if oracle else "✅ strict"
+
+
+def kernels(case: Mapping[str, Any]) -> str:
+    """What the kernels of a GPU case use, in a line; empty for other cases."""
+    parts = []
+    for architecture, rows in case.get("kernels", {}).items():
+        named = [dict(zip(KERNEL_COLUMNS, row, strict=True)) for row in rows]
+        words = [_plural(len(named), "kernel")]
+        if any(kernel["registers"] for kernel in named):
+            words.append(f"at most {max(kernel['registers'] or 0 for kernel in named)} registers")
+        words.append(f"{max(kernel['shared_bytes'] for kernel in named) / 1024:.3g} KiB shared memory")
+        words.append(f"{max(kernel['threads'] or 0 for kernel in named)} threads")
+        if any(kernel["buffers"] for kernel in named):
+            words.append(f"{max(kernel['buffers'] or 0 for kernel in named)} buffers")
+        if any(kernel["spill_bytes"] is not None for kernel in named):
+            words.append(f"{sum(bool(kernel['spill_bytes']) for kernel in named)} spill")
+        parts.append(f"{architecture}: {', '.join(words)}")
+    return " · ".join(parts)
 
 
 def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:

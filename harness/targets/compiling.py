@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.outcome import Kernel
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
+from harness.targets.kernels import examined
 from harness.targets.linking import MACOS_TRIPLE, link
 from harness.targets.target import Target
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 LIBRARY_SUFFIX = ".so"
 
 
-def compile_module(module: tvm.IRModule, target: Target, library: Path, schedules: Schedules = UNTUNED) -> None:
+def compile_module(
+    module: tvm.IRModule, target: Target, library: Path, schedules: Schedules = UNTUNED
+) -> tuple[Kernel, ...]:
     """Compile an imported module with the target's pipeline and write the library.
 
     Args:
@@ -28,11 +32,15 @@ def compile_module(module: tvm.IRModule, target: Target, library: Path, schedule
         library: Where to write; ends in `LIBRARY_SUFFIX`.
         schedules: What tuning found for the target.
 
+    Returns:
+        The kernels of a GPU target.
+
     Raises:
-        RuntimeError: There is nothing to link with; the target's `compile_problem` tells so beforehand.
+        RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with; the
+            target's `compile_problem` tells of the latter beforehand.
     """
     tvm_target = target.tvm_target()
-    build_library(lower_module(module, target, tvm_target, schedules), tvm_target, library)
+    return build_library(lower_module(module, target, tvm_target, schedules), tvm_target, library)
 
 
 def lower_module(
@@ -45,7 +53,7 @@ def lower_module(
         return target.pipeline(tvm_target, schedules)(module)
 
 
-def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path) -> None:
+def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path) -> tuple[Kernel, ...]:
     """Generate code for a lowered module and write the library, which says what processor it needs.
 
     Args:
@@ -53,16 +61,20 @@ def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library:
         tvm_target: What to generate code for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
 
+    Returns:
+        The kernels of a GPU target.
+
     Raises:
-        RuntimeError: There is nothing to link with.
+        RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with.
     """
     import tvm
     from tvm import relax
 
     host = tvm_target.host or tvm_target
-    with tvm_target, tvm.transform.PassContext(opt_level=3):
+    with tvm_target, tvm.transform.PassContext(opt_level=3), examined(tvm_target) as kernels:
         executable = relax.build(_with_required_cpu(lowered, host), tvm_target, relax_pipeline=None)
     export_library(executable, tvm_target, library)
+    return tuple(kernels)
 
 
 def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path) -> None:

@@ -1,19 +1,24 @@
 """Target `cuda`: NVIDIA GPUs.
 
-The architecture is that of the device present, or `SAM3_TVM_CUDA_ARCH`, or sm_90.
+The architecture is that of the device present, or `SAM3_TVM_CUDA_ARCH`; with neither, kernels are compiled for each of
+`ARCHITECTURES`, to see that they can be and what they use.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
+from harness.outcome import Kernel
 from harness.schedules import UNTUNED, Schedules
 from harness.targets import llvm
 from harness.targets.gpu import gpu_pipeline
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
 """What the tests compile for: A100, RTX 30, RTX 40 and L40, H100."""
+
+MAX_THREADS = 1024
+"""Of a block on every NVIDIA GPU (CUDA Programming Guide, technical specifications per compute capability)."""
 
 ARCHITECTURE_VARIABLE = "SAM3_TVM_CUDA_ARCH"
 
@@ -47,6 +55,17 @@ def architecture() -> str:
     return "sm_90"
 
 
+def architectures(of_target: str) -> tuple[str, ...]:
+    """What to make machine code for: the architecture that was named or is present, otherwise all of `ARCHITECTURES`.
+
+    Args:
+        of_target: The architecture of TVM's target.
+    """
+    import tvm
+
+    return (of_target,) if os.environ.get(ARCHITECTURE_VARIABLE) or tvm.cuda().exist else ARCHITECTURES
+
+
 def cuda_target() -> tvm.target.Target:
     """TVM's target for `architecture()`, with the CPU of this machine as host."""
     import tvm
@@ -56,7 +75,7 @@ def cuda_target() -> tvm.target.Target:
         {
             "kind": "cuda",
             "arch": architecture(),
-            "max_threads_per_block": 1024,
+            "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": 49152,
             "thread_warp_size": 32,
             "host": {"kind": "llvm", "mcpu": llvm.host_cpu()},
@@ -83,32 +102,36 @@ def install_compiler() -> None:
     """Lets TVM compile CUDA source by `compile_source`, in place of its own way: NVRTC with --use_fast_math.
 
     TVM asks for a binary only where its CUDA runtime could be loaded, which needs a driver; elsewhere it keeps the
-    source unseen by any compiler. The hook for changing the source runs in both cases, and compiles there.
+    source, which `examine` compiles to learn whether and with what it compiles.
     """
     import tvm_ffi
-
-    def check(source: str, target: tvm.target.Target) -> str:
-        compile_source(source, str(target.attrs["arch"]))
-        return source
 
     def compile_for_current_target(source: str) -> bytes:
         import tvm
 
-        return compile_source(source, str(tvm.target.Target.current(allow_none=False).attrs["arch"]))
+        current = tvm.target.Target.current(allow_none=False)
+        return compile_source(source, architectures(str(current.attrs["arch"]))).binary
 
-    tvm_ffi.register_global_func("tvm_callback_cuda_postproc", check, override=True)
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_for_current_target, override=True)
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """What nvcc makes of generated source: a cubin, or a fatbin of several, and the resources of each kernel."""
+
+    binary: bytes
+    kernels: tuple[Kernel, ...]
+
+
 @lru_cache(maxsize=2)
-def compile_source(source: str, arch: str) -> bytes:
-    """Compiles CUDA source to a cubin with nvcc, without fast math.
+def compile_source(source: str, architectures: tuple[str, ...]) -> Compiled:
+    """Compiles CUDA source with nvcc, without fast math.
 
     Fast math would turn divisions, square roots and exponentials into approximations, and subnormal numbers into zero.
 
     Args:
         source: What TVM generated.
-        arch: For instance sm_90.
+        architectures: For instance sm_90; PTX of the first becomes machine code of each.
 
     Raises:
         RuntimeError: nvcc is missing, or rejects the source.
@@ -116,15 +139,65 @@ def compile_source(source: str, arch: str) -> bytes:
     nvcc = find_nvcc()
     if nvcc is None:
         raise RuntimeError("nvcc was not found")
+    virtual = architectures[0].replace("sm_", "compute_")
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-cuda-") as name:
-        code, binary = Path(name) / "kernels.cu", Path(name) / "kernels.cubin"
+        code, binary = Path(name) / "kernels.cu", Path(name) / "kernels.bin"
         code.write_text(source)
-        options = ["--cubin", f"-arch={arch}", "-O3", "--expt-relaxed-constexpr"]
+        options = [
+            "--cubin" if len(architectures) == 1 else "--fatbin",
+            f"--generate-code=arch={virtual},code=[{','.join(architectures)}]",
+            "-O3",
+            "--expt-relaxed-constexpr",
+            "--disable-warnings",
+            "--resource-usage",
+        ]
         command = [str(nvcc), *options, "-o", str(binary), str(code)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"nvcc rejected the generated kernels: {done.stdout}{done.stderr}")
-        return binary.read_bytes()
+        return Compiled(binary.read_bytes(), reported_kernels(done.stdout + done.stderr))
+
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(?P<name>[^']+)' for '(?P<architecture>sm_\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+"""The lines on one kernel in what `ptxas` reports with -v."""
+
+
+def reported_kernels(report: str) -> tuple[Kernel, ...]:
+    """The kernels in what `nvcc --resource-usage` prints, once for each architecture."""
+
+    def total(pattern: str, text: str) -> int:
+        return sum(map(int, re.findall(pattern, text)))
+
+    return tuple(
+        Kernel(
+            name=entry["name"],
+            architecture=entry["architecture"],
+            shared_bytes=total(r"(\d+) bytes smem", entry["rest"]),
+            registers=int(entry["registers"]),
+            constant_bytes=total(r"(\d+) bytes cmem", entry["rest"]),
+            stack_bytes=int(entry["stack"]),
+            spill_bytes=int(entry["stores"]) + int(entry["loads"]),
+        )
+        for entry in _ENTRY.finditer(report)
+    )
+
+
+def examine(source: str, threads: Mapping[str, int], target: tvm.target.Target) -> tuple[Kernel, ...]:
+    """What nvcc says of each generated kernel, on each of `architectures`.
+
+    Raises:
+        RuntimeError: nvcc rejects the source, or a launch has more threads than a block may have.
+    """
+    kernels = compile_source(source, architectures(str(target.attrs["arch"]))).kernels
+    crowded = next((name for name, count in threads.items() if count > MAX_THREADS), None)
+    if crowded is not None:
+        raise RuntimeError(f"CUDA kernel {crowded}: {threads[crowded]} threads in a block, at most {MAX_THREADS}")
+    return tuple(replace(kernel, threads=threads.get(kernel.name)) for kernel in kernels)
 
 
 def compile_problem() -> str | None:
@@ -164,4 +237,5 @@ CUDA = Target(
     compile_problem=compile_problem,
     run_problem=run_problem,
     device=cuda_device,
+    examine=examine,
 )

@@ -5,11 +5,14 @@ On Linux the Metal source and the arm64 macOS host code are generated and linked
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from harness.outcome import Kernel
 from harness.schedules import UNTUNED, Schedules
 from harness.targets.gpu import gpu_pipeline, load_tensor_intrinsics
 from harness.targets.linking import MACOS_TRIPLE, link_problem
+from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
 from harness.targets.target import Target
 
 if TYPE_CHECKING:
@@ -20,15 +23,26 @@ def metal_target() -> tvm.target.Target:
     """TVM's target for Apple GPUs with an arm64 macOS host."""
     import tvm
 
+    install_completion()
     return tvm.target.Target(
         {
             "kind": "metal",
-            "max_threads_per_block": 1024,
-            "max_shared_memory_per_block": 32768,
+            "max_threads_per_block": MAX_THREADS,
+            "max_shared_memory_per_block": MAX_THREADGROUP_BYTES,
             "thread_warp_size": 32,
             "host": {"kind": "llvm", "mtriple": MACOS_TRIPLE, "mcpu": "apple-m1"},
         }
     )
+
+
+def install_completion() -> None:
+    """Lets TVM put into the library what `completed` makes of each kernel: source still, for the device to compile."""
+    import tvm_ffi
+
+    def complete(source: str, _target: tvm.target.Target) -> tuple[str, str]:
+        return completed(source), "metal"
+
+    tvm_ffi.register_global_func("tvm_callback_metal_compile", complete, override=True)
 
 
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
@@ -47,6 +61,11 @@ def compile_problem() -> str | None:
     if not codegen.llvm_is_valid_cpu("apple-m1", MACOS_TRIPLE):
         return "the LLVM in this build of TVM has no arm64 code generator, which the macOS host code needs"
     return link_problem(for_macos=True)
+
+
+def examine(source: str, threads: Mapping[str, int], _target: tvm.target.Target) -> tuple[Kernel, ...]:
+    """What the kernels use; RuntimeError for one that clang rejects or that no Apple GPU would take."""
+    return check_metal(completed(source), threads)
 
 
 def run_problem() -> str | None:
@@ -75,4 +94,5 @@ METAL = Target(
     compile_problem=compile_problem,
     run_problem=run_problem,
     device=metal_device,
+    examine=examine,
 )

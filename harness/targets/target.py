@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from harness.outcome import Kernel
 from harness.schedules import UNTUNED, Schedules
 
 if TYPE_CHECKING:
@@ -17,6 +18,13 @@ class Pipeline(Protocol):
 
     def __call__(self, target: tvm.target.Target, schedules: Schedules = UNTUNED, /) -> tvm.transform.Pass:
         """The pass for TVM's target; what tuning found for other kinds of target is left alone."""
+
+
+class Examine(Protocol):
+    """Reads what became of a GPU target's kernels, and refuses those that no device would take."""
+
+    def __call__(self, source: str, threads: Mapping[str, int], target: tvm.target.Target, /) -> tuple[Kernel, ...]:
+        """The kernels of generated source, given the threads of a block of each; RuntimeError for a violation."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Target:
         compile_problem: None if this machine can compile for the target, otherwise the reason in one sentence.
         run_problem: None if this machine can run it, otherwise the reason in one sentence.
         device: TVM's device to run on.
+        examine: For targets with a generated source of their own: what its kernels use and whether they are allowed.
     """
 
     name: str
@@ -40,3 +49,4 @@ class Target:
     compile_problem: Callable[[], str | None]
     run_problem: Callable[[], str | None]
     device: Callable[[], tvm.runtime.Device]
+    examine: Examine | None = None

@@ -1,0 +1,46 @@
+"""Clang on any machine: the one inside the `ziglang` package, otherwise the system's."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+HEADERS = Path(__file__).parent / "headers"
+"""What generated GPU source includes, for clang."""
+
+
+def clang() -> list[str] | None:
+    """The command that runs clang, without arguments; None where there is none."""
+    if find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "clang"]
+    installed = shutil.which("clang")
+    return [installed] if installed else None
+
+
+def run_clang(arguments: Sequence[str]) -> str:
+    """Runs clang over C++17 without any library's headers; its messages, empty where all is well.
+
+    Raises:
+        RuntimeError: There is no clang.
+    """
+    command = clang()
+    if command is None:
+        raise RuntimeError("there is no clang to read GPU source with: pip install ziglang")
+    options = [
+        "-x",
+        "c++",
+        "-std=c++17",
+        "-nostdinc",
+        f"-I{HEADERS}",
+        "-w",
+        "-fno-caret-diagnostics",
+        "-fno-exceptions",
+    ]
+    done = subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    return done.stderr.strip() or f"clang ended with {done.returncode}"

@@ -1,0 +1,75 @@
+"""The kernels of a GPU target while they are built: their threads from TensorIR, everything else from their source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from harness.outcome import Kernel
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@contextmanager
+def examined(target: tvm.target.Target) -> Iterator[list[Kernel]]:
+    """Collects the kernels that are built for the target inside; nothing where the target has none of its own.
+
+    TVM's code generator is the one place that sees both, the kernels' TensorIR, which knows how they are launched, and
+    their source: so it is wrapped.
+
+    Raises:
+        RuntimeError: A kernel is beyond what devices of the target allow.
+    """
+    import tvm_ffi
+
+    from harness.targets import TARGETS
+
+    kind = str(target.kind.name)
+    known = TARGETS.get(kind)
+    kernels: list[Kernel] = []
+    if known is None or known.examine is None:
+        yield kernels
+        return
+    examine = known.examine
+    generator = f"target.build.{kind}"
+    original = tvm_ffi.get_global_func(generator)
+
+    def build(module: tvm.IRModule, device_target: tvm.target.Target) -> Any:
+        built = original(module, device_target)
+        kernels.extend(examine(built.inspect_source(kind), launched_threads(module), device_target))
+        return built
+
+    tvm_ffi.register_global_func(generator, build, override=True)
+    try:
+        yield kernels
+    finally:
+        tvm_ffi.register_global_func(generator, original, override=True)
+
+
+def launched_threads(module: tvm.IRModule) -> dict[str, int]:
+    """Threads of a block by kernel, for those whose launch does not depend on a shape.
+
+    Args:
+        module: Kernels as the code generator takes them, `thread_extent` around their bodies.
+    """
+    import tvm
+    import tvm_ffi
+
+    threads: dict[str, int] = {}
+    for _, function in module.functions_items():
+        extents: dict[str, Any] = {}
+
+        def collect(node: Any, extents: dict[str, Any] = extents) -> None:
+            if isinstance(node, tvm.tirx.AttrStmt) and node.attr_key == "thread_extent":
+                extents[str(node.node.thread_tag)] = node.value
+
+        tvm_ffi.structural_walk(function.body, collect)
+        count = 1
+        for tag, extent in extents.items():
+            if tag.startswith("threadIdx."):
+                count *= int(extent) if isinstance(extent, int | tvm.tirx.IntImm) else 0
+        if count:
+            threads[str(function.attrs["global_symbol"])] = count
+    return threads

@@ -1,0 +1,124 @@
+"""Generated Metal source: split into its kernels, read by clang, and held to what every Apple GPU allows."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.outcome import Kernel
+from harness.targets.clang import run_clang
+
+MAX_THREADGROUP_BYTES = 32 * 1024
+MAX_THREADS = 1024
+MAX_BUFFERS = 31
+"""Of every family from Apple 4 and Mac 2 on (Metal Feature Set Tables: maximum total threadgroup memory allocation,
+threads per threadgroup, entries in the buffer argument table)."""
+
+_SIZES = {"char": 1, "uchar": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "bfloat": 2, "int": 4, "uint": 4}
+_SIZES |= {"float": 4, "long": 8, "ulong": 8}
+"""Bytes of Metal's scalar types (Metal Shading Language Specification 2.1)."""
+
+_THREADGROUP_ARRAY = re.compile(r"\bthreadgroup (\w+) (\w+)\[(\d+)\];")
+_CONSTRUCTOR = re.compile(r"\b((?:u?char|u?short|u?int|u?long|half|float)[234])\(")
+_WIDE_ATOMIC = re.compile(r"\batomic(?:_u?long|\s*<\s*(?:u?long|u?int64_t)\s*>)")
+
+
+def split_kernels(source: str) -> dict[str, str]:
+    """The source of each kernel by its name; TVM writes them one after the other, each as a file of its own."""
+    parts = re.split(r"^// Function: (\S+)$", source, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def as_cpp(kernel: str) -> str:
+    """A kernel as C++ over `headers/metal_stdlib`.
+
+    C++ writes the constructor of a vector type as a function, and arrays that outlive the function as static.
+    """
+    static = _THREADGROUP_ARRAY.sub(r"static threadgroup \1 \2[\3];", kernel)
+    return _CONSTRUCTOR.sub(r"make_\1(", static)
+
+
+def one_file(kernels: Mapping[str, str]) -> str:
+    """One C++ file of all kernels, in which messages name the kernel in place of a file."""
+    parts = (
+        f'#define __TVMArgUnion ArgUnionOf_{name}\n#line 1 "{name}"\n{as_cpp(text)}\n#undef __TVMArgUnion\n'
+        for name, text in kernels.items()
+    )
+    return "#include <metal_stdlib>\n" + "".join(parts)
+
+
+WIDE_SHUFFLES = "\n".join(
+    (
+        "#ifndef SAM3_TVM_WIDE_SHUFFLES",
+        "#define SAM3_TVM_WIDE_SHUFFLES",
+        *(
+            f"inline long {name}(long x, ushort n) {{ return as_type<long>(metal::{name}(as_type<int2>(x), n)); }}"
+            for name in ("simd_shuffle", "simd_shuffle_down", "simd_shuffle_up", "simd_shuffle_xor")
+        ),
+        "#endif",
+    )
+)
+"""What Metal lacks and TVM's reductions of int64 call: shuffles of 64 bits (Metal Shading Language Specification 6.9.2;
+KhronosGroup/SPIRV-Cross#2538)."""
+
+
+def completed(source: str) -> str:
+    """Kernels, each with `WIDE_SHUFFLES` if it shuffles at all: without, Metal's compiler finds the call ambiguous."""
+    start = "using namespace metal;\n"
+    first, *others = source.split(start)
+    return first + "".join(start + (f"{WIDE_SHUFFLES}\n{text}" if "simd_shuffle" in text else text) for text in others)
+
+
+def check_metal(source: str, threads: Mapping[str, int]) -> tuple[Kernel, ...]:
+    """What the kernels of generated source use.
+
+    Args:
+        source: Of all kernels, as TVM's Metal module shows it.
+        threads: Of a threadgroup, by kernel.
+
+    Raises:
+        RuntimeError: A kernel does not parse, or uses what an Apple GPU does not have; the first is told.
+    """
+    kernels = split_kernels(source)
+    for name, text in kernels.items():
+        if re.search(r"\bdouble\b", text):
+            raise RuntimeError(f"Metal kernel {name}: it computes in double, which Apple GPUs do not have")
+        if _WIDE_ATOMIC.search(text):
+            raise RuntimeError(f"Metal kernel {name}: it has 64-bit atomics, which not every Apple GPU has")
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-metal-") as folder:
+        file = Path(folder) / "kernels.cpp"
+        file.write_text(one_file(kernels))
+        messages = run_clang(["-fsyntax-only", str(file)])
+    if messages:
+        raise RuntimeError(f"Metal kernel {_located(messages)}")
+    return tuple(_measured(name, text, threads.get(name)) for name, text in kernels.items())
+
+
+def _located(messages: str) -> str:
+    """The first error with its kernel and line, from clang's messages."""
+    error = re.search(r"(?m)^(?P<kernel>[^:\n]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", messages)
+    return f"{error['kernel']}, line {error['line']}: {error['what']}" if error else f"source: {messages[:2000]}"
+
+
+def _measured(name: str, text: str, threads: int | None) -> Kernel:
+    shared = sum(int(count) * _bytes_of(element) for element, _, count in _THREADGROUP_ARRAY.findall(text))
+    buffers = len(re.findall(r"\[\[ buffer\(\d+\) \]\]", text))
+    limits = (
+        (shared, MAX_THREADGROUP_BYTES, "bytes of threadgroup memory"),
+        (threads or 0, MAX_THREADS, "threads in a threadgroup"),
+        (buffers, MAX_BUFFERS, "buffers"),
+    )
+    for used, limit, what in limits:
+        if used > limit:
+            raise RuntimeError(f"Metal kernel {name}: {used} {what}, at most {limit}")
+    return Kernel(name, "metal", threads, shared, buffers)
+
+
+def _bytes_of(element: str) -> int:
+    """Bytes of an element of an array; a vector of three occupies four (Metal Shading Language Specification 2.2)."""
+    match = re.fullmatch(r"([a-z]+)([234])?", element)
+    if match is None or match[1] not in _SIZES:
+        raise RuntimeError(f"{element}: not a type of Metal that is known here")
+    return _SIZES[match[1]] * {None: 1, "2": 2, "3": 4, "4": 4}[match[2]]
