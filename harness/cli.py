@@ -27,6 +27,11 @@ from harness.tuning import database
 if TYPE_CHECKING:
     from harness.explain import Explanation
 
+CheckpointOption = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded.")
+]
+PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the weights.")]
 DatabaseOption = Annotated[
     Path | None,
     typer.Option(help="Folder of a tuning database. Default: the one in fixtures/tuned that fits this machine."),
@@ -60,12 +65,9 @@ def verify(
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="Target; repeatable. Default: llvm.")] = None,
     scale: Annotated[list[str] | None, typer.Option(help="shallow or full; repeatable. Default: shallow.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded."),
-    ] = None,
-    allow_partial: Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")] = False,
+    seed: SeedOption = 0,
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
     image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[float, typer.Option(min=1, help="Time limit of each case, seconds.")] = 3600,
@@ -188,12 +190,9 @@ def compile_command(
     target: Annotated[str, typer.Option(help="Target to compile for.")] = "llvm",
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded."),
-    ] = None,
-    allow_partial: Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    seed: SeedOption = 0,
     points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = DEFAULT_CAPACITY.points,
     boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
     db: DatabaseOption = None,
@@ -260,12 +259,9 @@ def tune_command(
 @app.command()
 def pack(
     into: Annotated[Path, typer.Option(help="Compiled model that gets other weights.")],
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded."),
-    ] = None,
-    allow_partial: Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    seed: SeedOption = 0,
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
     require_compiler()
