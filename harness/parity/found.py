@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from harness.outcome import Verdict, VerdictKind
 from harness.parity import metrics
+from harness.parity.verdict import unmeasured
 
 Array = npt.NDArray[Any]
 
@@ -99,25 +100,11 @@ def _beyond(limit: float) -> Outside:
 
 
 def _judge(name: str, a: Array, r: Array, again: Array, outside: Outside, what: str, exact: Array | None) -> Verdict:
-    verdict = Verdict(
-        name=name,
-        shape=tuple(a.shape),
-        dtype=a.dtype.name,
-        elements=a.size,
-        outside=a.size,
-        max_abs=math.nan,
-        mean_abs=math.nan,
-        max_rel=math.nan,
-        required_tolerance=math.nan,
-        sqnr_db=math.nan,
-        r_rms=math.nan,
-        r_inf=math.nan,
-        kind=VerdictKind.FAILED,
-    )
     if a.shape != r.shape:
-        return replace(verdict, reason=f"shape {list(a.shape)} instead of {list(r.shape)}")
+        return unmeasured(name, a, f"shape {list(a.shape)} instead of {list(r.shape)}")
     if a.dtype != r.dtype:
-        return replace(verdict, reason=f"dtype {a.dtype.name} instead of {r.dtype.name}")
+        return unmeasured(name, a, f"dtype {a.dtype.name} instead of {r.dtype.name}")
+    verdict = unmeasured(name, a, "")
     if again.shape != r.shape or metrics.bitwise_different(r, again):
         reason = "the reference differs from its own second run"
         return replace(verdict, kind=VerdictKind.NOT_JUDGEABLE, reason=reason)

@@ -72,7 +72,7 @@ def _judge_one(
     name: str, a: Array, r: Array, o: Array | None, again: Array | None, oracle_allowed: bool, max_r_rms: float
 ) -> Verdict:
     if a.shape != r.shape:
-        return _unmeasured(name, a, f"shape {list(a.shape)} instead of {list(r.shape)}")
+        return unmeasured(name, a, f"shape {list(a.shape)} instead of {list(r.shape)}")
     if a.dtype != r.dtype:
         return _measured(name, a, r, o, VerdictKind.FAILED, f"dtype {a.dtype.name} instead of {r.dtype.name}", a.size)
     problem = _reference_problem(r, o, again)
@@ -164,7 +164,8 @@ def _measured(
     )
 
 
-def _unmeasured(name: str, a: Array, reason: str) -> Verdict:
+def unmeasured(name: str, a: Array, reason: str) -> Verdict:
+    """A failure of an array that was compared with nothing."""
     return _without_metrics(name, tuple(a.shape), a.dtype.name, a.size, a.size, reason)
 
 
@@ -174,7 +175,7 @@ def _missing(name: str, r: Array) -> Verdict:
 
 
 def _extra(name: str, a: Array) -> Verdict:
-    return _unmeasured(name, a, "the compiled model returned an output that the reference does not have")
+    return unmeasured(name, a, "the compiled model returned an output that the reference does not have")
 
 
 def _without_metrics(
