@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from harness.tuning.measuring import Program
 from harness.tuning.rules_building import build_programs, reference_module, seeded_inputs
 from harness.tuning.rules_measuring import LocalMeasurer, fault
 from harness.tuning.rules_module import LAYOUT_FREE, RulesTask, extract_tasks, plain_loops, rules_pipeline
-from harness.tuning.rules_records import RECORDS, open_records, opened_for_tuning, place_folder
+from harness.tuning.rules_records import RECORDS, WORKLOADS, open_records, opened_for_tuning, place_folder
 from harness.tuning.rules_search import Bench, TaskState, search
 from harness.tuning.trials import Place
 
@@ -153,15 +155,23 @@ def test_a_search_goes_on_from_the_records(tuned: tuple[Path, TaskState]) -> Non
     assert len(open_records(folder, HERE).of(before.task.module)) == after.trials
 
 
-def test_a_wrong_result_is_rejected_however_fast(tmp_path: Path, measurer: LocalMeasurer) -> None:
+@pytest.fixture
+def reference(tmp_path: Path, measurer: LocalMeasurer) -> tuple[Program, list[Path], Path]:
+    """The plain loops, their inputs and their result."""
     task = the_task()
     inputs = [tmp_path / f"{n}.npy" for n in range(3)]
     for path, array in zip(inputs, seeded_inputs(task.module, 0), strict=True):
         np.save(path, array)
     (program,) = build_programs([reference_module(task.module)], TARGET, 1)
     assert isinstance(program, Program)
-    expected = tmp_path / "expected.npy"
-    measurer.reference(program, inputs, expected, 60)
+    measurer.reference(program, inputs, tmp_path / "expected.npy", 60)
+    return program, inputs, tmp_path / "expected.npy"
+
+
+def test_a_wrong_result_is_rejected_however_fast(
+    reference: tuple[Program, list[Path], Path], measurer: LocalMeasurer
+) -> None:
+    program, inputs, expected = reference
     (right,) = measurer.measure([program], inputs, expected, math.inf)
     assert right.fault == ""
     assert right.median > 0
@@ -173,18 +183,13 @@ def test_a_wrong_result_is_rejected_however_fast(tmp_path: Path, measurer: Local
     assert math.isinf(wrong.median)
 
 
-def test_a_candidate_that_cannot_run_costs_one_trial(tmp_path: Path, measurer: LocalMeasurer) -> None:
+def test_a_candidate_that_cannot_run_costs_one_trial(
+    reference: tuple[Program, list[Path], Path], measurer: LocalMeasurer, tmp_path: Path
+) -> None:
+    program, inputs, expected = reference
     library = tmp_path / "broken.so"
     library.write_bytes(b"no library")
-    task = the_task()
-    (program,) = build_programs([task.module], TARGET, 1)
-    assert isinstance(program, Program)
-    broken = Program(library, program.load, program.run, program.result)
-    inputs = [tmp_path / f"{n}.npy" for n in range(3)]
-    for path, array in zip(inputs, seeded_inputs(task.module, 0), strict=True):
-        np.save(path, array)
-    expected = tmp_path / "expected.npy"
-    measurer.reference(program, inputs, expected, 60)
+    broken = replace(program, library=library)
     failed, right = measurer.measure([broken, program], inputs, expected, math.inf)
     assert failed.failure
     assert math.isinf(failed.median)
@@ -203,12 +208,17 @@ def test_the_quick_gate_decides_as_the_strict_gate_does(expected: Array, error: 
     assert (fault(result, expected) == "") == (difference(result, expected).outside == 0)
 
 
+def copied(database: Path, into: Path, *names: str) -> Path:
+    """A copy of some files of the records of this place."""
+    folder = place_folder(into, HERE)
+    folder.mkdir(parents=True)
+    for name in names:
+        shutil.copyfile(place_folder(database, HERE) / name, folder / name)
+    return folder
+
+
 def test_a_torn_line_is_cut_off_with_a_notice(tuned: tuple[Path, TaskState], tmp_path: Path) -> None:
-    source = place_folder(tuned[0], HERE)
-    copy = place_folder(tmp_path, HERE)
-    copy.mkdir(parents=True)
-    for path in source.glob("*.json"):
-        (copy / path.name).write_bytes(path.read_bytes())
+    copy = copied(tuned[0], tmp_path, WORKLOADS, RECORDS)
     whole = (copy / RECORDS).read_bytes()
     lines = whole.count(b"\n")
     (copy / RECORDS).write_bytes(whole[:-100])
@@ -219,10 +229,7 @@ def test_a_torn_line_is_cut_off_with_a_notice(tuned: tuple[Path, TaskState], tmp
 
 
 def test_records_without_their_function_are_cut_off(tuned: tuple[Path, TaskState], tmp_path: Path) -> None:
-    source = place_folder(tuned[0], HERE)
-    copy = place_folder(tmp_path, HERE)
-    copy.mkdir(parents=True)
-    (copy / RECORDS).write_bytes((source / RECORDS).read_bytes())
+    copied(tuned[0], tmp_path, RECORDS)
     opened = open_records(tmp_path, HERE)
     assert len(opened.records) == 0
     assert len(opened.notices) == 1
