@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from harness.tuning.rules_module import RulesTask
     from harness.tuning.rules_search import TaskState
 
-_PACKAGES = ("xgboost", "cloudpickle")
-
 
 def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder: Path) -> int:
     """Searches, and prints how it goes and what was found.
@@ -44,9 +42,8 @@ def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder
     Raises:
         HarnessError: There is nothing to tune or nothing to measure on, or the records cannot be used.
     """
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        raise HarnessError(f"--space rules needs {' and '.join(missing)}: pip install 'sam3-tvm[tune]'")
+    if find_spec("xgboost") is None:
+        raise HarnessError("--space rules needs xgboost: pip install 'sam3-tvm[tune]'")
     from harness.targets import TARGETS
     from harness.threads import thread_count
     from harness.tuning.database import this_place

@@ -128,12 +128,17 @@ def _serve(end: Connection[Any, Any], torch: bool) -> None:
             request = end.recv_bytes()
         except (EOFError, OSError):
             return
-        try:
-            function, arguments = pickle.loads(request)
-            answer = function(*arguments), ""
-        except Exception:
-            answer = None, traceback.format_exc()
-        end.send(answer)
+        # Answers are arrays of hundreds of megabytes: no name here keeps one until the next call.
+        end.send(_answer(request))
+
+
+def _answer(request: bytes) -> tuple[Any, str]:
+    """What the function returned, and the traceback if it raised instead."""
+    try:
+        function, arguments = pickle.loads(request)
+        return function(*arguments), ""
+    except Exception:
+        return None, traceback.format_exc()
 
 
 def _end_with(parent: int) -> None:
