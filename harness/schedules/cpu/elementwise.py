@@ -41,6 +41,8 @@ _TILE = 32
 """Largest side of a tile of a transposition: 32 lines of 128 bytes fit the first-level cache many times."""
 _BAND = 64
 """Largest width of a band of a transposition."""
+_RUN = 1024
+"""Elements from which a run of memory is long enough: LLVM unrolls a short loop instead of vectorizing it."""
 _LONG_SUM = 256
 """fp32 sums of more terms than this are split."""
 _REUSE = 16
@@ -165,22 +167,57 @@ def _divisor(number: int, limit: int, multiple: int = 1) -> int:
     return next((d for d in range(min(limit, number), 1, -1) if number % d == 0 and d % multiple == 0), 1)
 
 
-def _is_flat(block: _Block, body: _Body) -> bool:
-    """Whether every tensor is read and written at the same position of the same shape."""
+def _joined(block: _Block, body: _Body) -> int:
+    """How many of the innermost loops are one loop to every tensor.
+
+    To be that, they walk a run of memory of each tensor that depends on any of them.
+    """
     store = block.node.body
-    axes = [axis.var for axis in block.node.iter_vars]
     if not isinstance(store, tirx.BufferStore):
-        return False
+        return 1
+    accesses = [(store.buffer, tuple(store.indices)), *body.loads]
+    axes = [axis.var for axis in block.node.iter_vars]
+    if _computed_with(store.value, axes):
+        return 1
+    count = 1
+    while count < len(axes) and all(_is_run(block, axes[-count - 1 :], *access) for access in accesses):
+        count += 1
+    return count
 
-    def straight(buffer: Any, indices: Sequence[Any]) -> bool:
-        return len(indices) == len(axes) and all(
-            index.same_as(axis) and isinstance(extent, tirx.IntImm) and int(extent) == loop
-            for index, axis, extent, loop in zip(indices, axes, buffer.shape, block.extents, strict=True)
-        )
 
-    return straight(store.buffer, store.indices) and all(
-        len(indices) == 0 or straight(buffer, indices) for buffer, indices in body.loads
+def _is_run(block: _Block, axes: Sequence[Any], buffer: Any, indices: Sequence[Any]) -> bool:
+    """Whether an access depends on none of the innermost axes, or walks a run of memory with all of them."""
+    extents = block.extents[-len(axes) :]
+    wide = [(axis, extent) for axis, extent in zip(axes, extents, strict=True) if extent > 1]
+    if not any(axis.same_as(used) for index in indices for used in _variables(index) for axis, _ in wide):
+        return True
+    places = [(index, extent) for index, extent in zip(indices, buffer.shape, strict=True) if not _is_one(extent)]
+    return len(places) >= len(wide) and all(
+        index.same_as(axis) and isinstance(extent, tirx.IntImm) and int(extent) == loop
+        for (index, extent), (axis, loop) in zip(places[len(places) - len(wide) :], wide, strict=True)
     )
+
+
+def _computed_with(value: Any, axes: Sequence[Any]) -> bool:
+    """Whether a value depends on an axis otherwise than through what is loaded: joined loops would have to divide."""
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, lambda node: loads.append(node) if isinstance(node, ir.TensorLoad) else None)
+    indices = [variable for load in loads for index in load.indices for variable in _variables(index)]
+    return any(
+        sum(axis.same_as(variable) for variable in _variables(value))
+        > sum(axis.same_as(variable) for variable in indices)
+        for axis in axes
+    )
+
+
+def _variables(expression: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, lambda node: found.append(node) if isinstance(node, tirx.Var) else None)
+    return found
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _transposed_axis(block: _Block, body: _Body) -> int | None:
@@ -211,17 +248,30 @@ def _schedule_spatial(sch: s_tir.Schedule, block: _Block) -> str:
 
 
 def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
-    """One loop over all elements, in tasks of equal length."""
-    if len(block.loops) > 1 and not _is_flat(block, body):
+    """Runs of memory as tasks of about equal length, each one loop over whole lines of the innermost dimensions.
+
+    A run that began or ended within a line would leave TVM with divisions in every iteration.
+    """
+    if _joined(block, body) < len(block.loops):
         return False
-    grain = _divisor(block.domain, _GRAIN, 16)
-    if grain < 64:
-        grain = _divisor(block.domain, _GRAIN)
-    if grain < 64:
+    short = [loop for loop, extent in zip(block.loops, block.extents, strict=True) if extent == 1]
+    loops = [loop for loop, extent in zip(block.loops, block.extents, strict=True) if extent > 1]
+    extents = [extent for extent in block.extents if extent > 1]
+    if not loops:
         return len(block.loops) == 1
-    flat = sch.fuse(*block.loops) if len(block.loops) > 1 else block.loops[0]
-    outer, _ = sch.split(flat, [None, grain])
-    _parallel(sch, [outer], worthwhile)
+    count = next((n for n in range(1, len(loops)) if math.prod(extents[-n:]) >= _GRAIN), len(loops))
+    line = math.prod(extents[-count:][1:])
+    lines = _divisor(extents[-count], _GRAIN // line, 16 // math.gcd(16, line))
+    if lines * line < 64:
+        lines = _divisor(extents[-count], _GRAIN // line)
+    if lines * line < 64:
+        return len(block.loops) == 1
+    if short:
+        sch.reorder(*short, *loops)
+    outer, inner = sch.split(loops[-count], [None, lines])
+    if count > 1:
+        sch.fuse(inner, *loops[len(loops) - count + 1 :])
+    _parallel(sch, [*loops[:-count], outer], worthwhile)
     return True
 
 
@@ -269,6 +319,12 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
     """Parallel over everything but the innermost loop, which is unrolled where it repeats elements."""
     loops, extents = list(block.loops), list(block.extents)
     repeat = _repetition(block, body)
+    longest = _joined(block, body)
+    count = next((n for n in range(1, longest) if math.prod(extents[-n:]) >= _RUN), longest)
+    if count > 1:
+        loops[-count:] = [sch.fuse(*loops[-count:])]
+        extents[-count:] = [math.prod(extents[-count:])]
+        repeat = 1
     keep = 1
     while keep < len(loops) - 1 and math.prod(extents[-keep:]) < _SHORT:
         keep += 1
