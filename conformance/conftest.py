@@ -10,14 +10,22 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from conformance.tuning import record
+from harness.tuning.database import store
+
 
 @pytest.fixture(scope="session")
 def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shallow model with seed 0, compiled for this machine's CPU; whoever changes it changes a copy."""
+    """The shallow model with seed 0, compiled for this machine's CPU with one tuned schedule.
+
+    Whoever changes it changes a copy.
+    """
     folder = shared_folder(tmp_path_factory) / "artifact" / "shallow"
     with FileLock(folder.parent.with_suffix(".lock")):
         if not folder.exists():
+            store(folder.parent / "tuned", "llvm", record("product 1x400x256x256 left", {"rows": 3, "vectors": 1}))
             command = [sys.executable, "-m", "harness", "compile", "--scale", "shallow", "--out", str(folder)]
+            command += ["--db", str(folder.parent / "tuned")]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return folder

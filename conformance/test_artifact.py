@@ -94,6 +94,7 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
     assert (manifest.format, manifest.scale, manifest.strategy, manifest.target) == (FORMAT, "shallow", "real", "llvm")
     assert (manifest.weights, manifest.trained) == ("seed 0", False)
     assert {"apache-tvm", "sam3-tvm", "compiled"} <= manifest.made.keys()
+    assert manifest.made["schedules"].startswith("tuned: 1 from the database tuned")
     ground = manifest.entries["ground"]
     assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "masks", "presence", "semantic"]
     assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.capacity.boxes, 1, 4)
@@ -107,6 +108,8 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
         (["compile", "--scale", "half", "--out", "model"], "Unknown scale 'half': known are shallow, full."),
         (["compile", "--strategy", "imaginary", "--out", "model"], "Unknown strategy 'imaginary'"),
         (["compile", "--boxes", "0", "--out", "model"], "Invalid value for '--boxes'"),
+        (["compile", "--db", ".", "--out", "model"], "there is no tuning database in ."),
+        (["compile", "--db", ".", "--untuned", "--out", "model"], "--db and --untuned contradict each other"),
         (["compile", "--out", "notes.txt"], "notes.txt is a file: give the name of a folder"),
         (["compile", "--out", "notes.txt/model"], "cannot write to"),
         (

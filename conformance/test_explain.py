@@ -10,13 +10,17 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tvm
 from tvm import ir, relax
+from typer.testing import CliRunner
 
 from conformance.operators import module_of
 from conformance.shallow import photograph, shallow_model
+from conformance.tuning import record
+from harness import cli
 from harness.case import Case
 from harness.components import COMPONENTS
 from harness.errors import HarnessError
@@ -25,8 +29,13 @@ from harness.frontend import export_program
 from harness.model.upstream import upstream
 from harness.rope import STRATEGIES
 from harness.schedules.cpu import cpu_pipeline, rewrite
+from harness.schedules.cpu.product import Problem as Extents
 from harness.schedules.cpu.provenance import How, Operator, trace
+from harness.schedules.cpu.schedule import Product, space
+from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
+from harness.tuning import database
+from harness.tuning.database import store
 
 op = relax.op
 REAL = ("scoring_head", "transformer_encoder", "segmentation_head", "text_encoder")
@@ -199,17 +208,43 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+BOX_HEAD = Product(Extents(1, 400, 256, 256), "left")
+"""The product of the box head's hidden layers."""
+TUNED = {"rows": 3, "vectors": 1}
+"""A schedule that is not its default."""
+
+
+def tiles(document: dict[str, Any]) -> set[str]:
+    """The tiles of the box head's hidden layers."""
+    details = [operator["detail"] for operator in document["cases"][0]["operators"]]
+    return {match[1] for detail in details if (match := re.match(r"400x256 · 256x256, tile (\d+x\d+)", detail))}
+
+
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
-    done = run("--component", "box_head", "--json", str(tmp_path / "box_head.json"))
+    store(tmp_path / "db", "llvm", record(BOX_HEAD.key, TUNED))
+    done = run("--component", "box_head", "--db", str(tmp_path / "db"), "--json", str(tmp_path / "box_head.json"))
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "box_head.json").read_text())
+    assert tiles(document) == {f"3x{vector_unit(TARGETS['llvm'].tvm_target()).lanes}"}
     (case,) = document["cases"]
     assert (document["schema"], case["component"], case["scale"]) == (1, "box_head", "shallow")
     assert sum(case["totals"].values()) == len(case["operators"])
     for how, count in case["totals"].items():
         assert f"{count} {how}" in done.stdout
     assert f"{len(case['operators'])} operators: " in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["box_head.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["box_head.json", "db"]
+
+
+def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "TUNED", tmp_path)
+    store(tmp_path / database.this_place("llvm").tag, "llvm", record(BOX_HEAD.key, TUNED))
+    assert database.default_database("llvm") is not None
+    file = tmp_path / "box_head.json"
+    done = CliRunner().invoke(cli.app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    unit = vector_unit(TARGETS["llvm"].tvm_target())
+    default = space(BOX_HEAD, unit)[0]
+    assert tiles(json.loads(file.read_text())) == {f"{default['rows']}x{default['vectors'] * unit.lanes}"}
 
 
 @pytest.mark.parametrize(
@@ -219,8 +254,10 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         (("--component", "box_hed"), "did you mean 'box_head'"),
         (("--component", "box_head", "--json", "."), "choose another file with --json"),
         (("--component", "box_head", "--strategy", "none"), "--strategy real"),
+        (("--component", "box_head", "--db", "nowhere"), "there is no tuning database in nowhere"),
+        (("--component", "box_head", "--db", "nowhere", "--untuned"), "--db and --untuned contradict each other"),
     ],
-    ids=["target", "component", "json", "strategy"],
+    ids=["target", "component", "json", "strategy", "database", "contradiction"],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:
     done = run(*arguments)

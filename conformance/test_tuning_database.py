@@ -15,11 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.tuning import record
 from harness.errors import HarnessError
+from harness.tuning import database
 from harness.tuning.database import (
     FILE,
     Record,
     better,
+    default_database,
     merged,
     open_database,
     schedules_from,
@@ -30,21 +33,7 @@ from harness.tuning.database import (
 from harness.tuning.trials import Kind, Place, Trial, append_trials, read_trials
 
 HERE = this_place("llvm")
-RECORD = Record(
-    task="product 1x2x3x4 left",
-    schedule={"rows": 6, "vectors": 4},
-    place=HERE,
-    seconds=0.5,
-    default_seconds=0.75,
-    torch_seconds=1.25,
-    r_rms=0.9,
-    trials=20,
-    failed=1,
-    rejected=2,
-    machine="a machine",
-    date="2026-01-02T03:04:05+00:00",
-    seed=0,
-)
+RECORD = record("product 1x2x3x4 left", {"rows": 6, "vectors": 4})
 TRIAL = Trial(RECORD.task, {"rows": 6}, Kind.MEASURED, HERE, 0.5, 0.75, 0.9, torch_seconds=1.25)
 
 PLACES = st.sampled_from([HERE, replace(HERE, tvm="0.1"), replace(HERE, cpu="another"), replace(HERE, threads=99)])
@@ -75,9 +64,9 @@ def test_merging_is_commutative_associative_idempotent_and_keeps_the_better(
     assert both == merged(b, a)
     assert both == merged(both, both) == merged(both, a)
     assert merged(merged(a, b), c) == merged(a, merged(b, c))
-    for record in [*a, *b]:
-        (kept,) = (other for other in both if (other.task, other.place) == (record.task, record.place))
-        assert kept.gain >= record.gain
+    for one in [*a, *b]:
+        (kept,) = (other for other in both if (other.task, other.place) == (one.task, one.place))
+        assert kept.gain >= one.gain
         assert kept in [*a, *b]
 
 
@@ -88,20 +77,31 @@ def test_the_better_of_two_is_the_same_whichever_comes_first(a: Record, b: Recor
 
 def test_a_record_comes_back(tmp_path: Path) -> None:
     store(tmp_path / "made", "llvm", RECORD)
-    database = open_database(tmp_path / "made")
-    assert database.records == (RECORD,)
-    assert database.schedules() == {RECORD.task: RECORD.schedule} == schedules_from(tmp_path / "made", "llvm")
-    assert database.notices() == []
+    opened = open_database(tmp_path / "made")
+    assert opened.records == (RECORD,)
+    assert opened.schedules() == {RECORD.task: RECORD.schedule} == schedules_from(tmp_path / "made", "llvm")
+    assert opened.notices() == []
     assert told(tmp_path / "made", "llvm").startswith("tuned: 1 from the database made")
     assert told(None, "llvm") == told(tmp_path / "made", "cuda") == "untuned: the default ones"
     assert schedules_from(tmp_path / "made", "cuda") == {} == schedules_from(None, "llvm")
 
 
+def test_the_database_of_this_machine_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "TUNED", tmp_path / "nothing")
+    assert default_database("llvm") is None
+    monkeypatch.setattr(database, "TUNED", tmp_path)
+    store(tmp_path / replace(HERE, threads=99).tag, "llvm", RECORD)
+    assert default_database("llvm") is None
+    store(tmp_path / HERE.tag, "llvm", RECORD)
+    assert default_database("llvm") == tmp_path / HERE.tag
+    assert default_database("cuda") is None
+
+
 def test_another_run_does_not_overwrite(tmp_path: Path) -> None:
     slower = replace(RECORD, seconds=0.7, schedule={"rows": 4})
     other = replace(RECORD, task="another", seconds=0.6)
-    for record in (RECORD, slower, other):
-        store(tmp_path, "llvm", record)
+    for one in (RECORD, slower, other):
+        store(tmp_path, "llvm", one)
     assert sorted(r.task for r in open_database(tmp_path).records) == ["another", RECORD.task]
     assert RECORD in open_database(tmp_path).records
     store(tmp_path, "llvm", slower, instead_of=RECORD)
@@ -123,15 +123,16 @@ def test_another_run_does_not_overwrite(tmp_path: Path) -> None:
 )
 def test_a_record_from_elsewhere_is_left_out_with_a_notice(place: Place, words: str, tmp_path: Path) -> None:
     store(tmp_path, "llvm", replace(RECORD, place=place))
-    database = open_database(tmp_path)
-    assert database.schedules() == {}
-    (notice,) = database.notices()
+    opened = open_database(tmp_path)
+    assert opened.schedules() == {}
+    (notice,) = opened.notices()
     assert re.search(words, notice)
 
 
 def test_many_processes_store_at_the_same_time(tmp_path: Path) -> None:
     script = (
         "import sys\n"
+        "sys.modules['torch'] = None  # which TVM imports if it can\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
         "from conformance.test_tuning_database import RECORD\n"
@@ -196,6 +197,7 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import resource, signal, sys
+sys.modules["torch"] = None  # which TVM imports if it can
 from pathlib import Path
 from conformance.test_tuning_database import RECORD, TRIAL
 from harness.errors import HarnessError
