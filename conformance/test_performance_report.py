@@ -19,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from conformance.tuning import record
 from harness import cli
 from harness.errors import HarnessError
 from harness.report.performance import findings, write_performance_report
@@ -27,7 +28,7 @@ from harness.report.performance.formatting import duration
 from harness.report.performance.plots import shortened
 from harness.report.performance.reading import KernelTime, Measurement, read_result, read_results
 from harness.settings import REPOSITORY
-from harness.tuning.database import Record, store
+from harness.tuning.database import store
 from harness.tuning.trials import Kind, Place, Trial, append_trials
 
 MACHINE = {
@@ -140,6 +141,11 @@ def write(path: Path, *benchmarks: Mapping[str, Any], **others: Any) -> Path:
     return path
 
 
+def page_of(folder: Path, *results: Path, database: Path | None = None) -> str:
+    """The page, which is written into `docs` of a folder."""
+    return write_performance_report(results, folder / "docs", database).read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def perf_json(tmp_path: Path) -> Path:
     peers = {"openvino": side(rounds(0.21, 30, 7)), "onnxruntime": {"error": "no such operator | 3"}}
@@ -168,7 +174,7 @@ def one(tmp_path: Path) -> Callable[[Mapping[str, Any]], Measurement]:
 
 
 def test_every_figure_is_traced_to_its_file(perf_json: Path, tmp_path: Path) -> None:
-    page = write_performance_report([perf_json], tmp_path / "docs").read_text(encoding="utf-8")
+    page = page_of(tmp_path, perf_json)
     origin = page[page.index("## Where the figures come from") :]
     for benchmark in json.loads(perf_json.read_text(encoding="utf-8"))["benchmarks"][:-1]:
         assert f"| `perf.json` | `{benchmark['name']}` |" in origin
@@ -178,7 +184,7 @@ def test_every_figure_is_traced_to_its_file(perf_json: Path, tmp_path: Path) -> 
 
 
 def test_every_latency_is_that_of_the_json(perf_json: Path, tmp_path: Path) -> None:
-    page = write_performance_report([perf_json], tmp_path / "docs").read_text(encoding="utf-8")
+    page = page_of(tmp_path, perf_json)
     rows = [
         line.split(" | ") for line in page.splitlines() if re.search(r"\| (PyTorch|TVM (un)?tuned) \| \d+ \|", line)
     ]
@@ -195,7 +201,7 @@ def test_every_latency_is_that_of_the_json(perf_json: Path, tmp_path: Path) -> N
 
 
 def test_the_summary_says_what_is_reached(perf_json: Path, tmp_path: Path) -> None:
-    page = write_performance_report([perf_json], tmp_path / "docs").read_text(encoding="utf-8")
+    page = page_of(tmp_path, perf_json)
     lines = page.splitlines()
     untuned, tuned, openvino, gain = (
         next(line for line in lines if line.startswith(f"| {goal.what} |")) for goal in GOALS
@@ -236,14 +242,14 @@ def test_failures_of_peers_are_told_and_what_fails_the_gate_is_flagged(tmp_path:
     sides["openvino"] = side(rounds(0.1, 30, 5), verdict="failed", reason="masks: 3 of 4 elements outside")
     sides["torch.compile"] = {"error": "a graph break\nin two lines"}
     path = write(tmp_path / "perf.json", component("vit", sides))
-    page = write_performance_report([path], tmp_path / "docs").read_text(encoding="utf-8")
+    page = page_of(tmp_path, path)
     assert "⚠ vit, OpenVINO does not pass the parity gate" in page and "masks: 3 of 4 elements outside" in page
     assert "- vit, torch.compile: a graph break in two lines" in page
 
 
 def test_without_tuning_the_page_says_so(tmp_path: Path) -> None:
     path = write(tmp_path / "perf.json", component("vit", three_sides(0.5, 0.25, None)))
-    page = write_performance_report([path], tmp_path / "docs").read_text(encoding="utf-8")
+    page = page_of(tmp_path, path)
     (line,) = (line for line in page.splitlines() if line.startswith(f"| {GOALS[1].what} |"))
     assert "⏭ not measured" in line and "no tuned database that fits the machine" in line
 
@@ -254,7 +260,7 @@ def test_one_of_ours_is_enough(tmp_path: Path, absent: str) -> None:
     del sides[absent]
     # The whole model has both: what is tuned there says nothing of the component.
     path = write(tmp_path / "perf.json", component("vit", sides), question("second text", three_sides(3.0, 1.6, 1.5)))
-    page = write_performance_report([path], tmp_path / "docs").read_text(encoding="utf-8")
+    page = page_of(tmp_path, path)
     assert "| second text | 1." in page and "| vit | 50" in page
     assert (tmp_path / "docs" / "performance" / "speedup.png").is_file()
 
@@ -267,7 +273,7 @@ def test_where_tuning_changed_nothing_untuned_is_tuned(
     assert ratio(measurement, "torch", "tuned") == ratio(measurement, "torch", "untuned")
     gain = ratio(measurement, "untuned", "tuned")
     assert gain is not None and gain.value == 1
-    page = write_performance_report([write(tmp_path / "a.json", benchmark)], tmp_path / "docs").read_text("utf-8")
+    page = page_of(tmp_path, write(tmp_path / "a.json", benchmark))
     assert "| nothing found |" in page
 
 
@@ -276,8 +282,8 @@ def test_two_machines_are_two_sections(tmp_path: Path) -> None:
     there = component("vit", three_sides(0.9, 0.5, 0.4), machine=MACHINE | {"cpu": "Another CPU"})
     fewer = component("vit", three_sides(0.9, 0.5, 0.4), threads=1)
     files = [write(tmp_path / f"{n}.json", benchmark) for n, benchmark in enumerate((here, there, fewer))]
-    page = write_performance_report(files, tmp_path / "docs")
-    headings = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
+    page = page_of(tmp_path, *files)
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
     assert headings[:3] == [
         "## Test CPU \\| 1, 2 threads (0.json)",
         "## Another CPU, 2 threads (1.json)",
@@ -303,8 +309,14 @@ def test_of_two_runs_the_newer_one_is_shown(tmp_path: Path) -> None:
 def test_what_tuning_found_is_listed_and_where_it_found_nothing(perf_json: Path, tmp_path: Path) -> None:
     here, database = Place("llvm", "znver5", 2, "0.27.0"), tmp_path / "llvm-znver5-2-threads"
     schedule = {"vectors": 2, "rows": 12}
-    store(database, "llvm", Record("product 1x2x3x4", schedule, here, 0.02, 0.025, 0.06, 1.0, 64, 3, 2, "CPU",
-                                   "2025-03-04T05:06:07+00:00", 0))  # fmt: skip
+    store(
+        database,
+        "llvm",
+        record(
+            "product 1x2x3x4", schedule, place=here, seconds=0.02, default_seconds=0.025, torch_seconds=0.06,
+            trials=64, failed=3, rejected=2, machine="CPU", date="2025-03-04T05:06:07+00:00",
+        ),
+    )  # fmt: skip
     append_trials(
         database,
         [
@@ -314,7 +326,7 @@ def test_what_tuning_found_is_listed_and_where_it_found_nothing(perf_json: Path,
             Trial("attention 9x16", schedule, Kind.FAILED, here, reason="hung"),
         ],
     )
-    page = write_performance_report([perf_json], tmp_path / "docs", database).read_text(encoding="utf-8")
+    page = page_of(tmp_path, perf_json, database=database)
     assert "**CPU (znver5), 2 threads, TVM 0.27.0, 2025-03-04**: something better" in page and "1 of 2 tasks" in page
     assert "| product 1x2x3x4 | 25.0 ms | 20.0 ms | +25.0 % | 60.0 ms | 64 | 2 | 3 | rows 12, vectors 2 |" in page
     assert "| attention 9x16 | 400 ms | nothing found over the default | – | 800 ms | 3 | 1 | 1 |  |" in page
@@ -542,5 +554,5 @@ def test_what_the_suite_writes_is_read(tmp_path: Path) -> None:
     for read, benchmark in zip(section.kernels, benchmarks, strict=True):
         assert read.rate == pytest.approx(read.work / read.seconds)
         assert read.seconds == statistics.median(benchmark["extra_info"]["tvm_seconds"])
-    page = write_performance_report([results], tmp_path / "docs").read_text(encoding="utf-8")
+    page = page_of(tmp_path, results)
     assert all(f"`{benchmark['name']}`" in page for benchmark in benchmarks)
