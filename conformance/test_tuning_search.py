@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from conformance.tuning import record
 from harness.errors import HarnessError
 from harness.report import read_report
 from harness.schedules import Schedule
@@ -30,7 +31,7 @@ from harness.targets import TARGETS
 from harness.targets.compiling import export_library
 from harness.threads import OPTION_VARIABLE
 from harness.tuning.command import Request, tune
-from harness.tuning.database import Record, open_database, store, this_place
+from harness.tuning.database import open_database, store, this_place
 from harness.tuning.local import BuildError, LocalBuilder, LocalRunner, TorchRunner
 from harness.tuning.measuring import Program, Ran, Rounds, Runner, Step
 from harness.tuning.search import (
@@ -378,7 +379,7 @@ def test_a_killed_search_goes_on_and_what_it_tried_is_strict_in_the_component(tm
     # Whatever was found: the schedules that were tried last must be right inside the component too.
     last = {trial.task: trial for trial in trials if trial.kind is Kind.MEASURED}
     for trial in last.values():
-        store(tmp_path, "llvm", replaced(trial))
+        store(tmp_path, "llvm", record(trial.task, trial.schedule))
     kept = open_database(tmp_path).schedules()
     arguments = ["--component", "box_head", "--db", str(tmp_path), "--report", str(tmp_path / "report")]
     verified = subprocess.run(
@@ -401,24 +402,6 @@ def wait_for(condition, process: subprocess.Popen) -> None:  # type: ignore[no-u
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def replaced(trial: Trial) -> Record:
-    return Record(
-        trial.task,
-        trial.schedule,
-        trial.place,
-        trial.seconds,
-        trial.seconds * 2,
-        None,
-        trial.r_rms,
-        1,
-        0,
-        0,
-        "a machine",
-        "2026-01-01T00:00:00+00:00",
-        0,
-    )
 
 
 @pytest.mark.parametrize(
