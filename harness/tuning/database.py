@@ -16,6 +16,7 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.schedules import UNTUNED, Schedule, Schedules
 from harness.settings import REPOSITORY
+from harness.tuning.trials import FILE as TRIALS
 from harness.tuning.trials import Place
 
 FORMAT = 1
@@ -152,6 +153,8 @@ def open_database(path: Path, target: str = "llvm") -> Database:
     try:
         text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
+        if (path / TRIALS).exists():  # of a search that found nothing over the default schedules
+            return Database(path, target)
         raise HarnessError(
             f"there is no tuning database in {path}: make one with `sam3-tvm tune --db {path}`, or leave out --db"
         ) from None

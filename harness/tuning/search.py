@@ -24,7 +24,7 @@ from harness.schedules.cpu.schedule import distance, space
 from harness.schedules.cpu.tile import VectorUnit
 from harness.tuning.database import Record, store
 from harness.tuning.local import Builder, BuildError
-from harness.tuning.measuring import Array, Program, Rounds, RunError, Runner
+from harness.tuning.measuring import Array, Program, Ran, Rounds, RunError, Runner
 from harness.tuning.tasks import Task, arrays_of
 from harness.tuning.trials import Kind, Place, Trial, append_trials
 
@@ -245,14 +245,15 @@ class Measured:
                 program.library.unlink(missing_ok=True)
         kind, r_rms, reason = Kind.MEASURED, math.nan, ""
         # What is slower than the default is never used, and large results take long to judge.
-        if ran[1].median <= ran[0].median:
+        default_seconds, seconds = (_time(program, rounds) for program in ran[:2])
+        if seconds <= default_seconds:
             kind, r_rms, reason = self._judged(ran[1].result)
         faster = all(is_faster(ran[1].seconds, other.seconds) for other in (ran[0], *ran[2:]))
         return replace(
             base,
             kind=kind,
-            seconds=ran[1].median,
-            default_seconds=ran[0].median,
+            seconds=seconds,
+            default_seconds=default_seconds,
             r_rms=r_rms,
             reason=reason,
             confirmed=rounds is _CONFIRMING and kind is Kind.MEASURED and faster,
@@ -281,6 +282,11 @@ class Measured:
     def _built(self, schedule: Schedule) -> Program:
         self._count += 1
         return self._bench.builder.build(self._state.task.problem, schedule, self._folder / f"{self._count}.so")
+
+
+def _time(ran: Ran, rounds: Rounds) -> float:
+    """The median of many rounds; of a few the fastest, since whatever else runs only adds to a time."""
+    return ran.median if rounds is _CONFIRMING else min(ran.seconds)
 
 
 def _saved(path: Path, array: Array) -> None:

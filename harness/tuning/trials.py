@@ -58,7 +58,7 @@ class Trial:
         schedule: The complete schedule.
         kind: What became of it.
         place: Where it was tried.
-        seconds: Of one call; NaN unless it was measured.
+        seconds: Of one call, the fastest of a few rounds or the median of many; NaN unless it was measured.
         default_seconds: Of one call of the default schedule, measured alternately with it.
         r_rms: Its error against float64 in units of the default schedule's; NaN unless it ran.
         reason: Why it failed or was rejected.
