@@ -9,7 +9,9 @@ from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select, target
 from harness.components import COMPONENTS
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
+from harness.remote.address import Remote, chosen_remote
 from harness.rope import STRATEGIES
+from harness.settings import Settings
 from harness.targets import TARGETS
 from harness.threads import choose_threads, configure_threads
 
@@ -24,6 +26,7 @@ MARKERS = {
 }
 
 CASES = pytest.StashKey[tuple[Case, ...]]()
+REMOTE = pytest.StashKey[Remote | None]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--peer", action="append", default=[], help="perf: only this one of them; repeat for several")
     group.addoption("--rounds", type=int, help="perf: rounds of each case; default: as many as its budget allows")
     group.addoption(
+        "--remote", metavar="HOST:PORT", help="run the cases on a device that this RPC tracker knows, see serve-device"
+    )
+    group.addoption("--key", default="", help="what the devices are known by at the tracker")
+    group.addoption(
         "--require-target", action="append", default=[], help="fail instead of skip where this target cannot run"
     )
 
@@ -54,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"Unknown target {unknown[0]!r} in --require-target: known are {', '.join(TARGETS)}.")
     config.stash[CASES] = selected_cases(config)
+    config.stash[REMOTE] = devices(config)
     if (threads := config.getoption("threads")) is not None:
         try:
             choose_threads(threads)
@@ -63,7 +71,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"sam3-tvm: seed {config.getoption('seed')}, hypothesis derandomized"
+    remote = config.stash[REMOTE]
+    where = "" if remote is None else f", cases run on {remote}"
+    return f"sam3-tvm: seed {config.getoption('seed')}, hypothesis derandomized{where}"
+
+
+def devices(config: pytest.Config) -> Remote | None:
+    """Where the command line has cases run; they are compiled for the processors there.
+
+    Raises:
+        pytest.UsageError: There is no tracker, or no device.
+    """
+    try:
+        remote = chosen_remote(config.getoption("remote"), config.getoption("key"))
+        if remote is not None:
+            from harness.remote.place import compile_for
+
+            compile_for(remote)
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from error
+    return remote
+
+
+@pytest.fixture(scope="session")
+def verification_settings(request: pytest.FixtureRequest) -> Settings:
+    """Seeded weights, and the devices that the command line names."""
+    return Settings(remote=request.config.stash[REMOTE])
 
 
 def selected_cases(config: pytest.Config) -> tuple[Case, ...]:

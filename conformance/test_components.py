@@ -7,13 +7,15 @@ import pytest
 from harness.case import Case
 from harness.outcome import Status
 from harness.report import repro_command
+from harness.settings import Settings
 from harness.verification import verify_case
 
 
-def test_component(case: Case, request: pytest.FixtureRequest) -> None:
-    result = verify_case(case)
+def test_component(case: Case, verification_settings: Settings, request: pytest.FixtureRequest) -> None:
+    result = verify_case(case, verification_settings)
     if result.outcome.status is Status.UNAVAILABLE:
         if case.target in request.config.getoption("require_target"):
             pytest.fail(f"--require-target {case.target}: {result.problem}")
         pytest.skip(result.problem)
-    assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {repro_command(case)}"
+    flags = () if verification_settings.remote is None else verification_settings.remote.flags
+    assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {repro_command(case, flags)}"

@@ -25,13 +25,15 @@ from harness.source import Arrays
 from harness.verification import verify_case
 
 
-def test_end_to_end(whole_case: Case, request: pytest.FixtureRequest) -> None:
-    result = verify_case(whole_case)
+def test_end_to_end(whole_case: Case, verification_settings: Settings, request: pytest.FixtureRequest) -> None:
+    result = verify_case(whole_case, verification_settings)
     if result.outcome.status is Status.UNAVAILABLE:
         if whole_case.target in request.config.getoption("require_target"):
             pytest.fail(f"--require-target {whole_case.target}: {result.problem}")
         pytest.skip(result.problem)
-    assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {repro_command(whole_case)}"
+    flags = () if verification_settings.remote is None else verification_settings.remote.flags
+    again = repro_command(whole_case, flags)
+    assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {again}"
     if result.outcome.status is Status.PASSED:
         names = [verdict.name for verdict in result.outcome.verdicts]
         answers = [name for question in load_questions() for name in question.answers]

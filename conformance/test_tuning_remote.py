@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import tvm
+from remotes import KEY, device, end, free_port, tracker, tvm_server, until
 
 from harness.errors import HarnessError
 from harness.remote.address import split_address
@@ -27,70 +23,8 @@ from harness.tuning.local import LocalRunner
 from harness.tuning.measuring import Program, Rounds, RunError, Step
 from harness.tuning.remote import RemoteRunner
 
-KEY = "a-machine"
 ROUNDS = Rounds(2, 0.001)
 SHAPE = (64, 48)
-
-
-@contextmanager
-def process(module: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server or tracker in a process group of its own, which is ended afterwards."""
-    command = [sys.executable, "-m", module, *options]
-    environment = {**os.environ, "TVM_NUM_THREADS": "1"}
-    started = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment
-    )
-    try:
-        yield started
-    finally:
-        end(started)
-
-
-def end(started: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for a process and for every session that it serves: as a machine that is switched off."""
-    with suppress(ProcessLookupError):
-        os.killpg(started.pid, signal.SIGKILL)
-    started.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-
-
-def answers(address: str) -> bool:
-    try:
-        Tracker(address, KEY).workers()
-    except HarnessError:
-        return False
-    return True
-
-
-@contextmanager
-def tracker() -> Iterator[str]:
-    port = free_port()
-    options = ("--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1))
-    with process("tvm.exec.rpc_tracker", *options):
-        address = f"127.0.0.1:{port}"
-        until(lambda: answers(address))
-        yield address
-
-
-def server(address: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    port = free_port()
-    return process(
-        "tvm.exec.rpc_server",
-        *("--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)),
-        *("--tracker", address, "--key", KEY),
-    )
 
 
 def built(folder: Path, name: str, body: str) -> Program:
@@ -139,7 +73,7 @@ def test_several_servers_measure_at_the_same_time_what_this_machine_measures(arr
     local = LocalRunner()
     expected = local.run([twice], [array], ROUNDS)[0]
     local.close()
-    with tracker() as address, server(address), server(address):
+    with tracker() as address, tvm_server(address), tvm_server(address):
         until(lambda: Tracker(address, KEY).workers() == 2)
         runner = RemoteRunner(address, KEY)
         assert runner.workers == 2
@@ -157,12 +91,12 @@ def test_several_servers_measure_at_the_same_time_what_this_machine_measures(arr
 def test_what_a_vanished_server_was_doing_is_done_elsewhere_until_there_is_none(
     array: Path, twice: Program, slow: Program
 ) -> None:
-    with tracker() as address, server(address) as one, server(address) as other:
+    with tracker() as address, tvm_server(address) as one, tvm_server(address) as other:
         until(lambda: Tracker(address, KEY).workers() == 2)
         idle = {server.pid: len(_children(server.pid)) for server in (one, other)}
         runner = RemoteRunner(address, KEY, wait=20)
 
-        def at_work() -> list[subprocess.Popen[bytes]]:
+        def at_work() -> list[subprocess.Popen[str]]:
             return [server for server in (one, other) if len(_children(server.pid)) > idle[server.pid]]
 
         with ThreadPoolExecutor(1) as threads:
@@ -186,10 +120,9 @@ def _children(pid: int) -> list[int]:
 
 
 def test_a_program_that_hangs_or_fails_is_named_and_the_server_is_used_again(
-    array: Path, twice: Program, slow: Program
+    array: Path, twice: Program, slow: Program, tmp_path: Path
 ) -> None:
-    with tracker() as address, server(address):
-        until(lambda: Tracker(address, KEY).workers() == 1)
+    with tracker() as address, device(address, tmp_path):
         runner = RemoteRunner(address, KEY, seconds=6)
         with pytest.raises(RunError, match="not done after 6 s"):
             runner.run([slow], [array], Rounds(30, 0.0))

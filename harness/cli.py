@@ -40,7 +40,7 @@ UntunedOption = Annotated[bool, typer.Option("--untuned", help="Leave tuning dat
 
 RemoteOption = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT of an RPC tracker: compile here, run on a device that it knows (serve-device)."),
+    typer.Option(help="HOST:PORT of an RPC tracker: run on a device that it knows, see serve-device."),
 ]
 KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
 
@@ -315,6 +315,8 @@ def segment_command(
     model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: Annotated[int | None, typer.Option(help="Threads to run on. Default: every CPU that may be used.")] = None,
+    remote: RemoteOption = None,
+    key: KeyOption = "",
 ) -> None:
     """Find what a text, boxes and points mean in images: overlays, masks, and COCO annotations.
 
@@ -327,9 +329,10 @@ def segment_command(
     prompt = make_prompt(text, box or (), negative_box or (), point or (), negative_point or ())
     job = Job(find_images(images), prompt, out, threshold)
     folder = choose_model(model)
+    devices = chosen_remote(remote, key)
     choose_threads(threads)
     configure_threads()
-    failed = failures(segment(console, folder, job))
+    failed = failures(segment(console, folder, job, devices))
     for sentence in failed:
         _complain(f"error: {sentence}")
     if failed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from harness.errors import HarnessError
 from harness.remote.address import Remote
 from harness.remote.description import INFO, PROTOCOL, Description
 from harness.remote.errors import DeviceLostError, RemoteError
-from harness.remote.tracker import Tracker
+from harness.remote.tracker import NobodyFreeError, Tracker
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError, load_runtime
 from harness.runtime.weights import file_digest
@@ -31,7 +32,7 @@ Array = npt.NDArray[Any]
 
 PART_BYTES = 16 << 20
 """Of a file, sent at once."""
-GONE_SECONDS = 10.0
+GONE_SECONDS = 5.0
 """How long no server may be registered before it is taken for lost: one that is started again needs that long."""
 _ASK_SECONDS = 10.0
 """How long to wait for a free server before looking whether there is any."""
@@ -61,7 +62,7 @@ class Content:
     def of_array(cls, array: Array) -> Content:
         """An array's values."""
         memory: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return cls(hashlib.sha256(memory).hexdigest(), memory.nbytes, memory)
+        return cls(hashlib.sha256(memory.data).hexdigest(), memory.nbytes, memory)
 
     def parts(self) -> Iterator[tuple[int, bytes]]:
         """Offset and bytes of one part after the other; one part of no bytes if there are none."""
@@ -98,6 +99,7 @@ class DeviceSession:
         remote: Where the device was found.
         description: The machine.
         sent_bytes: Of weights and libraries that had to be sent, so far.
+        lost: Whether it ended before it was closed.
     """
 
     def __init__(self, remote: Remote, gone_seconds: float = GONE_SECONDS) -> None:
@@ -114,7 +116,10 @@ class DeviceSession:
         load_runtime()
         self.remote = remote
         self.sent_bytes = 0
+        self.lost = False
         self._functions: dict[str, Any] = {}
+        self._dropped: dict[str, list[int]] = {"release": [], "unload": []}
+        self._lock = threading.RLock()
         self._session: Any = _connected(remote, gone_seconds)
         try:
             self.description = Description.of(self._ask("describe"))
@@ -159,6 +164,7 @@ class DeviceSession:
             RemoteError: Loading raised something else.
             DeviceLostError: The session ended.
         """
+        self._tell_dropped("unload")
         return int(self._ask("load", json.dumps(what)))
 
     def put(self, array: Array) -> RemoteTensor:
@@ -174,6 +180,7 @@ class DeviceSession:
             RemoteError: It raised.
             DeviceLostError: The session ended.
         """
+        self._tell_dropped("release")
         numbers = json.dumps([tensor.number for tensor in tensors])
         done = self._ask("call", loaded, function, numbers)
         results = []
@@ -188,18 +195,19 @@ class DeviceSession:
             values: bytes = self._function("bytes")(tensor.number)
         return np.frombuffer(bytearray(values), tensor.dtype).reshape(tensor.shape)
 
-    def release(self, number: int) -> None:
-        """Lets go of a tensor."""
-        self._let_go("release", json.dumps([number]))
+    def drop(self, kind: str, number: int) -> None:
+        """Notes that a tensor or what was loaded is not needed any more; the device is told with the next call.
 
-    def unload(self, number: int) -> None:
-        """Lets go of what was loaded."""
-        self._let_go("unload", number)
+        Args:
+            kind: `release` or `unload`.
+            number: Of the tensor, or of what was loaded.
+        """
+        self._dropped[kind].append(number)
 
-    def _let_go(self, name: str, argument: Any) -> None:
-        if self._session is not None:
-            with contextlib.suppress(Exception):  # with the session it is gone as well
-                self._function(name)(argument)
+    def _tell_dropped(self, kind: str) -> None:
+        numbers, self._dropped[kind] = self._dropped[kind], []
+        if numbers:
+            self._ask(kind, json.dumps(numbers))
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         with self._calling():
@@ -214,20 +222,22 @@ class DeviceSession:
 
     def _function(self, name: str) -> Any:
         if self._session is None:
-            raise DeviceLostError(f"the session on {self._place()} was closed")
+            raise DeviceLostError(f"the session on {self._place()} has ended")
         if name not in self._functions:
             self._functions[name] = self._session.get_function(f"sam3_tvm.{name}")
         return self._functions[name]
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """Errors of the session itself: over there all others become answers."""
+        """One call at a time, and errors of the session itself: over there all others become answers."""
         try:
-            yield
+            with self._lock:
+                yield
         except (Sam3Error, AttributeError):
             raise
         except Exception as error:
-            self._functions.clear()
+            self.lost = True
+            self.close()
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise DeviceLostError(
                 f"the session on {self._place()} ended before its work was done: {lines[-1] if lines else error!r}"
@@ -253,7 +263,7 @@ class RemoteTensor:
         self.dtype = dtype
 
     def __del__(self) -> None:
-        self._session.release(self.number)
+        self._session.drop("release", self.number)
 
 
 class RemoteExecutable:
@@ -294,7 +304,7 @@ class RemoteExecutable:
 
     def __del__(self) -> None:
         if hasattr(self, "_loaded"):
-            self._session.unload(self._loaded)
+            self._session.drop("unload", self._loaded)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Run once; the outputs come back in order.
@@ -319,18 +329,20 @@ def _connected(remote: Remote, gone_seconds: float) -> Any:
 
     tracker = Tracker(remote.address, remote.key)
     connect = tvm_ffi.get_global_func("rpc.Connect")
-    seen = time.monotonic()
+    well = time.monotonic()
     while True:
         problem = f"no device is registered as {remote}"
         try:
             if tracker.workers():
-                seen = time.monotonic()
                 host, port, match_key = tracker.request(_ASK_SECONDS)
+                problem = f"the device {remote} does not answer at {host}, port {port}"
                 return connect(host, port, match_key, False)
+        except NobodyFreeError:  # others use them; whether they are still there, the next round tells
+            well = time.monotonic()
         except HarnessError as error:
             problem = str(error)
-        except Exception as error:  # it went away since
-            problem = f"the device {remote} does not answer: {error}"
-        if time.monotonic() - seen > gone_seconds:
-            raise DeviceLostError(f"{problem}; start it again with sam3-tvm serve-device")
+        except Exception:  # it went away since, or cannot be reached
+            pass
+        if time.monotonic() - well > gone_seconds:
+            raise DeviceLostError(f"{problem}: start it again with sam3-tvm serve-device")
         time.sleep(0.2)

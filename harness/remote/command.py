@@ -11,13 +11,9 @@ from rich.console import Console
 
 from harness.errors import HarnessError
 from harness.remote.address import Remote
-from harness.remote.description import Description
 from harness.remote.server import Serving, serve
-from harness.remote.store import LIMIT_BYTES, Store
+from harness.remote.store import Store
 from harness.remote.tracker import connected
-from harness.worker import WorkerEnd, run_isolated
-
-_DESCRIBE_SECONDS = 300.0
 
 
 def default_store() -> Path:
@@ -39,7 +35,7 @@ def serve_device(
         raise HarnessError("tvm is not installed, which runs what clients send: pip install 'apache-tvm>=0.27,<0.28'")
     connected(remote.address).close()
     folder = store or default_store()
-    Store(folder).trim(LIMIT_BYTES)
+    Store(folder).trim()
 
     def tell(sentence: str) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
@@ -49,27 +45,8 @@ def serve_device(
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        with console.status("Looking at this machine"):
-            description = _described()
-        for line in told(description):
-            tell(line)
-        serve(Serving(remote, description, folder, host, port, advertised), tell)
+        serve(Serving(remote, folder, host, port, advertised), tell)
     except KeyboardInterrupt:
         tell("Stopped; nobody is served any more.")
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def told(description: Description) -> list[str]:
-    """The machine, and a line for each target: what runs it, or why it cannot."""
-    targets = [f"  {name}: {hardware}" for name, hardware in description.hardware.items()]
-    return [str(description), *targets, *(f"  {name}: no, {why}" for name, why in description.problems.items())]
-
-
-def _described() -> Description:
-    ended = run_isolated("harness.remote.description:describe", None, timeout=_DESCRIBE_SECONDS)
-    if ended.kind is not WorkerEnd.OK:
-        reason = ended.error.message if ended.error else ended.kind.value
-        raise HarnessError(f"this machine cannot run compiled code ({reason}): see `sam3-tvm doctor`")
-    description: Description = ended.value
-    return description

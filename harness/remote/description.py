@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ PROTOCOL = 1
 """Version of what clients and `sam3-tvm serve-device` say to each other."""
 INFO = "sam3_tvm"
 """Where a server's description stands among what it tells the tracker."""
+DESCRIBE = b"describe"
+"""With which a server asks the process of its first session, before there is a client; a line of JSON answers."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,8 @@ class Description:
         return f"{machine}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
-def describe(_argument: None = None, _enter: Callable[[str], None] = lambda stage: None) -> Description:
-    """This machine; it loads TVM, and what drivers there are, so it is asked in a process of its own.
-
-    The arguments are those that `harness.worker.run_isolated` gives, and not used.
-    """
+def describe() -> Description:
+    """This machine; it loads TVM, and what drivers there are, so it is asked in a process of its own."""
     from harness.machine import describe_machine, versions
     from harness.runtime.cpu import architecture
     from harness.targets import TARGETS

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.remote.address import Remote
-from harness.remote.description import INFO, Description
+from harness.remote.description import DESCRIBE, INFO, Description
+from harness.remote.store import Store
 from harness.remote.tracker import CONNECT_SECONDS, connected
 from harness.remote.wire import (
     MAGIC,
@@ -35,6 +36,7 @@ from harness.remote.wire import (
     send_json,
     send_number,
 )
+from harness.worker import child_environment
 
 _PING_SECONDS = 2.0
 """How often the tracker is asked whether a session was given away."""
@@ -53,7 +55,6 @@ class Serving:
 
     Attributes:
         remote: The tracker, and the key to be known by.
-        description: This machine.
         store: Folder for what clients send.
         host: Address to listen at.
         port: To listen on; 0 for any.
@@ -61,7 +62,6 @@ class Serving:
     """
 
     remote: Remote
-    description: Description
     store: Path
     host: str = "0.0.0.0"
     port: int = 0
@@ -76,27 +76,35 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
         tell: Called with a sentence for what happens.
 
     Raises:
-        HarnessError: There is no tracker, or the port cannot be used.
+        HarnessError: There is no tracker, the port cannot be used, or nothing can be run here.
         KeyboardInterrupt: The user ended it.
     """
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listening(serving.host, serving.port))
+    with _listening(serving.host, serving.port) as listener, _spare() as spare:
         port = int(listener.getsockname()[1])
-        tracker = _registered(serving, port)
+        description = spare.describe()
+        for line in told(description):
+            tell(line)
+        tracker = _registered(serving, description, port)
         tell(f"Serving as {serving.remote.key} on port {port}, registered at {serving.remote.address}.")
-        with _spare() as spare:
-            while True:
-                try:
-                    with tracker:
-                        while True:
-                            client, seconds = _awaited(listener, tracker, serving, port)
-                            with client:
-                                end = spare.serve(client, seconds, serving)
-                            tell(end)
-                except OSError as error:
-                    tell(f"The tracker {serving.remote.address} is gone ({error}): trying again until it is back.")
-                tracker = _registered_again(serving, port)
+        while True:
+            try:
+                client, seconds = _awaited(listener, tracker, serving, port)
+            except OSError as error:
+                tracker.close()
+                tell(f"The tracker {serving.remote.address} is gone ({error}): trying again until it is back.")
+                tracker = _registered_again(serving, description, port)
                 tell(f"Registered at {serving.remote.address} again.")
+                continue
+            with client:
+                end = spare.serve(client, seconds, serving.store, description)
+            tell(end)
+            Store(serving.store).trim()
+
+
+def told(description: Description) -> list[str]:
+    """The machine, and a line for each target: what runs it, or why it cannot."""
+    targets = [f"  {name}: {hardware}" for name, hardware in description.hardware.items()]
+    return [str(description), *targets, *(f"  {name}: no, {why}" for name, why in description.problems.items())]
 
 
 @contextlib.contextmanager
@@ -112,30 +120,30 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _registered(serving: Serving, port: int) -> socket.socket:
+def _registered(serving: Serving, description: Description, port: int) -> socket.socket:
     """A connection to the tracker, which knows this server as long as it lasts.
 
     Raises:
         HarnessError: There is no tracker.
     """
     tracker = connected(serving.remote.address)
-    told = {
+    info = {
         "key": f"server:{serving.remote.key}",
         "addr": (serving.advertised, port),
-        INFO: asdict(serving.description),
+        INFO: asdict(description),
     }
     try:
-        _ask(tracker, [Code.UPDATE_INFO, told])
+        _ask(tracker, [Code.UPDATE_INFO, info])
     except OSError as error:
         tracker.close()
         raise HarnessError(f"the tracker {serving.remote.address} does not register servers: {error}") from error
     return tracker
 
 
-def _registered_again(serving: Serving, port: int) -> socket.socket:
+def _registered_again(serving: Serving, description: Description, port: int) -> socket.socket:
     while True:
         try:
-            return _registered(serving, port)
+            return _registered(serving, description, port)
         except HarnessError:
             time.sleep(_AGAIN_SECONDS)
 
@@ -226,7 +234,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))},
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C is for the server
             )
 
@@ -237,6 +245,20 @@ class _Process:
             OSError: The process has ended.
         """
         socket.send_fds(self._channel, [given.encode()], [client.fileno()])
+
+    def describe(self) -> Description:
+        """What it says that this machine is.
+
+        Raises:
+            HarnessError: It ends instead.
+        """
+        self._channel.sendall(DESCRIBE)
+        with self._channel.makefile("rb") as lines:
+            line = lines.readline()
+        if not line:
+            reason = _died(self.process.wait(), self.last_line())
+            raise HarnessError(f"this machine cannot run compiled code, what asks it {reason}: see sam3-tvm doctor")
+        return Description.of(json.loads(line))
 
     def last_line(self) -> str:
         """The end of what it printed."""
@@ -253,23 +275,24 @@ class _Process:
         self._output.close()
 
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-
-
 class _Spare:
     """A process that has loaded TVM by the time a client comes."""
 
     def __init__(self) -> None:
         self._process = _Process()
 
-    def serve(self, client: socket.socket, seconds: float | None, serving: Serving) -> str:
+    def describe(self) -> Description:
+        """See `_Process`."""
+        return self._process.describe()
+
+    def serve(self, client: socket.socket, seconds: float | None, store: Path, description: Description) -> str:
         """Lets the process serve a client and waits until it has ended; returns how that went, in a sentence."""
         if self._process.process.poll() is not None:
             self.close()
             self._process = _Process()
         process = self._process
         with tempfile.TemporaryDirectory(prefix="sam3-tvm-session-") as work:
-            given = {"work": work, "store": str(serving.store), "description": serving.description.to_json()}
+            given = {"work": work, "store": str(store), "description": description.to_json()}
             start = time.monotonic()
             try:
                 process.give(client, json.dumps(given))
@@ -281,7 +304,7 @@ class _Spare:
                 process.close()
                 self._process = _Process()
         if problem:
-            _tell_client(client, f"sam3-tvm serve-device on {serving.description.name}: the session {problem}")
+            _tell_client(client, f"sam3-tvm serve-device on {description.name}: the session {problem}")
         return f"A session of {time.monotonic() - start:.1f} s {problem or 'ended'}."
 
     def close(self) -> None:
@@ -337,3 +360,10 @@ def _tell_client(client: socket.socket, sentence: str) -> None:
     load_runtime()
     with contextlib.suppress(Exception):  # it may be gone
         tvm_ffi.get_global_func("rpc.ReturnException")(client.fileno(), sentence)
+        client.shutdown(socket.SHUT_WR)
+        # What it sent and nobody read would turn closing into a reset, which may overtake the sentence.
+        deadline = time.monotonic() + _END_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            client.settimeout(left)
+            if not client.recv(1 << 16):
+                break

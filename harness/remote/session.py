@@ -7,7 +7,7 @@ session, loading a module from there), these functions can be called, with text,
     sam3_tvm.describe() → the machine
     sam3_tvm.missing(sizes by digest) → digests of the files that are not in the device's store
     sam3_tvm.receive(digest, size, offset, part)
-    sam3_tvm.load(what) → number of a library or model that is loaded from the store; sam3_tvm.unload(number)
+    sam3_tvm.load(what) → number of a library or model that is loaded from the store; sam3_tvm.unload(numbers)
     sam3_tvm.input(shape, dtype, bytes) → number of a tensor
     sam3_tvm.call(number of what was loaded, function, numbers of tensors) → numbers of its results, and seconds
     sam3_tvm.fetch(number of a tensor) → shape and dtype; then sam3_tvm.bytes(number) → its values
@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.remote.description import DESCRIBE, describe
 from harness.remote.store import Store
 from harness.runtime.artifact import Artifact, to_numpy
 from harness.runtime.executable import Executable
@@ -103,9 +104,10 @@ class Session:
             self._loaded[number] = lambda _function, tensors: executable.run(tensors)
         return number
 
-    def _unload(self, number: int) -> None:
-        self._loaded.pop(number, None)
-        gc.collect()
+    def _unload(self, numbers: str) -> None:
+        for number in json.loads(numbers):
+            self._loaded.pop(number, None)
+        gc.collect()  # before the next one is loaded, which may not fit beside it
 
     def _executable(
         self, library: Path, target: str, parameters: Sequence[tuple[str, str, Sequence[int]]]
@@ -167,7 +169,7 @@ def _answering(function: Callable[..., Any]) -> Callable[..., str]:
 
 
 def main(channel: socket.socket) -> None:
-    """Waits for a connection from the server over `channel`, and serves it; ends when either of them ends."""
+    """Waits for a client's connection from the server over `channel`, and serves it; ends when either of them ends."""
     import faulthandler
 
     import tvm
@@ -175,6 +177,9 @@ def main(channel: socket.socket) -> None:
 
     faulthandler.enable()
     text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
+    if text == DESCRIBE:
+        channel.sendall(describe().to_json().encode() + b"\n")
+        text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
     if not connections:  # the server ended before there was a client
         return
     given = json.loads(text)

@@ -21,6 +21,10 @@ WAIT_SECONDS = 60.0
 """How long to wait until a server is free, or back."""
 
 
+class NobodyFreeError(HarnessError):
+    """No server was free in time."""
+
+
 class Tracker:
     """What an RPC tracker can be asked, with a time limit on every answer."""
 
@@ -76,7 +80,8 @@ class Tracker:
             seconds: How long to wait for one.
 
         Raises:
-            HarnessError: None was free in time, or the tracker is gone.
+            NobodyFreeError: None was free in time.
+            HarnessError: The tracker is gone.
         """
         with self._asked([Code.REQUEST, self.key, "", 1], seconds) as answer:
             host, port, match_key = answer[1]
@@ -118,7 +123,7 @@ class Tracker:
                 send_json(connection, question)
                 answer = receive_json(connection)
             except OSError as error:
-                raise HarnessError(self._nobody()) from error
+                raise NobodyFreeError(self._nobody()) from error
             if answer[0] != Code.SUCCESS:
                 raise HarnessError(f"the tracker {self.address} refuses a session with key {self.key!r}: {answer}")
             yield answer

@@ -39,7 +39,7 @@ class Loaded(Protocol):
     folder: Path
     manifest: Manifest
 
-    def call(self, entry: str, /, **inputs: Any) -> Tensors:
+    def call(self, entry: str, **inputs: Any) -> Tensors:
         """Runs an entry point."""
 
     def fetch(self, tensor: Any, /) -> npt.NDArray[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -12,9 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.errors import HarnessError
+from harness.remote.address import Remote
 from harness.runtime import Prompt, Sam3
-from harness.runtime.manifest import Manifest
+from harness.runtime.manifest import Manifest, read_manifest
 from harness.segment.job import Failed, Job, Result, Segmented, run
+
+if TYPE_CHECKING:
+    from harness.remote.model import RemoteModel
 
 DEFAULT_MODEL = Path("dist/sam3-llvm")
 _MOST_ROWS = 20
@@ -69,20 +74,20 @@ def _numbers(option: str, form: str, given: str) -> list[float]:
     return numbers
 
 
-def segment(console: Console, folder: Path, job: Job) -> list[Result]:
+def segment(console: Console, folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
     """Loads the model, does the job, and prints progress, what was found and how fast.
 
     Args:
         console: Where to print.
         folder: The compiled model.
         job: What to do.
+        remote: Devices to run it on; None for this machine.
 
     Raises:
-        HarnessError: A file cannot be written.
+        HarnessError: A file cannot be written, or there is no device.
         Sam3Error: The model cannot be loaded, or the prompt makes no sense for any image.
     """
-    with console.status(f"Loading {folder}"):
-        model = Sam3.load(folder)
+    model = _loaded(console, folder, remote)
     if not model.manifest.trained:
         console.print(untrained(model.manifest), style="yellow", highlight=False, soft_wrap=True)
     columns = (
@@ -105,6 +110,21 @@ def segment(console: Console, folder: Path, job: Job) -> list[Result]:
         results = run(model, job, on_done)
     _tell(console, results, time.perf_counter() - start, job.out)
     return results
+
+
+def _loaded(console: Console, folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
+    if remote is None:
+        with console.status(f"Loading {folder}"):
+            return Sam3.load(folder)
+    from harness.remote.client import registered
+    from harness.remote.model import RemoteModel
+
+    read_manifest(folder)
+    registered(remote)  # in a sentence and at once, where there is none
+    with console.status(f"Loading {folder} on {remote}; what is not there yet is sent"):
+        model = RemoteModel(remote, folder)
+    console.print(f"Runs on {model.description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
+    return model
 
 
 def untrained(manifest: Manifest) -> str:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.errors import HarnessError
-from harness.runtime import Found, Prompt, Sam3
+from harness.remote.errors import RemoteError
+from harness.runtime import EncodedImage, Found, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.segment.coco import coco_annotations
 from harness.segment.files import make_folder, write_json, write_png
@@ -76,7 +77,20 @@ class Failed:
 Result = Segmented | Failed
 
 
-def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
+class Model(Protocol):
+    """What a job asks of `harness.runtime.Sam3`, or of `harness.remote.model.RemoteModel`."""
+
+    def check_prompt(self, prompt: Prompt, /) -> None:
+        """Checks everything of a prompt that does not depend on the image."""
+
+    def encode_prompt(self, prompt: Prompt, size: tuple[int, int], /) -> object:
+        """Checks the rest."""
+
+    def set_image(self, image: Any, /) -> EncodedImage:
+        """Encodes an image."""
+
+
+def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
     """Does all images; `annotations.json` is written in the end, also when the user interrupts.
 
     Args:
@@ -106,7 +120,7 @@ def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda resu
     return results
 
 
-def _segment(model: Sam3, job: Job, image: Path, name: str) -> Result:
+def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
     from harness.runtime.images import to_pixels
     from harness.segment.overlay import draw
 
@@ -119,6 +133,8 @@ def _segment(model: Sam3, job: Job, image: Path, name: str) -> Result:
         (found,) = encoded.segment_batch([job.prompt], job.threshold)
     except Sam3Error as error:
         return Failed(image, str(error))
+    except RemoteError as error:
+        return Failed(image, f"the device raised {error.type}: {error}")
     write_png(overlay_path(job.out, name), draw(pixels, found, job.category, job.prompt))
     _write_masks(job.out / f"{name}_masks", found)
     entries = coco_annotations(found, image.name, job.category)
