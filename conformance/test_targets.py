@@ -30,6 +30,7 @@ from harness.runtime.threads import VARIABLE, cgroup_quota, usable_cpus
 from harness.targets import TARGETS, cuda, gpu, linking, llvm
 from harness.targets.compiling import compile_module
 from harness.targets.kernels import examined
+from harness.targets.metal_constants import exact_constants, survives
 from harness.targets.metal_source import check_metal, completed
 from harness.threads import configure_threads, tvm_threads
 from harness.worker import run_isolated
@@ -387,6 +388,41 @@ def test_metal_that_every_apple_gpu_takes(source, threads):
 def test_metal_that_an_apple_gpu_would_not_take_is_refused(source, threads, told):
     with pytest.raises(RuntimeError, match=f"Metal kernel {told}"):
         check_metal(completed(source), {"k": threads})
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_a_constant_that_seven_digits_would_change_is_known(value):
+    written = np.float32(f"{value:e}") if np.isfinite(value) else np.float32(value)
+    assert survives(value) == (written.tobytes() == np.float32(value).tobytes())
+
+
+def scaled_in_metal(*finish: tvm.transform.Pass) -> str:
+    """Metal source of a multiplication with 1/9, of which seven digits are another float."""
+    from tvm import te
+
+    x = te.placeholder((64,), name="x")
+    product = te.create_prim_func(
+        [x, te.compute((64,), lambda i: x[i] * tvm.tirx.FloatImm("float32", 1 / 9), name="y")]
+    )
+    target = TARGETS["metal"].tvm_target()
+    with target:
+        scheduled = tvm.transform.Sequential([gpu.schedule_kernels(), *finish])(tvm.IRModule({"scale": product}))
+        return tvm.tirx.build(scheduled, target).imports[0].inspect_source("metal")
+
+
+@pytest.mark.metal
+def test_constants_keep_every_bit_in_metal():
+    source = scaled_in_metal(exact_constants())
+    (bits,) = re.findall(r"as_type<float>\((\d+)\)", source)
+    assert np.int32(bits).view(np.float32) == np.float32(1 / 9)
+    check_metal(source, {})
+
+
+@pytest.mark.metal
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="TVM writes float constants for Metal with seven digits")
+def test_raw_constants_lose_bits_in_metal():
+    (written,) = re.findall(r"[\d.]+e[-+]\d+(?=f)", scaled_in_metal())
+    assert np.float32(written) == np.float32(1 / 9)
 
 
 @pytest.mark.metal

@@ -16,7 +16,10 @@ LOG = logging.getLogger(__name__)
 
 
 def gpu_pipeline(
-    target: tvm.target.Target, prepare: Sequence[tvm.transform.Pass] = (), skip: Sequence[str] = ()
+    target: tvm.target.Target,
+    prepare: Sequence[tvm.transform.Pass] = (),
+    skip: Sequence[str] = (),
+    finish: Sequence[tvm.transform.Pass] = (),
 ) -> tvm.transform.Pass:
     """From an imported module to one that is ready for code generation on a GPU.
 
@@ -24,6 +27,7 @@ def gpu_pipeline(
         target: TVM's target, with its host.
         prepare: Passes over the loops of each kernel, run before they are scheduled.
         skip: Names of DLight's rules that are not to be used for this target.
+        finish: Passes over the scheduled kernels.
     """
     import tvm
     from tvm import relax
@@ -41,6 +45,7 @@ def gpu_pipeline(
             relax.transform.FuseTIR(),
             *prepare,
             schedule_kernels(skip),
+            *finish,
             lower_to_vm(),
         ]
     )

@@ -12,6 +12,7 @@ from harness.outcome import Kernel
 from harness.schedules import UNTUNED, Schedules
 from harness.targets.gpu import gpu_pipeline, load_tensor_intrinsics
 from harness.targets.linking import MACOS_TRIPLE, link_problem
+from harness.targets.metal_constants import exact_constants
 from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
 from harness.targets.target import Target
 
@@ -48,7 +49,7 @@ def install_completion() -> None:
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """DLight's GPU schedules, matrix products on simdgroups."""
     load_tensor_intrinsics()
-    return gpu_pipeline(target)
+    return gpu_pipeline(target, finish=[exact_constants()])
 
 
 def compile_problem() -> str | None:
