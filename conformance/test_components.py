@@ -13,6 +13,8 @@ from harness.verification import verify_case
 
 def test_component(case: Case, verification_settings: Settings, request: pytest.FixtureRequest) -> None:
     result = verify_case(case, verification_settings)
+    if result.outcome.emulated and case.target in request.config.getoption("require_target"):
+        pytest.fail(f"--require-target {case.target}: its kernels were emulated on the CPU, and no device ran them")
     if result.outcome.status is Status.UNAVAILABLE:
         if case.target in request.config.getoption("require_target"):
             pytest.fail(f"--require-target {case.target}: {result.problem}")

@@ -114,6 +114,18 @@ def test_the_kernels_of_a_gpu_target_are_kept_and_told_in_a_line(tmp_path):
     assert "metal: 1 kernel, 1 KiB shared memory, 512 threads, 3 buffers" in page
 
 
+def test_an_emulated_case_is_never_told_as_one_that_a_device_ran(tmp_path):
+    ran = Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,))
+    results = [Result.of(Case("vit", "real", "cuda"), replace(ran, emulated=True), None)]
+    results.append(Result.of(Case("vit", "real", "llvm"), ran, None))
+    report, page = written(tmp_path, results)
+    assert [case.get("emulated", False) for case in report["cases"]] == [True, False]
+    assert report["summary"]["emulated"] == 1
+    assert "2 passed, 1 emulated on the CPU, 2 of 2 outputs strict" in page
+    assert "| [vit](#vit) | ✅ strict, emulated | ✅ strict |" in page
+    assert page.count("Emulated on the CPU: the GPU's kernels were run and judged here, and no GPU ran them.") == 1
+
+
 # --- JSON ---
 
 

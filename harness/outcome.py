@@ -153,6 +153,7 @@ class Outcome:
         verdicts: One per output, if it was judged.
         device: The machine that ran it, if it was another one and got so far.
         kernels: Of a GPU target, every sample's, once per architecture.
+        emulated: Whether the CPU ran the GPU's kernels.
     """
 
     stage: Stage
@@ -164,3 +165,4 @@ class Outcome:
     verdicts: tuple[Verdict, ...] = ()
     device: Device | None = None
     kernels: tuple[Kernel, ...] = ()
+    emulated: bool = False

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.case import Case
+from harness.emulation import Emulation, emulates
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
 from harness.outcome import CaseError, Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
@@ -41,6 +42,7 @@ class Progress:
     sizes: dict[str, int] = field(default_factory=dict)
     device: Device | None = None
     kernels: list[Kernel] = field(default_factory=list)
+    emulated: bool = False
 
     @contextmanager
     def during(self, stage: Stage) -> Iterator[None]:
@@ -73,6 +75,7 @@ class Progress:
             verdicts=verdicts,
             device=self.device,
             kernels=tuple(self.kernels),
+            emulated=self.emulated,
         )
 
 
@@ -123,7 +126,8 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.parity.cache import cache_root
 
     saved = cache_root() / "outputs" / f"{case.id}-{case.seed}"
-    with closing(place(settings.remote)) as runs_at:
+    here = Emulation() if settings.remote is None and emulates(case) else None
+    with closing(here or place(settings.remote)) as runs_at:
         try:
             if case.component == END_TO_END.name:
                 from harness.end_to_end.walk import walk
@@ -133,6 +137,7 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
                 verdicts = _walk_component(case, settings, progress, saved, runs_at)
         finally:
             progress.device = runs_at.device()
+            progress.emulated = here is not None and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
         if verdicts is None:
             problem = runs_at.run_problem(case.target) or ""
             return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))

@@ -58,6 +58,8 @@ def line(result: Result) -> str:
     status = f"{outcome.status.value.replace('_', ' ')} at {outcome.stage}"
     if result.expected and outcome.status is not Status.PASSED:
         status += ", as predicted"
+    if outcome.emulated:
+        status += ", emulated"
     seconds = f"{sum(outcome.seconds.values()):.0f} s"
     text = f"{mark} {result.case.id:48} {status:32} {seconds:>6}"
     ratios = [verdict.r_rms for verdict in outcome.verdicts if verdict.r_rms == verdict.r_rms]

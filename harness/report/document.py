@@ -12,9 +12,10 @@ Schema 1:
                 "seconds": {stage: s}, "sizes": {artifact: bytes}, "peak_rss_bytes", "repro",
                 "outputs": [{"name", "shape", "dtype", "elements", "outside", "max_abs", "mean_abs", "max_rel",
                              "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason"}],
+                "emulated": true where the CPU ran the GPU's kernels,
                 "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
-                 "outputs", "strict_outputs", "oracle_outputs", "elements_outside", "worst_r_rms"}}
+                 "emulated", "outputs", "strict_outputs", "oracle_outputs", "elements_outside", "worst_r_rms"}}
 
 Every case is counted once: cases = passed + expected_failures + unexpected + unavailable, where `passed` counts those
 that passed as expected. JSON has no NaN and no infinity: NaN (the metric does not apply) is null, infinities are the
@@ -182,6 +183,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         "repro": repro_command(case, flags),
         "outputs": [_output(verdict) for verdict in outcome.verdicts],
         **({"device": _device(outcome.device)} if outcome.device else {}),
+        **({"emulated": True} if outcome.emulated else {}),
         **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),
     }
 
@@ -226,6 +228,7 @@ def _summary(results: Sequence[Result]) -> dict[str, Any]:
         "outputs": len(verdicts),
         "strict_outputs": kinds.count(VerdictKind.STRICT),
         "oracle_outputs": kinds.count(VerdictKind.ORACLE),
+        "emulated": sum(result.outcome.emulated for result in results),
         "elements_outside": sum(verdict.outside for verdict in verdicts),
         "worst_r_rms": jsonable(max(ratios)) if ratios else None,
     }

@@ -68,6 +68,8 @@ def headline(summary: Mapping[str, Any]) -> str:
     for key, words in (("expected_failures", "failed as predicted"), ("unavailable", "not available here")):
         if summary[key]:
             parts.append(f"{summary[key]} {words}")
+    if summary.get("emulated"):
+        parts.append(f"{summary['emulated']} emulated on the CPU")
     if summary["outputs"]:
         strict, total = summary.get("strict_outputs", 0), summary["outputs"]
         parts.append(f"{strict} of {_plural(total, 'output')} strict")
@@ -84,7 +86,8 @@ def mark(case: Mapping[str, Any]) -> str:
     if case["status"] != "passed":
         return f"⛔ {stopped}"
     oracle = any(output["verdict"] == "oracle" for output in case["outputs"])
-    return "🔷 oracle" if oracle else "✅ strict"
+    passed = "🔷 oracle" if oracle else "✅ strict"
+    return f"{passed}, emulated" if case.get("emulated") else passed
 
 
 def kernels(case: Mapping[str, Any]) -> str:

@@ -1,0 +1,56 @@
+"""Cases whose kernels are cheap, on a machine without a GPU: the kernels run on the CPU, and are judged like any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.case import Case
+from harness.targets import TARGETS
+from harness.targets.clang import clang
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from harness.runtime.executable import Executable
+    from harness.runtime.model import Sam3
+
+EMULATED_TARGET = "cuda"
+"""Metal's host code is for macOS; `conformance/test_emulation.py` emulates its kernels beside host code for here."""
+
+CHEAP = frozenset({"box_head", "scoring_head"})
+"""Components whose kernels take seconds on a CPU; docs/GPU_KERNELS.md has the times."""
+
+
+def emulates(case: Case) -> bool:
+    """Whether the case is run by emulation here: its component is cheap, there is no device, and there is a clang."""
+    if case.target != EMULATED_TARGET or case.component not in CHEAP or clang() is None:
+        return False
+    return TARGETS[case.target].run_problem() is not None
+
+
+class Emulation:
+    """The CPU in place of a GPU; see `harness.remote.place.Place`."""
+
+    def run_problem(self, target: str) -> str | None:
+        """See `Place`."""
+        return None if target == EMULATED_TARGET else TARGETS[target].run_problem()
+
+    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """See `Place`; nothing can be compiled for the target in this process any more."""
+        from harness.runtime.executable import Executable
+        from harness.targets.emulation.device import install
+
+        install(target)
+        return Executable(library, TARGETS[target].device(), parameters)
+
+    def model(self, folder: Path) -> Sam3:
+        """See `Place`; whole models are not emulated."""
+        raise NotImplementedError(f"{folder}: a whole model takes too long to emulate")
+
+    def device(self) -> None:
+        """See `Place`."""
+
+    def close(self) -> None:
+        """See `Place`."""

@@ -1,0 +1,287 @@
+// The threads of a GPU on one CPU thread.
+//
+// A launch runs block after block. Where a kernel never synchronizes, the threads of a block are a loop; elsewhere each
+// thread has a stack of its own and runs until it waits, for its block at a barrier or for its warp at a shuffle.
+// Included once, by what harness/targets/emulation/translation.py writes; needs no library but the C runtime.
+#pragma once
+
+extern "C" {
+void* malloc(unsigned long);
+int TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message);
+}
+
+namespace emulated {
+
+constexpr unsigned WARP = 32, MAX_THREADS = 1024, STACK_BYTES = 256 * 1024;
+
+struct Index {
+  unsigned x, y, z;
+};
+
+/* TVM's packed argument (TVMFFIAny of tvm/ffi/c_api.h). */
+struct Any {
+  int type_index;
+  unsigned padding;
+  union {
+    long v_int64;
+    double v_float64;
+    void* v_ptr;
+  };
+};
+
+// Visible to the linker, so that the compiler expects them to change wherever a thread waits.
+__attribute__((visibility("hidden"))) Index thread_index, block_index, block_size, grid_size;
+
+enum State { READY, AT_BARRIER, AT_SHUFFLE, FINISHED };
+
+struct Thread {
+  void* stack_pointer;
+  Index index;
+  State state;
+};
+
+struct Warp {
+  alignas(16) unsigned char values[2][WARP][16];
+  unsigned valid[2];  // lanes that took part in the last exchange through each of the two buffers
+  unsigned phase;     // the buffer of the next exchange
+};
+
+static Thread threads[MAX_THREADS];
+static Warp warps[MAX_THREADS / WARP];
+static unsigned thread_count, current, stacks_made;
+static void* scheduler_stack;
+static void (*body)();
+static bool synchronizes;
+
+// Saves what a call must keep on the stack, leaves the stack pointer in *save and goes on with another stack.
+void switch_stack(void** save, void* to) asm("sam3_tvm_switch_stack");
+#if defined(__x86_64__)
+asm(R"(
+.text
+sam3_tvm_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+constexpr unsigned SAVED_WORDS = 8, RETURN_WORD = 6;  // six registers, where to return to, the caller's frame
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.balign 4
+sam3_tvm_switch_stack:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+)");
+constexpr unsigned SAVED_WORDS = 20, RETURN_WORD = 11;
+#else
+#error "threads can be emulated on x86-64 and on arm64"
+#endif
+
+static void wait_as(State state) {
+  threads[current].state = state;
+  switch_stack(&threads[current].stack_pointer, scheduler_stack);
+}
+
+static void run_forever() {
+  for (;;) {
+    body();
+    wait_as(FINISHED);
+  }
+}
+
+static void make_stacks(unsigned count) {
+  for (; stacks_made < count; ++stacks_made) {
+    unsigned long top = (unsigned long)malloc(STACK_BYTES) + STACK_BYTES;
+    void** frame = (void**)(top & ~15ul) - SAVED_WORDS;
+    for (unsigned i = 0; i < SAVED_WORDS; ++i) frame[i] = nullptr;
+    frame[RETURN_WORD] = (void*)run_forever;
+    threads[stacks_made].stack_pointer = frame;
+  }
+}
+
+static void resume(unsigned thread) {
+  current = thread;
+  thread_index = threads[thread].index;
+  threads[thread].state = READY;
+  switch_stack(&scheduler_stack, threads[thread].stack_pointer);
+}
+
+// In which order the threads of a warp, and the warps of a block, take turns: a kernel that lacks a barrier computes
+// something else in the other order.
+#ifdef EMULATED_DESCENDING
+static unsigned turn(unsigned i, unsigned count) { return count - 1 - i; }
+#else
+static unsigned turn(unsigned i, unsigned) { return i; }
+#endif
+
+// Runs the threads of a warp until each is finished or waits for the block.
+static void run_warp(unsigned warp) {
+  unsigned first = warp * WARP, lanes = thread_count - first < WARP ? thread_count - first : WARP;
+  for (;;) {
+    unsigned exchanging = 0;
+    for (unsigned i = 0; i < lanes; ++i) {
+      unsigned thread = first + turn(i, lanes);
+      if (threads[thread].state == READY) resume(thread);
+    }
+    for (unsigned lane = 0; lane < lanes; ++lane) {
+      if (threads[first + lane].state != AT_SHUFFLE) continue;
+      exchanging |= 1u << lane;
+      threads[first + lane].state = READY;
+    }
+    if (!exchanging) return;
+    Warp& state = warps[warp];
+    state.valid[state.phase] = exchanging;
+    state.phase ^= 1;
+  }
+}
+
+// Null, or what is wrong with the kernel.
+static const char* run_block() {
+  unsigned warp_count = (thread_count + WARP - 1) / WARP;
+  for (unsigned thread = 0; thread < thread_count; ++thread) threads[thread].state = READY;
+  for (;;) {
+    unsigned finished = 0;
+    for (unsigned i = 0; i < warp_count; ++i) run_warp(turn(i, warp_count));
+    for (unsigned thread = 0; thread < thread_count; ++thread) finished += threads[thread].state == FINISHED;
+    if (finished == thread_count) return nullptr;
+    if (finished) return "some threads of a block are at a barrier that others have left out";
+    for (unsigned thread = 0; thread < thread_count; ++thread) threads[thread].state = READY;
+  }
+}
+
+static const char* run_grid() {
+  unsigned count = block_size.x * block_size.y * block_size.z;
+  thread_count = count;
+  if (synchronizes) make_stacks(count);
+  for (unsigned thread = 0; thread < count; ++thread) {
+    unsigned row = thread / block_size.x;
+    threads[thread].index = {thread % block_size.x, row % block_size.y, row / block_size.y};
+  }
+  for (unsigned z = 0; z < grid_size.z; ++z)
+    for (unsigned y = 0; y < grid_size.y; ++y)
+      for (unsigned x = 0; x < grid_size.x; ++x) {
+        block_index = {x, y, z};
+        if (synchronizes) {
+          if (const char* problem = run_block()) return problem;
+          continue;
+        }
+        for (unsigned i = 0; i < count; ++i) {
+          thread_index = threads[turn(i, count)].index;
+          body();
+        }
+      }
+  return nullptr;
+}
+
+static unsigned append(char* text, unsigned length, const char* more) {
+  while (*more && length < 511) text[length++] = *more++;
+  text[length] = 0;
+  return length;
+}
+
+// Args: the trailing arguments of the host's call are extents in the order of `tags`: b, g for block and grid, x, y, z.
+static int launch(const char* name, void (*kernel)(), bool waits, const Any* extents, const char* tags) {
+  block_size = grid_size = {1, 1, 1};
+  for (unsigned i = 0; tags[2 * i]; ++i) {
+    Index& size = tags[2 * i] == 'b' ? block_size : grid_size;
+    (tags[2 * i + 1] == 'x' ? size.x : tags[2 * i + 1] == 'y' ? size.y : size.z) = (unsigned)extents[i].v_int64;
+  }
+  body = kernel;
+  synchronizes = waits;
+  unsigned long count = (unsigned long)block_size.x * block_size.y * block_size.z;
+  const char* problem = count > MAX_THREADS ? "a block has more than 1024 threads" : run_grid();
+  if (!problem) return 0;
+  char message[512];
+  unsigned length = append(message, 0, "emulated kernel ");
+  length = append(message, length, name);
+  length = append(message, length, ": ");
+  append(message, length, problem);
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", message);
+  return -1;
+}
+
+template <typename T>
+struct Exact {
+  static T of(const Any& any) { return (T)any.v_int64; }
+};
+template <>
+struct Exact<float> {
+  static float of(const Any& any) { return (float)any.v_float64; }
+};
+template <typename T>
+struct Exact<T*> {
+  static T* of(const Any& any) { return (T*)any.v_ptr; }
+};
+
+}  // namespace emulated
+
+static inline void synchronize_block() {
+  if (!emulated::synchronizes) __builtin_trap();  // the translation overlooked it
+  emulated::wait_as(emulated::AT_BARRIER);
+}
+
+static inline unsigned lane_in_warp() { return emulated::current % emulated::WARP; }
+
+// The value of another lane; its own where that lane is out of the warp, all bits set where it takes no part.
+template <typename T>
+static inline T exchange_in_warp(T value, unsigned source_lane) {
+  static_assert(sizeof(T) <= 16, "a shuffle moves 16 bytes at most");
+  if (!emulated::synchronizes) __builtin_trap();
+  emulated::Warp& warp = emulated::warps[emulated::current / emulated::WARP];
+  unsigned phase = warp.phase;
+  __builtin_memcpy(warp.values[phase][lane_in_warp()], &value, sizeof(T));
+  emulated::wait_as(emulated::AT_SHUFFLE);
+  if (source_lane >= emulated::WARP) return value;
+  T result;
+  __builtin_memset(&result, 0xff, sizeof(T));
+  if (warp.valid[phase] >> source_lane & 1) __builtin_memcpy(&result, warp.values[phase][source_lane], sizeof(T));
+  return result;
+}
+
+static inline void synchronize_warp() { exchange_in_warp(0, lane_in_warp()); }
+
+// Lanes that are not finished and do not wait for the block.
+static inline unsigned active_lanes() {
+  unsigned first = emulated::current / emulated::WARP * emulated::WARP, mask = 0;
+  for (unsigned lane = 0; lane < emulated::WARP && first + lane < emulated::thread_count; ++lane) {
+    emulated::State state = emulated::threads[first + lane].state;
+    if (state == emulated::READY || state == emulated::AT_SHUFFLE) mask |= 1u << lane;
+  }
+  return mask;
+}
