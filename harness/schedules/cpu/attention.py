@@ -184,7 +184,7 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                         output,
                         count,
                         columns // output.rows,
-                        lambda p, k, i: strip[k, p * output.rows + i],
+                        lambda p, first, k, i: strip[first + k, p * output.rows + i],
                         value_of,
                         totals,
                         before=exponentials if channel_panels == 1 else None,
@@ -298,14 +298,21 @@ def _scores(
 
     with T.serial(0, ceil_div(count, tile.rows)) as panel:
         product = _tile_of_scores(tile, channels, lambda k, i: keys[panel * tile.rows + i, k], lambda k, j: block[k, j])
-        with T.serial(0, _at_most(tile.rows, count, panel * tile.rows)) as i:
+
+        def scores_of(i: int, panel: Any = panel, product: Callable[[int, Any], Any] = product) -> None:
             key = T.Bind(panel * tile.rows + i)
+            for start in range(0, columns, tile.lanes):
+                with T.vectorized(0, tile.lanes) as lane:
+                    j = start + lane
+                    T.buffer_store(strip, finish(key, j, product(i, j)), [key, j])
+                    T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
 
-            def score(j: Any) -> None:
-                T.buffer_store(strip, finish(key, j, product(i * columns + j)), [key, j])
-                T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
-
-            for_each_vector(columns, tile.lanes, score)
+        for i in range(tile.rows):
+            if count % tile.rows:
+                with T.If(panel * tile.rows + i < count), T.Then():
+                    scores_of(i)
+            else:
+                scores_of(i)
 
     # Without this exp(-inf - -inf) would be NaN where every key is masked.
     def unmask(j: Any) -> None:
@@ -316,14 +323,21 @@ def _scores(
 
 def _tile_of_scores(
     tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
-) -> Callable[[Any], Any]:
-    """Emits one register tile of scores; returns what reads an element of it."""
+) -> Callable[[int, Any], Any]:
+    """Emits one register tile of scores; returns (row, column) → element."""
     if chunk_length(depth) >= depth:
-        partial = multiply(tile, depth, left, right)
-        return lambda at: partial[at]
+        rows = multiply(tile, depth, left, right)
+        return lambda i, j: rows[i][j]
     totals = T.alloc_buffer((1, tile.size), "float32")
-    multiply_panels(tile, depth, 1, lambda p, k, i: left(k, i), lambda first, k, j: right(first + k, j), totals)
-    return lambda at: totals[0, at]
+    multiply_panels(
+        tile,
+        depth,
+        1,
+        lambda p, first, k, i: left(first + k, i),
+        lambda first, k, j: right(first + k, j),
+        totals,
+    )
+    return lambda i, j: totals[0, i * tile.columns + j]
 
 
 def _exponentials(

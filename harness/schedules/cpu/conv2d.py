@@ -17,7 +17,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func, vectors, view
+from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func, registers, vectors, view
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.gemm import Operand, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
@@ -144,8 +144,8 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
     taps = math.prod(window.kernel)
 
     def pack(b: Any, first: Any) -> Fill:
-        tops = T.alloc_buffer((tile.columns,), "int32", scope="local")
-        lefts = T.alloc_buffer((tile.columns,), "int32", scope="local")
+        tops = registers((tile.columns,), "int32")
+        lefts = registers((tile.columns,), "int32")
         inside = T.alloc_buffer((taps, tile.columns), "int32")
         with T.serial(0, tile.columns) as j:
             pixel = T.Bind(T.min(first + j, window.pixels - 1))
@@ -270,7 +270,7 @@ def _depthwise(
                     T.buffer_store(padded, T.if_then_else(inside, planes[plane, y - top, x - left], fp32(0.0)), [y, x])
                 with T.serial(0, out_height) as y:
                     for start, count in vectors(out_width, lanes):
-                        total = T.alloc_buffer((count,), "float32", scope="local")
+                        total = registers((count,))
                         with T.vectorized(0, count) as j:
                             T.buffer_store(total, fp32(0.0), [j])
                         with T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx:

@@ -64,6 +64,15 @@ def prim_func(name: str, arguments: Sequence[Argument], body: Callable[..., None
         return builder.get()
 
 
+def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
+    """A buffer of less than 1 KiB (`kMaxStackAlloca`) that LLVM keeps in registers where its indices are constants.
+
+    TVM 0.27 takes larger ones, and those of scope `local`, from a workspace: two calls wherever one is declared, and
+    stores that LLVM must keep although nobody reads them.
+    """
+    return T.alloc_buffer(shape, dtype)
+
+
 def view(buffer: tirx.Buffer, *shape: int) -> tirx.Buffer:
     """The same contiguous memory under another shape."""
     return T.decl_buffer(shape, buffer.dtype, data=buffer.data)
@@ -112,8 +121,10 @@ def each_vector(tile: Tile, body: Callable[[int, Any, Any], None]) -> None:
                 body(i, start + j, i * tile.columns + start + j)
 
 
-def multiply(tile: Tile, count: Any, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]) -> tirx.Buffer:
-    """Emits a part of the product of one register tile and returns the buffer [rows · columns] that holds it.
+def multiply(
+    tile: Tile, count: Any, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
+) -> list[tirx.Buffer]:
+    """Emits a part of the product of one register tile and returns its rows.
 
     Args:
         tile: The shape of the tile; all of it stays in registers.
@@ -121,21 +132,18 @@ def multiply(tile: Tile, count: Any, left: Callable[[Any, int], Any], right: Cal
         left: (k, row of the tile) → element of the left operand.
         right: (k, column of the tile) → element of the right operand; contiguous in the column.
     """
-    partial = T.alloc_buffer((tile.size,), "float32", scope="local")
-    each_vector(tile, lambda i, j, at: T.buffer_store(partial, fp32(0.0), [at]))
+    rows = [registers((tile.columns,)) for _ in range(tile.rows)]
+    each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], fp32(0.0), [j]))
     with T.serial(0, count) as k:
-        each_vector(
-            tile,
-            lambda i, j, at: T.buffer_store(partial, partial[at] + left(k, i) * right(k, j), [at]),
-        )
-    return partial
+        each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], rows[i][j] + left(k, i) * right(k, j), [j]))
+    return rows
 
 
 def multiply_panels(
     tile: Tile,
     depth: int,
     panels: Any,
-    left: Callable[[Any, Any, int], Any],
+    left: Callable[[Any, Any, Any, int], Any],
     right: Callable[[Any, Any, Any], Any],
     totals: tirx.Buffer,
     before: Callable[[Any, Any], None] | None = None,
@@ -151,7 +159,7 @@ def multiply_panels(
         tile: The register tile.
         depth: Number of terms of each sum.
         panels: Number of left panels.
-        left: (panel, k, row of the tile) → element.
+        left: (panel, first term of the chunk, k counted from it, row of the tile) → element.
         right: (first term of the chunk, k counted from it, column of the tile) → element; contiguous in the column.
         totals: Gets the products, [at least panels, rows · columns].
         before: (first term, number of terms): emits what makes a chunk of the right panel ready.
@@ -170,10 +178,10 @@ def multiply_panels(
         if before is not None:
             before(c * chunk, count)
         with T.serial(0, panels) as p:
-            partial = multiply(tile, count, lambda k, i: left(p, c * chunk + k, i), lambda k, j: right(c * chunk, k, j))
+            partial = multiply(tile, count, lambda k, i: left(p, c * chunk, k, i), lambda k, j: right(c * chunk, k, j))
 
-            def add(i: int, j: Any, at: Any, p: Any = p, partial: tirx.Buffer = partial) -> None:
+            def add(i: int, j: Any, at: Any, p: Any = p, partial: list[tirx.Buffer] = partial) -> None:
                 index = total(p, i, j, at)
-                T.buffer_store(totals, totals[index] + partial[at], index)
+                T.buffer_store(totals, totals[index] + partial[i][j], index)
 
             each_vector(tile, add)

@@ -24,6 +24,7 @@ from harness.schedules.cpu.emit import (
     fp32,
     multiply_panels,
     prim_func,
+    registers,
 )
 from harness.schedules.cpu.tile import Tile
 
@@ -134,7 +135,7 @@ def stream_rows(data: tirx.Buffer, starts: Callable[[Any], Any], problem: Proble
     """
 
     def pack(_b: Any, first: Any) -> Fill:
-        begin = T.alloc_buffer((tile.rows,), "int32", scope="local")
+        begin = registers((tile.rows,), "int32")
         for i in range(tile.rows):
             T.buffer_store(begin, starts(T.min(first + i, problem.rows - 1)), [i])
 
@@ -236,13 +237,17 @@ def product_function(
             parts = _at_most(per_split, others, first_other)
             if streaming == "left":
                 left_panels, right_panels, left_first, right_first = slots, parts, first_panel, first_other
-                workspace = T.alloc_buffer((blocking.slots, problem.depth, panel), "float32")
+                # Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
+                chunks = ceil_div(problem.depth, cut.chunk)
+                workspace = T.alloc_buffer((chunks, blocking.slots, cut.chunk, panel), "float32")
                 with T.serial(0, slots) as slot:
+                    fill = pack(b, (first_panel + slot) * panel)
+                    with T.serial(0, chunks) as c:
 
-                    def put(k: Any, i: Any, value: Any) -> None:
-                        T.buffer_store(workspace, value, [slot, k, i])
+                        def put(k: Any, i: Any, value: Any) -> None:
+                            T.buffer_store(workspace, value, [c, slot, k, i])
 
-                    pack(b, (first_panel + slot) * panel)(put, 0, problem.depth)
+                        fill(put, c * cut.chunk, _at_most(cut.chunk, problem.depth, c * cut.chunk))
             else:
                 left_panels, right_panels, left_first, right_first = parts, slots, first_other, first_panel
                 # A chunk of the panel is packed just before it is used, and stays in the first-level cache.
@@ -255,7 +260,7 @@ def product_function(
                         tile,
                         problem.depth,
                         left_panels,
-                        lambda p, k, i: workspace[p, k, i],
+                        lambda p, first, k, i: workspace[first // cut.chunk, p, k, i],
                         lambda first, k, j: packed(b, right_first + r, first + k, j),
                         totals,
                         longest=cut.chunk,
@@ -266,7 +271,7 @@ def product_function(
                         tile,
                         problem.depth,
                         left_panels,
-                        lambda p, k, i: packed(b, left_first + p, k, i),
+                        lambda p, first, k, i: packed(b, left_first + p, first + k, i),
                         lambda first, k, j: workspace[k, j],
                         totals,
                         before=lambda first, count: fill(

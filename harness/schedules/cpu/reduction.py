@@ -17,7 +17,7 @@ from typing import Any
 from tvm import ir, relax, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func
+from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func, registers
 from harness.schedules.cpu.lowering import call, static_shape
 
 LANES = 32
@@ -68,7 +68,7 @@ def each_block(outer: int, count: int, inner: int, block: Callable[[Any, Any, in
 
 def scalar(value: Any, dtype: str) -> Any:
     """Emits a local variable that holds the value, and returns it."""
-    cell = T.alloc_buffer((1,), dtype, scope="local")
+    cell = registers((1,), dtype)
     T.buffer_store(cell, value, [0])
     return cell[0]
 
@@ -99,7 +99,7 @@ def fold_line(count: int, folds: Sequence[Fold]) -> list[Any]:
     """Emits folds over 0 … count and returns their results (scalars in local memory)."""
     whole, rest = divmod(count, LANES)
     results = []
-    lanes = [T.alloc_buffer((LANES,), fold.dtype, scope="local") for fold in folds] if whole else []
+    lanes = [registers((LANES,), fold.dtype) for fold in folds] if whole else []
     for fold, lane in zip(folds, lanes, strict=False):
         with T.vectorized(0, LANES) as j:
             T.buffer_store(lane, tirx.const(fold.start, fold.dtype), [j])
@@ -117,7 +117,7 @@ def fold_line(count: int, folds: Sequence[Fold]) -> list[Any]:
         results.append(scalar(fold.merge(lane[0], lane[1]), fold.dtype))
     if not rest and whole:
         return results
-    ones = [T.alloc_buffer((1,), fold.dtype, scope="local") for fold in folds]
+    ones = [registers((1,), fold.dtype) for fold in folds]
     for n, (fold, one) in enumerate(zip(folds, ones, strict=True)):
         T.buffer_store(one, results[n] if whole else tirx.const(fold.start, fold.dtype), [0])
     with T.serial(0, rest) as k:
@@ -278,7 +278,7 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> t
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         def block(i: Any, first: Any, width: int) -> None:
             shapes = reduction.folds(lambda k: data[i, k, first])
-            lanes = [T.alloc_buffer((width,), fold.dtype, scope="local") for fold in shapes]
+            lanes = [registers((width,), fold.dtype) for fold in shapes]
             for fold, lane in zip(shapes, lanes, strict=True):
                 _fill(lane, width, tirx.const(fold.start, fold.dtype))
             with T.serial(0, count) as k:
@@ -379,7 +379,7 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.P
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         with tasks(outer * inner, outer * count * inner) as task:
             i, j = task // inner, task % inner
-            running = T.alloc_buffer((1,), "float64", scope="local")
+            running = registers((1,), "float64")
             T.buffer_store(running, fp64(0.0), [0])
             with T.serial(0, count) as k:
                 if exclusive:

@@ -10,7 +10,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import math as elementary
-from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func
+from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func, registers
 from harness.schedules.cpu.lowering import call, static_shape
 from harness.schedules.cpu.reduction import (
     LANES,
@@ -64,9 +64,9 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFun
             def each(step: Callable[[Any], None]) -> None:
                 for_each_vector(width, LANES, step)
 
-            top = T.alloc_buffer((width,), "float32", scope="local")
-            total = T.alloc_buffer((width,), "float64", scope="local")
-            scale = T.alloc_buffer((width,), "float32", scope="local")
+            top = registers((width,))
+            total = registers((width,), "float64")
+            scale = registers((width,))
             each(lambda j: T.buffer_store(top, fp32(-math.inf), [j]))
             with T.serial(0, count) as k:
                 each(lambda j: T.buffer_store(top, _greater(data[i, k, first + j], top[j]), [j]))

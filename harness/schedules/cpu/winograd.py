@@ -29,6 +29,7 @@ from harness.schedules.cpu.emit import (
     fp32,
     multiply_panels,
     prim_func,
+    registers,
     vectors,
     view,
 )
@@ -78,8 +79,8 @@ def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
 
     def body(source: tirx.Buffer, packed: tirx.Buffer) -> None:
         with T.parallel(0, plan.panels) as panel, T.serial(0, channels) as c, T.serial(0, rows) as i:
-            taps = T.alloc_buffer((3, 3), "float64", scope="local")
-            half = T.alloc_buffer((n, 3), "float64", scope="local")
+            taps = registers((3, 3), "float64")
+            half = registers((n, 3), "float64")
             at = T.Bind(panel * rows + i)
             for y in range(3):
                 for x in range(3):
@@ -112,9 +113,14 @@ def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = 
     return total
 
 
-def _row(matrix: tirx.Buffer, row: int, *lane: Any) -> Callable[[int], Any]:
+def _row(matrix: tirx.Buffer, row: int) -> Callable[[int], Any]:
     """(column) → element of a row."""
-    return lambda column: matrix[(row, column, *lane)]
+    return lambda column: matrix[row, column]
+
+
+def _taps(row: tirx.Buffer, lane: Any) -> Callable[[int], Any]:
+    """(column) → element of a row of vectors."""
+    return lambda column: row[column, lane]
 
 
 def _column(matrix: tirx.Buffer, column: int) -> Callable[[int], Any]:
@@ -155,8 +161,8 @@ def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
             with T.serial(0, plan.places) as at, T.serial(0, ceil_div(here * across, tile.columns)) as r:
 
-                def left(p: Any, k: Any, i: int, at: Any = at) -> Any:
-                    return packed[at, first_panel + p, k, i]
+                def left(p: Any, first: Any, k: Any, i: int, at: Any = at) -> Any:
+                    return packed[at, first_panel + p, first + k, i]
 
                 def right(first: Any, k: Any, j: Any, at: Any = at, r: Any = r) -> Any:
                     return patches[at, (first + k) * plan.tiles + r * tile.columns + j]
@@ -195,7 +201,7 @@ def _transform_patches(plan: Plan, image: tirx.Buffer, patches: tirx.Buffer, blo
     # Tiles whose m pixels of their own all lie in the image.
     begin, end = ceil_div(left, m), max(ceil_div(left, m), (width + left) // m)
     phases = T.alloc_buffer((plan.blocking.lines * m + n - m, m, across + 1), "float32")
-    half = T.alloc_buffer((n, n, lanes), "float32", scope="local")
+    half = [registers((n, lanes)) for _ in range(n)]
     with T.serial(0, window.channels) as c:
         # Every m-th pixel of a line, for each of the m phases.
         with T.serial(0, lines * m + n - m) as r:
@@ -226,11 +232,11 @@ def _transform_patches(plan: Plan, image: tirx.Buffer, patches: tirx.Buffer, blo
                             def pixel(y: int, x: int = x, j: Any = j) -> Any:
                                 return phases[at_line * m + y, x % m, start + x // m + j]
 
-                            T.buffer_store(half, _combined(matrix[a], pixel), [a, x, j])
+                            T.buffer_store(half[a], _combined(matrix[a], pixel), [x, j])
                 for a in range(n):
                     for e in range(n):
                         with T.vectorized(0, width) as j:
-                            value = _combined(matrix[e], _row(half, a, j))
+                            value = _combined(matrix[e], _taps(half[a], j))
                             T.buffer_store(patches, value, [a * n + e, c * plan.tiles + at_line * across + start + j])
 
             _across(across, lanes, piece)
@@ -242,7 +248,7 @@ def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> 
     lanes, across = plan.blocking.tile.lanes, plan.grid[1]
     row = T.alloc_buffer((m, across * m), "float32")
     phases = T.alloc_buffer((m, m, across), "float32")
-    half = T.alloc_buffer((m, n, lanes), "float32", scope="local")
+    half = [registers((n, lanes)) for _ in range(m)]
 
     def piece(start: Any, width: int) -> None:
         for a in range(m):
@@ -252,11 +258,11 @@ def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> 
                     def product(y: int, x: int = x, j: Any = j) -> Any:
                         return products[o, (y * n + x) * plan.tiles + at_line * across + start + j]
 
-                    T.buffer_store(half, _combined(matrix[a], product), [a, x, j])
+                    T.buffer_store(half[a], _combined(matrix[a], product), [x, j])
         for a in range(m):
             for e in range(m):
                 with T.vectorized(0, width) as j:
-                    value = _combined(matrix[e], _row(half, a, j))
+                    value = _combined(matrix[e], _taps(half[a], j))
                     T.buffer_store(phases, value, [a, e, start + j])
 
     _across(across, lanes, piece)
@@ -284,7 +290,7 @@ def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffe
     def magnitude(value: Any) -> Any:
         return tirx.bitwise_and(tirx.reinterpret("int32", value), tirx.const(0x7FFFFFFF, "int32"))
 
-    highest = T.alloc_buffer((1,), "int32", scope="local")
+    highest = registers((1,), "int32")
     T.buffer_store(highest, tirx.const(0, "int32"), [0])
     with T.serial(0, m) as dy, T.serial(0, pixels) as x:
         T.buffer_store(highest, T.max(highest[0], magnitude(row[dy, x])), [0])
@@ -292,7 +298,7 @@ def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffe
     with T.If(not_finite), T.Then(), T.serial(0, m) as dy, T.serial(0, pixels) as x:
         found = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
         with T.If(found), T.Then():
-            total = T.alloc_buffer((1,), "float64", scope="local")
+            total = registers((1,), "float64")
             T.buffer_store(total, tirx.const(0.0, "float64"), [0])
             with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
                 at, to = y + dy + ky - top, x + kx - left
