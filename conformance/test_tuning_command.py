@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a tracker that knows two servers, none of which has PyTorch."""
-    bare = tmp_path_factory.mktemp("bare")
-    (bare / "torch.py").write_text("raise ImportError('there is no PyTorch here')\n")
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(bare))
-            made = stack.enter_context(tracker())
-            for _ in range(2):
-                stack.enter_context(tvm_server(made))
+def address() -> Iterator[str]:
+    """Of a tracker that knows two servers."""
+    with tracker() as made, tvm_server(made), tvm_server(made):
         until(lambda: Tracker(made, KEY).workers() == 2)
         yield made
 
