@@ -148,6 +148,12 @@ def test_many_processes_store_at_the_same_time(tmp_path: Path) -> None:
 # --- what is wrong ---
 
 
+def test_a_search_that_found_nothing_left_an_empty_database(tmp_path: Path) -> None:
+    append_trials(tmp_path, [TRIAL])
+    assert open_database(tmp_path).schedules() == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["trials.jsonl"]
+
+
 def test_no_database_is_a_sentence(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(HarnessError, match=r"there is no tuning database in .*sam3-tvm tune --db"):
