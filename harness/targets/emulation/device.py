@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import platform
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.runtime.cpu import architecture
 from harness.targets.clang import HEADERS, run_clang
 from harness.targets.emulation.device_module import DeviceModule, read_device_module
 from harness.targets.emulation.translation import cuda_to_cpp, metal_to_cpp
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 _TRANSLATIONS = {"cuda": cuda_to_cpp, "metal": metal_to_cpp}
 
-OPTIONS = ("-O1", "-fPIC", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden")
+_NATIVE = "-march=native" if architecture() == "x86_64" else "-mcpu=native"
+OPTIONS = ("-O1", "-fPIC", _NATIVE, "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden")
 """nvcc and Metal's compiler fuse a multiplication with the addition after it, and so does clang if it is told to."""
 
 
@@ -74,5 +77,5 @@ def compiled(module: DeviceModule, kind: str, *options: str) -> tvm.runtime.Modu
     messages = run_clang([*OPTIONS, f"-I{HEADERS / 'cuda'}", *options, "-c", "-o", str(binary), str(source)])
     if messages:
         raise RuntimeError(f"clang rejected the generated kernels: {messages[:4000]}")
-    link(str(library), [str(binary)])
+    link(str(library), [str(binary)], for_macos=platform.system() == "Darwin")
     return tvm_ffi.load_module(str(library))
