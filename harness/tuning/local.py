@@ -13,7 +13,7 @@ import tvm
 from harness.schedules import Schedule
 from harness.schedules.cpu.schedule import Problem
 from harness.tuning.measuring import Array, Program, Ran, Rounds, RunError, interleaved
-from harness.tuning.worker import Worker as Worker
+from harness.tuning.worker import Worker
 
 BUILD_SECONDS = 60.0
 """Time limit of one build; most take less than one second."""

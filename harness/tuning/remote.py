@@ -17,8 +17,8 @@ from tvm import rpc
 
 from harness.errors import HarnessError
 from harness.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
-from harness.tuning.local import Worker
 from harness.tuning.measuring import Program, Ran, Rounds, RunError, interleaved
+from harness.tuning.worker import Worker, last_line
 
 _ATTEMPTS = 2
 """Sessions that a program may lose before it is taken to be what ends them."""
@@ -76,8 +76,8 @@ class RemoteRunner:
         task = (self._tracker.address, self._tracker.key, self._seconds, self._wait)
         paths = [str(path) for path in arrays]
         try:
-            ran: list[Ran] | _Unmeasured = client.call(_in_session, *task, list(programs), paths, rounds, seconds=limit)
-        except (ChildProcessError, TimeoutError):
+            ran: list[Ran] | _Unmeasured = client.run(_in_session, *task, list(programs), paths, rounds, seconds=limit)
+        except RunError:
             ran = _Unmeasured("the connection does not answer", session_ended=True)
         self._idle.put(client)
         return ran
@@ -108,7 +108,7 @@ def _in_session(
     except Exception as error:
         if time.monotonic() - start > 0.95 * seconds:
             return _Unmeasured(f"it was not done after {seconds:g} s")
-        return _Unmeasured(_last_line(error), session_ended=_is_gone(session))
+        return _Unmeasured(last_line(error), session_ended=_is_gone(session))
 
 
 def _run(session: rpc.RPCSession, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
@@ -127,8 +127,3 @@ def _is_gone(session: rpc.RPCSession) -> bool:
     except Exception:
         return True
     return False
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
