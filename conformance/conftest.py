@@ -21,11 +21,12 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Whoever changes it changes a copy.
     """
     folder = shared_folder(tmp_path_factory) / "artifact" / "shallow"
+    tuned = shared_folder(tmp_path_factory) / "tuned"
     with FileLock(folder.parent.with_suffix(".lock")):
         if not folder.exists():
-            store(folder.parent / "tuned", "llvm", record("product 1x400x256x256 left", {"rows": 3, "vectors": 1}))
+            store(tuned, "llvm", record("product 1x400x256x256 left", {"rows": 3, "vectors": 1}))
             command = [sys.executable, "-m", "harness", "compile", "--scale", "shallow", "--out", str(folder)]
-            command += ["--db", str(folder.parent / "tuned")]
+            command += ["--db", str(tuned)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return folder
