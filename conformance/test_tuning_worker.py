@@ -25,13 +25,13 @@ def worker() -> Iterator[Worker]:
 
 
 def test_a_worker_stays_and_leaves_out_pytorch(worker: Worker) -> None:
-    here = worker.call(os.getpid, seconds=SECONDS)
-    assert here != os.getpid() and worker.call(os.getpid, seconds=SECONDS) == here
-    assert worker.call(eval, "__import__('sys').modules['torch']", seconds=SECONDS) is None
+    here = worker.run(os.getpid, seconds=SECONDS)
+    assert here != os.getpid() and worker.run(os.getpid, seconds=SECONDS) == here
+    assert worker.run(eval, "__import__('sys').modules['torch']", seconds=SECONDS) is None
 
 
 def test_what_a_function_raises_is_a_line_and_the_worker_stays(worker: Worker) -> None:
-    here = worker.call(os.getpid, seconds=SECONDS)
+    here = worker.run(os.getpid, seconds=SECONDS)
     with pytest.raises(RunError, match=r"^ValueError: invalid literal for int\(\) with base 10: 'x'$"):
         worker.run(int, "x", seconds=SECONDS)
     with pytest.raises(RunError, match=r"^ModuleNotFoundError: .*torch"):
@@ -40,10 +40,10 @@ def test_what_a_function_raises_is_a_line_and_the_worker_stays(worker: Worker) -
 
 
 def test_after_a_crash_or_a_hang_there_is_a_new_process(worker: Worker) -> None:
-    first = worker.call(os.getpid, seconds=SECONDS)
+    first = worker.run(os.getpid, seconds=SECONDS)
     with pytest.raises(RunError, match=r"^it crashed$"):
         worker.run(os.abort, seconds=SECONDS)
-    second = worker.call(os.getpid, seconds=SECONDS)
+    second = worker.run(os.getpid, seconds=SECONDS)
     with pytest.raises(RunError, match=r"^it was not done after 0\.5 s$"):
         worker.run(time.sleep, 600, seconds=0.5)
     assert not psutil.pid_exists(first) and not psutil.pid_exists(second)
@@ -55,8 +55,8 @@ def test_a_worker_ends_with_its_parent_whatever_it_does() -> None:
         "import os, time\n"
         "from harness.tuning.worker import Worker\n"
         "worker = Worker()\n"
-        "print(worker.call(os.getpid, seconds=600), flush=True)\n"
-        "worker.call(time.sleep, 600, seconds=600)\n"
+        "print(worker.run(os.getpid, seconds=600), flush=True)\n"
+        "worker.run(time.sleep, 600, seconds=600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -40,45 +40,29 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Connection[Any, Any] | None = None
 
-    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
         """What a function of some module returns.
 
         Raises:
-            ChildProcessError: The process died.
-            TimeoutError: It took longer than `seconds`; the process was killed.
-            RuntimeError: The function raised something; the message is a traceback.
+            RunError: The process died, it took longer than `seconds` and was killed, or the function raised something.
         """
         try:
             end = self._end or self._start()
             end.send((function, arguments))
-            if not end.poll(seconds):
-                raise TimeoutError(f"it was not done after {seconds:g} s")
-            value, problem = end.recv()
-        except TimeoutError:
-            self.close()
-            raise
+            answered = end.poll(seconds)
+            value, problem = end.recv() if answered else (None, "")
         except (EOFError, OSError) as error:
             self.close()
-            raise ChildProcessError("it crashed") from error
+            raise RunError("it crashed") from error
         except BaseException:  # Ctrl-C: an answer that nobody took would be the next call's
             self.close()
             raise
+        if not answered:
+            self.close()
+            raise RunError(f"it was not done after {seconds:g} s")
         if problem:
-            raise RuntimeError(problem)
+            raise RunError(last_line(problem))
         return value
-
-    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
-        """As `call`, with one error for everything that can go wrong.
-
-        Raises:
-            RunError: The process died, it took longer than `seconds`, or the function raised something.
-        """
-        try:
-            return self.call(function, *arguments, seconds=seconds)
-        except (ChildProcessError, TimeoutError) as error:
-            raise RunError(str(error)) from error
-        except Exception as error:
-            raise RunError(last_line(error)) from error
 
     def close(self) -> None:
         """Ends the process and all that it started."""
@@ -107,7 +91,7 @@ class Worker:
         return self._end
 
 
-def last_line(error: BaseException) -> str:
+def last_line(error: BaseException | str) -> str:
     """The last line of an error's message, which a traceback ends with; its type if it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
