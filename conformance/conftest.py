@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from conformance.tuning import record
+from harness.threads import OPTION_VARIABLE
 from harness.tuning.database import store
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of several processes that wait for each other on the same CPUs take seconds for microseconds of work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(OPTION_VARIABLE, "1")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from remotes import KEY, Served, device, end, free_port, tracker, tvm_server, until
-from tvm import relax
-from tvm.relax import op
 
+from conformance.product import product_module
+from conformance.remotes import KEY, Served, device, end, free_port, tracker, tvm_server, until
 from harness.case import Case
 from harness.errors import HarnessError
 from harness.outcome import Stage, Status
@@ -71,16 +70,8 @@ def remote(address: str, served: Served) -> Remote:
 @pytest.fixture(scope="module")
 def component(folder: Path) -> tuple[Path, list[np.ndarray]]:
     """x [6, 4], weight [4, 4], table [3] → x · weight, the table: the library, and its two parameters."""
-    builder = relax.BlockBuilder()
-    shapes = ((6, 4), (4, 4), (3,))
-    parameters = [relax.Var(f"x{n}", relax.TensorType(list(shape), "float32")) for n, shape in enumerate(shapes)]
-    with builder.function("main", parameters, attrs={"num_input": 1}):
-        with builder.dataflow():
-            product = builder.emit(op.matmul(parameters[0], parameters[1]))
-            result = builder.emit_output(relax.Tuple([product, parameters[2]]))
-        builder.emit_func_output(result)
     library = folder / "component.so"
-    compile_module(builder.get(), TARGETS["llvm"], library)
+    compile_module(product_module(2), TARGETS["llvm"], library)
     weight = np.random.default_rng(0).standard_normal((4, 4), np.float32)
     return library, [weight, np.arange(3, dtype=np.float32)]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import relax
-from tvm.relax import op
 
+from conformance.product import product_module
 from harness.runtime.executable import Executable
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module
@@ -15,17 +14,9 @@ from harness.targets.compiling import compile_module
 @pytest.fixture(scope="module")
 def executable(tmp_path_factory: pytest.TempPathFactory) -> Executable:
     """x [6, 4], weight [4, 4], table [3] → x · weight, the table, x."""
-    builder = relax.BlockBuilder()
-    shapes = ((6, 4), (4, 4), (3,))
-    parameters = [relax.Var(f"x{n}", relax.TensorType(list(shape), "float32")) for n, shape in enumerate(shapes)]
-    with builder.function("main", parameters, attrs={"num_input": 1}):
-        with builder.dataflow():
-            product = builder.emit(op.matmul(parameters[0], parameters[1]))
-            result = builder.emit_output(relax.Tuple([product, parameters[2], parameters[0]]))
-        builder.emit_func_output(result)
     target = TARGETS["llvm"]
     library = tmp_path_factory.mktemp("library") / "component.so"
-    compile_module(builder.get(), target, library)
+    compile_module(product_module(2, 0), target, library)
     return Executable(library, target.device(), [2 * np.eye(4, dtype=np.float32), np.arange(3, dtype=np.float32)])
 
 

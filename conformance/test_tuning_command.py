@@ -13,22 +13,15 @@ import pytest
 
 from conformance.remotes import KEY, tracker, tvm_server, until
 from harness.remote.tracker import Tracker
-from harness.threads import OPTION_VARIABLE
 from harness.tuning.database import this_place
 from harness.tuning.rules_records import LOG, open_records, place_folder
 from harness.tuning.trials import Kind, read_trials
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of several processes that wait for each other on the same CPUs take seconds for microseconds of work."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(OPTION_VARIABLE, "1")
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address(one_thread: None) -> Iterator[str]:
     """Of a tracker that knows two servers."""
     with tracker() as made, tvm_server(made), tvm_server(made):
         until(lambda: Tracker(made, KEY).workers() == 2)

@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import pytest
 import tvm
-from remotes import KEY, device, end, free_port, tracker, tvm_server, until
 
+from conformance.remotes import KEY, device, end, free_port, tracker, tvm_server, until
 from harness.errors import HarnessError
 from harness.remote.address import split_address
 from harness.remote.tracker import Tracker

@@ -29,7 +29,6 @@ from harness.schedules.cpu.schedule import Attention, Problem, Product, distance
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
 from harness.targets.compiling import export_library
-from harness.threads import OPTION_VARIABLE
 from harness.tuning.command import Request, tune
 from harness.tuning.database import open_database, store, this_place
 from harness.tuning.local import BuildError, LocalBuilder, LocalRunner, TorchRunner
@@ -48,20 +47,14 @@ from harness.tuning.search import (
 from harness.tuning.tasks import Task, merged
 from harness.tuning.trials import Kind, Trial, read_trials
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)
 HERE = this_place("llvm")
 PROBLEM = Product(Extents(1, 40, 64, 64), "left")
 TASK = Task(PROBLEM, 3)
 LARGE = Task(Attention(4, 16, 576, 576, 64, 64), 1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of several processes that wait for each other on the same CPUs take seconds for microseconds of work."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(OPTION_VARIABLE, "1")
-        yield
 
 
 @pytest.fixture(scope="module")
