@@ -109,10 +109,8 @@ def verify(
         checkpoint, allow_partial, image=image, judge_saved=judge_saved, database=chosen, remote=devices
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine, installed = (
-        describe_machine() | {"schedules": database.told(chosen, "llvm")} | where,
-        versions(),
-    )
+    machine = describe_machine() | {"schedules": database.told(chosen, "llvm")} | where
+    installed = versions()
     results = show(
         console,
         cases,
