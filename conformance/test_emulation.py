@@ -21,7 +21,8 @@ from harness.frontend import export_program, import_program
 from harness.targets import TARGETS, llvm
 from harness.targets.compiling import build_library, lower_module
 from harness.targets.emulation.device import compiled
-from harness.targets.emulation.device_module import DeviceModule, Launch, read_device_module
+from harness.targets.emulation.device_module import DeviceModule, read_device_module
+from harness.targets.serialized import Launch
 from harness.worker import WorkerEnd, run_isolated
 
 pytestmark = pytest.mark.skipif(
@@ -184,7 +185,8 @@ def test_layers_compute_what_pytorch_does(kind, name, tmp_path):
     module, args = MODULES[name]
     program, parameters = import_program(export_program(module, args))
     target = here(kind)
-    build_library(lower_module(program, TARGETS[kind], target), target, tmp_path / "model.so")
+    lowered = lower_module(program, TARGETS[kind], target)
+    build_library(lowered, target, tmp_path / "model.so", keep_source=True)
     request = (kind, str(tmp_path / "model.so"), list(parameters.values()), [arg.numpy() for arg in args])
     ended = run_isolated("conformance.emulated:run", request, timeout=600)
     assert ended.kind is WorkerEnd.OK, ended.error

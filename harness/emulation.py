@@ -33,6 +33,8 @@ def emulates(case: Case) -> bool:
 class Emulation:
     """The CPU in place of a GPU; see `harness.remote.place.Place`."""
 
+    reads_source = True
+
     def run_problem(self, target: str) -> str | None:
         """See `Place`."""
         return None if target == EMULATED_TARGET else TARGETS[target].run_problem()

@@ -193,7 +193,9 @@ def _compile_and_run(
         libraries = {sample: Path(folder) / f"{sample}{LIBRARY_SUFFIX}" for sample in imported}
         with progress.during(Stage.COMPILE):
             for sample, (module, _) in imported.items():
-                progress.kernels += compile_module(module, target, libraries[sample], schedules)
+                progress.kernels += compile_module(
+                    module, target, libraries[sample], schedules, keep_source=runs_at.reads_source
+                )
         progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
         if runs_at.run_problem(case.target) is not None:
             return None

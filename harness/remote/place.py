@@ -29,7 +29,13 @@ class Runs(Protocol):
 
 
 class Place(Protocol):
-    """A machine that runs what was compiled here."""
+    """A machine that runs what was compiled here.
+
+    Attributes:
+        reads_source: Whether it takes the source of a GPU's kernels, and no machine code.
+    """
+
+    reads_source: bool
 
     def run_problem(self, target: str) -> str | None:
         """Why it cannot run code that was compiled here for this target, or None."""
@@ -49,6 +55,8 @@ class Place(Protocol):
 
 class Here:
     """This machine."""
+
+    reads_source = False
 
     def run_problem(self, target: str) -> str | None:
         """See `Place`."""
@@ -75,6 +83,8 @@ class Here:
 
 class Elsewhere:
     """A device that a tracker knows; a session begins when the first thing is loaded, so that nobody waits before."""
+
+    reads_source = False
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

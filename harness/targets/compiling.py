@@ -13,7 +13,8 @@ from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
 from harness.targets.kernels import examined
 from harness.targets.linking import MACOS_TRIPLE, link
-from harness.targets.target import Target
+from harness.targets.serialized import EMBEDDED, with_modules
+from harness.targets.target import DeviceCode, Target
 
 if TYPE_CHECKING:
     import tvm
@@ -22,7 +23,12 @@ LIBRARY_SUFFIX = ".so"
 
 
 def compile_module(
-    module: tvm.IRModule, target: Target, library: Path, schedules: Schedules = UNTUNED
+    module: tvm.IRModule,
+    target: Target,
+    library: Path,
+    schedules: Schedules = UNTUNED,
+    *,
+    keep_source: bool = False,
 ) -> tuple[Kernel, ...]:
     """Compile an imported module with the target's pipeline and write the library.
 
@@ -31,6 +37,7 @@ def compile_module(
         target: What to compile for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
         schedules: What tuning found for the target.
+        keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Returns:
         The kernels of a GPU target.
@@ -40,7 +47,8 @@ def compile_module(
             target's `compile_problem` tells of the latter beforehand.
     """
     tvm_target = target.tvm_target()
-    return build_library(lower_module(module, target, tvm_target, schedules), tvm_target, library)
+    lowered = lower_module(module, target, tvm_target, schedules)
+    return build_library(lowered, tvm_target, library, keep_source=keep_source)
 
 
 def lower_module(
@@ -53,13 +61,16 @@ def lower_module(
         return target.pipeline(tvm_target, schedules)(module)
 
 
-def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path) -> tuple[Kernel, ...]:
+def build_library(
+    lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path, *, keep_source: bool = False
+) -> tuple[Kernel, ...]:
     """Generate code for a lowered module and write the library, which says what processor it needs.
 
     Args:
         lowered: From `lower_module`, or functions taken from its result.
         tvm_target: What to generate code for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
+        keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Returns:
         The kernels of a GPU target.
@@ -73,19 +84,54 @@ def build_library(lowered: tvm.IRModule, tvm_target: tvm.target.Target, library:
     host = tvm_target.host or tvm_target
     with tvm_target, tvm.transform.PassContext(opt_level=3), examined(tvm_target) as kernels:
         executable = relax.build(_with_required_cpu(lowered, host), tvm_target, relax_pipeline=None)
-    export_library(executable, tvm_target, library)
+    export_library(executable, tvm_target, library, keep_source=keep_source)
     return tuple(kernels)
 
 
-def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path) -> None:
+def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path, *, keep_source: bool = False) -> None:
     """Links what TVM compiled, an executable or a module, into a shared library.
 
     Raises:
         RuntimeError: There is nothing to link with.
     """
+    from harness.targets import TARGETS
+
     host = tvm_target.host or tvm_target
     for_macos = host.attrs["mtriple"] == MACOS_TRIPLE if "mtriple" in host.attrs else platform.system() == "Darwin"
-    compiled.export_library(str(library), fcompile=partial(link, for_macos=for_macos))
+    known = TARGETS.get(str(tvm_target.kind.name))
+    options = {}
+    if known is not None and known.device_code is not None and not keep_source:
+        options["fpack_imports"] = partial(_packed_modules, tvm_target, known.device_code)
+    compiled.export_library(str(library), fcompile=partial(link, for_macos=for_macos), **options)
+
+
+def _packed_modules(
+    tvm_target: tvm.target.Target, device_code: DeviceCode, module: Any, _system: bool, _prefix: str, folder: str
+) -> str:
+    """An assembler file of all that the library embeds, with other code for the device than TVM puts there.
+
+    The arguments from the module on are those of `export_library`'s `fpack_imports`.
+    """
+    import tvm_ffi
+
+    kind = str(tvm_target.kind.name)
+    embedded = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy().tobytes()
+    changed = with_modules(embedded, lambda of, saved: device_code(saved, tvm_target) if of == kind else saved)
+    content, assembler = Path(folder) / "modules.bin", Path(folder) / "modules.s"
+    content.write_bytes(changed)
+    assembler.write_text(_EMBEDDING.format(symbol=EMBEDDED, content=content))
+    return str(assembler)
+
+
+_EMBEDDING = """\
+.section .rodata
+.global {symbol}
+.p2align 6
+{symbol}:
+.incbin "{content}"
+.section .note.GNU-stack,"",%progbits
+"""
+"""For ELF; the last line says that the stack holds no code."""
 
 
 def platform_of(host: tvm.target.Target) -> tuple[str, str]:

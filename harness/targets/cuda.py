@@ -1,7 +1,7 @@
 """Target `cuda`: NVIDIA GPUs.
 
-The architecture is that of the device present, or `SAM3_TVM_CUDA_ARCH`; with neither, kernels are compiled for each of
-`ARCHITECTURES`, to see that they can be and what they use.
+The architecture is that of the device present, or `SAM3_TVM_CUDA_ARCH`; with neither, libraries carry machine code for
+each of `ARCHITECTURES`, and PTX that later devices' drivers make machine code of.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
 from harness.outcome import Kernel
+from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
 from harness.targets import llvm
 from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import link_problem
+from harness.targets.serialized import with_code
 from harness.targets.target import Target
 
 if TYPE_CHECKING:
     import tvm
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
-"""What the tests compile for: A100, RTX 30, RTX 40 and L40, H100."""
+"""What is compiled for where there is no device: A100, RTX 30, RTX 40 and L40, H100."""
 
 MAX_THREADS = 1024
 """Of a block on every NVIDIA GPU (CUDA Programming Guide, technical specifications per compute capability)."""
@@ -101,8 +103,8 @@ def find_nvcc() -> Path | None:
 def install_compiler() -> None:
     """Lets TVM compile CUDA source by `compile_source`, in place of its own way: NVRTC with --use_fast_math.
 
-    TVM asks for a binary only where its CUDA runtime could be loaded, which needs a driver; elsewhere it keeps the
-    source, which `examine` compiles to learn whether and with what it compiles.
+    TVM asks for machine code only where its CUDA runtime could be loaded, which needs a driver; elsewhere it keeps the
+    source, and `device_code` puts machine code into the library.
     """
     import tvm_ffi
 
@@ -131,7 +133,8 @@ def compile_source(source: str, architectures: tuple[str, ...]) -> Compiled:
 
     Args:
         source: What TVM generated.
-        architectures: For instance sm_90; PTX of the first becomes machine code of each.
+        architectures: For instance sm_90; PTX of the first becomes machine code of each. A fatbin of several has that
+            PTX too.
 
     Raises:
         RuntimeError: nvcc is missing, or rejects the source.
@@ -145,8 +148,9 @@ def compile_source(source: str, architectures: tuple[str, ...]) -> Compiled:
         code.write_text(source)
         options = [
             "--cubin" if len(architectures) == 1 else "--fatbin",
-            f"--generate-code=arch={virtual},code=[{','.join(architectures)}]",
+            f"--generate-code=arch={virtual},code=[{','.join(code_of(architectures))}]",
             "-O3",
+            f"--threads={usable_cpus()}",
             "--expt-relaxed-constexpr",
             "--disable-warnings",
             "--resource-usage",
@@ -155,7 +159,13 @@ def compile_source(source: str, architectures: tuple[str, ...]) -> Compiled:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"nvcc rejected the generated kernels: {done.stdout}{done.stderr}")
-        return Compiled(binary.read_bytes(), reported_kernels(done.stdout + done.stderr))
+        kernels = reported_kernels(done.stdout + done.stderr)  # one architecture after the other, as they are finished
+        return Compiled(binary.read_bytes(), tuple(sorted(kernels, key=lambda kernel: kernel.architecture)))
+
+
+def code_of(architectures: tuple[str, ...]) -> tuple[str, ...]:
+    """What `compile_source` makes: machine code of each architecture, and of several the PTX of the first."""
+    return (*architectures, architectures[0].replace("sm_", "compute_")) if len(architectures) > 1 else architectures
 
 
 _ENTRY = re.compile(
@@ -200,6 +210,27 @@ def examine(source: str, threads: Mapping[str, int], target: tvm.target.Target) 
     return tuple(replace(kernel, threads=threads.get(kernel.name)) for kernel in kernels)
 
 
+def device_code(saved: bytes, target: tvm.target.Target) -> bytes:
+    """A CUDA module as a library carries it, with machine code in the place of source.
+
+    Raises:
+        RuntimeError: nvcc rejects the source.
+    """
+
+    def compiled(form: str, code: bytes) -> tuple[str, bytes]:
+        if form != "cuda":  # where there is a device, TVM has asked for machine code already
+            return form, code
+        named = architectures(str(target.attrs["arch"]))
+        return "cubin" if len(named) == 1 else "fatbin", compile_source(code.decode(), named).binary
+
+    return with_code(saved, compiled)
+
+
+def compiled_architectures(target: tvm.target.Target) -> tuple[str, ...]:
+    """What a library that is compiled for the target runs on: sm_… for machine code, compute_… for PTX."""
+    return code_of(architectures(str(target.attrs["arch"])))
+
+
 def compile_problem() -> str | None:
     """Why this machine cannot compile CUDA kernels, or None."""
     import tvm
@@ -238,4 +269,6 @@ CUDA = Target(
     run_problem=run_problem,
     device=cuda_device,
     examine=examine,
+    device_code=device_code,
+    architectures=compiled_architectures,
 )

@@ -27,6 +27,13 @@ class Examine(Protocol):
         """The kernels of generated source, given the threads of a block of each; RuntimeError for a violation."""
 
 
+class DeviceCode(Protocol):
+    """Makes what a library carries for the device of what TVM generated for it."""
+
+    def __call__(self, saved: bytes, target: tvm.target.Target, /) -> bytes:
+        """The device's module, as TVM saves it, for TVM's target; RuntimeError where its compiler rejects it."""
+
+
 @dataclass(frozen=True)
 class Target:
     """One place to run.
@@ -40,6 +47,8 @@ class Target:
         run_problem: None if this machine can run it, otherwise the reason in one sentence.
         device: TVM's device to run on.
         examine: For targets with a generated source of their own: what its kernels use and whether they are allowed.
+        device_code: For targets whose libraries carry something else for the device than TVM puts there.
+        architectures: For targets whose libraries run on some devices only: names of their architectures.
     """
 
     name: str
@@ -50,3 +59,5 @@ class Target:
     run_problem: Callable[[], str | None]
     device: Callable[[], tvm.runtime.Device]
     examine: Examine | None = None
+    device_code: DeviceCode | None = None
+    architectures: Callable[[tvm.target.Target], tuple[str, ...]] | None = None

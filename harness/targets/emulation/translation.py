@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from harness.targets.emulation.device_module import DeviceModule, Launch
+from harness.targets.emulation.device_module import DeviceModule
 from harness.targets.metal_source import one_file, split_kernels
+from harness.targets.serialized import Launch
 
 _WAITS = re.compile(r"\b(?:__sync\w+|__shfl_\w+|__activemask|threadgroup_barrier|simdgroup_barrier|simd_shuffle\w*)\(")
 """Calls in which a thread waits for others."""

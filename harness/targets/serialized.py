@@ -1,0 +1,126 @@
+"""What a library carries as bytes, in TVM's serialization: the modules beside its host code, among them the device's.
+
+The format is that of TVM 0.27: little endian, 64-bit counts before strings, arrays and maps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+EMBEDDED = "__tvm_ffi__library_bin"
+"""The symbol of a library whose content are the modules."""
+
+HOST_CODE = "_lib"
+"""Stands among the modules for the library itself, without bytes (tvm-ffi: `src/ffi/extra/library_module.cc`)."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the host calls a kernel: `arguments` values, then an extent for each of `extents` (`blockIdx.x`, …)."""
+
+    name: str
+    arguments: int
+    extents: tuple[str, ...]
+
+
+class Reader:
+    """Reads from the front.
+
+    Attributes:
+        position: Of the next byte.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.position = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left."""
+        return self.position == len(self._data)
+
+    def take(self, count: int) -> bytes:
+        """So many bytes.
+
+        Raises:
+            RuntimeError: There are fewer.
+        """
+        part = self._data[self.position : self.position + count]
+        if len(part) != count:
+            raise RuntimeError("the device code in the library ends too early: compile it again")
+        self.position += count
+        return part
+
+    def count(self) -> int:
+        """A 64-bit number."""
+        (value,) = struct.unpack("<Q", self.take(8))
+        return int(value)
+
+    def sized(self) -> bytes:
+        """Bytes with their number before them."""
+        return self.take(self.count())
+
+    def text(self) -> str:
+        """A string."""
+        return self.sized().decode()
+
+    def launches(self) -> tuple[Launch, ...]:
+        """The kernels of a device module, by name."""
+        return tuple({self.text(): self._launch() for _ in range(self.count())}.values())
+
+    def _launch(self) -> Launch:
+        name = self.text()
+        arguments = self.count()
+        self.take(4 * arguments)  # their types, as DLDataType
+        extents = tuple(self.text() for _ in range(self.count()))
+        self.take(4 * self.count())  # whether an argument is a tensor map
+        return Launch(name, arguments, extents)
+
+
+def sized(data: bytes) -> bytes:
+    """Bytes as `Reader.sized` reads them."""
+    return struct.pack("<Q", len(data)) + data
+
+
+def with_modules(embedded: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
+    """What a library embeds, with other bytes for its modules.
+
+    Args:
+        embedded: The content of the symbol `EMBEDDED`: its own length, which module imports which (two
+            arrays of numbers), then of each module its kind, and its bytes unless it is `HOST_CODE`.
+        change: Takes kind and bytes of a module, returns the bytes to put there.
+
+    Raises:
+        RuntimeError: It is cut off.
+    """
+    reader = Reader(Reader(embedded).sized())
+    for _ in range(2):
+        reader.take(8 * reader.count())
+    parts = [embedded[8 : 8 + reader.position]]
+    while not reader.finished:
+        kind = reader.text()
+        parts.append(sized(kind.encode()))
+        if kind != HOST_CODE:
+            parts.append(sized(change(kind, reader.sized())))
+    return sized(b"".join(parts))
+
+
+def with_code(saved: bytes, make: Callable[[str, bytes], tuple[str, bytes]]) -> bytes:
+    """A CUDA module, as a library carries it, with other code for the same kernels.
+
+    Args:
+        saved: Format (`cuda` for source, `cubin`, `fatbin`), launches, code.
+        make: Takes format and code, returns others.
+
+    Raises:
+        RuntimeError: It is cut off.
+    """
+    reader = Reader(saved)
+    form = reader.text()
+    start = reader.position
+    reader.launches()
+    end = reader.position
+    form, code = make(form, reader.sized())
+    return sized(form.encode()) + saved[start:end] + sized(code)
