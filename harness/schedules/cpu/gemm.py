@@ -112,8 +112,9 @@ def matrix_product(
     resident: Side = "right" if streaming == "left" else "left"
     width = problem.width(resident)
     place = _place(problem, shape)
+    by_row = streaming == "left" and not moving.transposed
     starts = None
-    if streaming == "left" and not moving.transposed and problem.batch == 1:
+    if by_row and problem.batch == 1:
         moving, starts = _moved_rows(context, moving, problem)
 
     def pack_reader(buffer: tirx.Buffer) -> Read:
@@ -137,10 +138,10 @@ def matrix_product(
             if streaming == "left":
                 element = moving.reader(streamed, problem.rows, problem.depth)
             else:
-                by_row = moving.reader(streamed, problem.depth, problem.columns)
+                matrix = moving.reader(streamed, problem.depth, problem.columns)
 
                 def element(m: Any, j: Any, k: Any) -> Any:
-                    return by_row(m, k, j)
+                    return matrix(m, k, j)
 
             line = view(result, math.prod(shape))
             finish, final = epilogue.emitter(place, extras), epilogue.final(place)
@@ -148,9 +149,15 @@ def matrix_product(
             def store(b: Any, i: Any, j: Any, value: Any) -> None:
                 T.buffer_store(line, finish(b, i, j, value), [final.flat(b, i, j)])
 
-            if starts is not None:
+            if by_row:
+
+                def begins(b: Any, row: Any) -> Any:
+                    if starts is not None:
+                        return starts(row)
+                    return (moving.index(batch, b) * problem.rows + row) * problem.depth
+
                 run = view(streamed, math.prod(moving.shape))
-                return stream_rows(run, starts, problem, tile), panels_of(panels), store
+                return stream_rows(run, begins, problem, tile), panels_of(panels), store
             pack = stream(
                 lambda b, i, k: element(moving.index(batch, b), i, k),
                 problem.width(streaming),
@@ -172,6 +179,7 @@ def matrix_product(
                 Argument("result", epilogue.final(place).shape),
             ],
             body,
+            by_row,
         )
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 

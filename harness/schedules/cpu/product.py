@@ -124,25 +124,31 @@ def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
     return pack
 
 
-def stream_rows(data: tirx.Buffer, starts: Callable[[Any], Any], problem: Problem, tile: Tile) -> Pack:
-    """Packs rows that are runs of memory but do not lie one after the other; the last one is repeated beyond the edge.
+def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], problem: Problem, tile: Tile) -> Pack:
+    """Packs rows that are runs of memory, each as it lies; the last one is repeated beyond the edge.
+
+    The innermost loop reads one element of a row at a time, from anywhere, so that nothing has to be transposed.
 
     Args:
         data: The operand as one contiguous line.
-        starts: (row) → where it begins.
+        starts: (batch, row) → where it begins.
         problem: The extents.
         tile: The register tile.
     """
 
-    def pack(_b: Any, first: Any) -> Fill:
+    def pack(b: Any, first: Any) -> Fill:
         begin = registers((tile.rows,), "int32")
         for i in range(tile.rows):
-            T.buffer_store(begin, starts(T.min(first + i, problem.rows - 1)), [i])
+            row = first + i if problem.rows % tile.rows == 0 else T.min(first + i, problem.rows - 1)
+            T.buffer_store(begin, starts(b, row), [i])
 
         def fill(put: Put, start: Any, count: Any) -> None:
-            with T.serial(0, count) as k:
-                for i in range(tile.rows):
-                    put(k, i, data[begin[i] + start + k])
+            for i in range(tile.rows):
+                if isinstance(count, int):
+                    for_each_vector(count, tile.lanes, lambda k, i=i: put(k, i, data[begin[i] + start + k]))
+                else:
+                    with T.serial(0, count) as k:
+                        put(k, i, data[begin[i] + start + k])
 
         return fill
 
@@ -209,6 +215,7 @@ def product_function(
     cut: Cut,
     arguments: Sequence[Argument],
     body: Callable[..., tuple[Pack, PanelRead, Store]],
+    by_row: bool = False,
 ) -> tirx.PrimFunc:
     """The kernel.
 
@@ -220,6 +227,7 @@ def product_function(
         arguments: All tensors, the result last.
         body: Gets one buffer per argument; returns how the streaming operand is packed, how the resident one is read
             and how an element of the result is stored.
+        by_row: Whether packing goes along the rows of the left operand (`stream_rows`) and not across them.
     """
     tile, blocking = cut.tile, cut.blocking
     panel = panel_width(streaming, tile)
@@ -239,13 +247,14 @@ def product_function(
                 left_panels, right_panels, left_first, right_first = slots, parts, first_panel, first_other
                 # Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
                 chunks = ceil_div(problem.depth, cut.chunk)
-                workspace = T.alloc_buffer((chunks, blocking.slots, cut.chunk, panel), "float32")
+                extents = (panel, cut.chunk) if by_row else (cut.chunk, panel)
+                workspace = T.alloc_buffer((chunks, blocking.slots, *extents), "float32")
                 with T.serial(0, slots) as slot:
                     fill = pack(b, (first_panel + slot) * panel)
                     with T.serial(0, chunks) as c:
 
                         def put(k: Any, i: Any, value: Any) -> None:
-                            T.buffer_store(workspace, value, [c, slot, k, i])
+                            T.buffer_store(workspace, value, [c, slot, i, k] if by_row else [c, slot, k, i])
 
                         fill(put, c * cut.chunk, _at_most(cut.chunk, problem.depth, c * cut.chunk))
             else:
@@ -260,7 +269,7 @@ def product_function(
                         tile,
                         problem.depth,
                         left_panels,
-                        lambda p, first, k, i: workspace[first // cut.chunk, p, k, i],
+                        lambda p, first, k, i: workspace[(first // cut.chunk, p, *((i, k) if by_row else (k, i)))],
                         lambda first, k, j: packed(b, right_first + r, first + k, j),
                         totals,
                         longest=cut.chunk,
