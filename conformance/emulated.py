@@ -1,11 +1,13 @@
-"""What a worker does for `conformance/test_emulation.py`."""
+"""What workers do on an emulated GPU, for the tests that have one."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from harness.runtime.artifact import Artifact
 from harness.runtime.executable import Executable
 from harness.targets import TARGETS
 from harness.targets.emulation.device import install
@@ -16,3 +18,21 @@ def run(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], _announce:
     kind, library, parameters, inputs = request
     install(kind)
     return Executable(Path(library), TARGETS[kind].device(), parameters).run(inputs)
+
+
+Calls = list[tuple[str, dict[str, np.ndarray | str]]]
+"""Entry points with their inputs: arrays, or the name of what a call before gave."""
+
+
+def call(request: tuple[str, Path, Calls], _announce: object) -> tuple[dict[str, np.ndarray], set[str]]:
+    """Loads an artifact onto an emulated device and calls its entry points; returns results, and where they were."""
+    kind, folder, calls = request
+    install(kind)
+    artifact = Artifact.load(folder)
+    results: dict[str, Any] = {}
+    for entry, inputs in calls:
+        given = {name: results[value] if isinstance(value, str) else value for name, value in inputs.items()}
+        results |= artifact.call(entry, **given)
+        artifact.release(entry)
+    where = {tensor.device.type for tensor in results.values()}
+    return {name: artifact.fetch(tensor) for name, tensor in results.items()}, where

@@ -23,7 +23,8 @@ from harness.deployment.folder import replaced_folder
 from harness.errors import HarnessError
 from harness.model.hugging_face import to_hugging_face
 from harness.model.upstream import upstream
-from harness.runtime.artifact import Artifact, to_numpy
+from harness.runtime.artifact import Artifact
+from harness.runtime.devices import to_numpy
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError
 from harness.runtime.manifest import (
@@ -235,8 +236,8 @@ def test_another_version_is_refused(copy: Path) -> None:
 
 
 def test_another_target_is_refused(copy: Path) -> None:
-    change_manifest(copy, target="cuda")
-    with pytest.raises(ArtifactError, match="was compiled for cuda, and only llvm can be loaded: compile it for llvm"):
+    change_manifest(copy, target="vulkan")
+    with pytest.raises(ArtifactError, match="was compiled for vulkan, and only llvm, cuda, metal can be loaded"):
         Artifact.load(copy)
 
 
@@ -348,7 +349,8 @@ def test_it_runs_where_neither_torch_nor_sam3_nor_the_compiler_can_be_imported(s
 import sys
 sys.modules.update(dict.fromkeys(["torch", "torchvision", "sam3"]))
 import numpy as np
-from harness.runtime.artifact import Artifact, to_numpy
+from harness.runtime.artifact import Artifact
+from harness.runtime.devices import to_numpy
 tokens = np.array({TOKENS.tolist()})
 print(to_numpy(Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens)["text_features"]).shape)
 print("tvm" in sys.modules)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.runtime.artifact import Artifact, to_numpy
+from harness.runtime.artifact import Artifact
+from harness.runtime.devices import to_numpy
 from harness.runtime.images import load_image
 from harness.runtime.tokenizer import Tokenizer
 from harness.targets.linking import COMPILERS

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from harness.runtime import EncodedImage, Found, Outputs, Prompt, Sam3
-from harness.runtime.artifact import to_numpy
+from harness.runtime.devices import to_numpy
 from harness.runtime.errors import Sam3Error
 from harness.runtime.model import REMEMBERED_TEXTS
 

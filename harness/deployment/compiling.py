@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from harness.deployment.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, Entry
 from harness.deployment.folder import replaced_folder
 from harness.deployment.packing import Parameters, pack, write_packed
 from harness.errors import HarnessError
+from harness.outcome import Kernel
 from harness.rope import STRATEGIES
 from harness.runtime.manifest import (
     DEFAULT_CAPACITY,
@@ -54,6 +55,19 @@ class Model:
     allow_partial: bool = False
     capacity: Capacity = DEFAULT_CAPACITY
     database: Path | None = None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a model.
+
+    Attributes:
+        manifest: Of the folder.
+        kernels: Those of a GPU target, once per architecture.
+    """
+
+    manifest: Manifest
+    kernels: tuple[Kernel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,15 @@ def pack_request(request: tuple[Model, Path, Path], announce: Announce) -> None:
     pack_into(*request, announce)
 
 
-def compile_into(model: Model, target: str, folder: Path, announce: Announce = lambda stage: None) -> Manifest:
+def compile_into(
+    model: Model,
+    target: str,
+    folder: Path,
+    announce: Announce = lambda stage: None,
+    *,
+    entry_points: Sequence[EntryPoint] = ENTRY_POINTS,
+    keep_source: bool = False,
+) -> Compiled:
     """Compiles the whole model in this process and fills an empty folder with it.
 
     Args:
@@ -136,6 +158,8 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
         target: Name of the target, a key of `TARGETS`.
         folder: An empty folder.
         announce: Called with the name of each stage as it begins.
+        entry_points: What of PyTorch's model; what is done to images comes in any case.
+        keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Raises:
         HarnessError: The machine cannot compile for the target, or the checkpoint does not fit.
@@ -143,7 +167,7 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
     from harness.model.vocabulary import vocabulary_path
-    from harness.runtime.loading import runtime_library
+    from harness.runtime.devices import runtime_libraries
     from harness.runtime.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of
     from harness.tuning.database import schedules_from
@@ -151,7 +175,7 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
     problem = TARGETS[target].compile_problem()
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
-    imported = list(_imported(model, announce))
+    imported = list(_imported(model, announce, entry_points))
     announce("compile")
     tvm_target = TARGETS[target].tvm_target()
     modules = {item.entry_point.name: item.module for item in imported}
@@ -165,7 +189,7 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
     }
     del modules
     schedules = schedules_from(model.database, target)
-    machine = _build(whole, target, tvm_target, tuple(entries), folder, schedules)
+    machine, kernels = _build(whole, target, tvm_target, tuple(entries), folder, schedules, keep_source)
     announce("pack")
     files: dict[str, File] = {}
     for name, parameters in _taken(imported):
@@ -175,10 +199,11 @@ def compile_into(model: Model, target: str, folder: Path, announce: Announce = l
     shutil.copyfile(vocabulary_path(), folder / VOCABULARY_FILE)
     if platform_of(tvm_target.host or tvm_target) == platform_of(TARGETS["llvm"].tvm_target()):
         # So that the folder runs where only the small tvm_ffi package is installed.
-        shutil.copyfile(runtime_library(), folder / runtime_library().name)
+        for library in runtime_libraries(target):
+            shutil.copyfile(library, folder / library.name)
     manifest = _manifest(model, target, tvm_target, entries, files | _described(folder, files))
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    return manifest
+    return Compiled(manifest, kernels)
 
 
 def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = lambda stage: None) -> Manifest:
@@ -194,7 +219,7 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
-    for item in _imported(model, announce):
+    for item in _imported(model, announce, ENTRY_POINTS):
         name = item.entry_point.name
         tensors = pack(machine, name, item.parameters)
         if tuple(tensors) != manifest.entries[name].weights:
@@ -215,7 +240,7 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
     return manifest
 
 
-def _imported(model: Model, announce: Announce) -> Iterator[Imported]:
+def _imported(model: Model, announce: Announce, entry_points: Sequence[EntryPoint]) -> Iterator[Imported]:
     from harness.frontend import export_program
     from harness.model.build import build_model
     from harness.model.upstream import upstream
@@ -224,7 +249,7 @@ def _imported(model: Model, announce: Announce) -> Iterator[Imported]:
     with upstream():
         announce("build")
         whole = build_model(model.scale, model.seed, model.checkpoint, allow_partial=model.allow_partial)
-        for entry_point in ENTRY_POINTS:
+        for entry_point in entry_points:
             module = entry_point.build(whole).eval()
             inputs = tuple(entry_point.inputs(model.capacity).values())
             announce(f"export {entry_point.name}")
@@ -249,8 +274,9 @@ def _build(
     entries: tuple[str, ...],
     folder: Path,
     schedules: Schedules,
-) -> VirtualMachine | None:
-    """Writes the library, and the one that packs the weights, with which the result is loaded."""
+    keep_source: bool,
+) -> tuple[VirtualMachine | None, tuple[Kernel, ...]]:
+    """Writes the library, and the one that packs the weights, which is loaded; also the kernels of a GPU target."""
     import tvm_ffi
 
     from harness.deployment.lowering import PACKING, reachable
@@ -258,14 +284,14 @@ def _build(
     from harness.targets.compiling import build_library, lower_module
 
     lowered = lower_module(whole, TARGETS[target], tvm_target, schedules)
-    build_library(reachable(lowered, entries), tvm_target, folder / LIBRARY)
+    kernels = build_library(reachable(lowered, entries), tvm_target, folder / LIBRARY, keep_source=keep_source)
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     packers = tuple(f"{entry}{PACKING}" for entry in entries if f"{entry}{PACKING}" in names)
     if not packers:
-        return None
+        return None, kernels
     library = folder / PACKING_LIBRARY
     build_library(reachable(lowered, packers), TARGETS["llvm"].tvm_target(), library)
-    return load_library(library, tvm_ffi.device("cpu", 0))
+    return load_library(library, tvm_ffi.device("cpu", 0)), kernels
 
 
 def _manifest(
@@ -279,6 +305,7 @@ def _manifest(
     host = tvm_target.host or tvm_target
     cpu, features = required_cpu(host)
     system, architecture = platform_of(host)
+    architectures = TARGETS[target].architectures
     packages = {name: version for name, version in versions().items() if version}
     return Manifest(
         made={
@@ -292,6 +319,7 @@ def _manifest(
         architecture=architecture,
         cpu=cpu,
         cpu_features=tuple(features),
+        architectures=architectures(tvm_target) if architectures is not None else (),
         scale=model.scale,
         strategy=model.strategy,
         weights=_origin(model),

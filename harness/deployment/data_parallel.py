@@ -10,12 +10,15 @@ from functools import partial
 from typing import Any
 
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, s_tir, te, tirx
 
 from harness.deployment.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, mixed, places
 from harness.deployment.mask_resizing import NAME as RESIZE_MASKS
 from harness.deployment.preprocessing import LONGEST, RESOLUTION, Fma, normalized
 from harness.deployment.preprocessing import NAME as PREPROCESS
+
+_THREADS = 256
+"""Of a block."""
 
 _FMA = {"cuda": "fmaf", "metal": "fma"}
 """What the languages of GPUs call it; TVM 0.27 knows only LLVM's."""
@@ -47,7 +50,7 @@ def preprocess_module(kind: str) -> tvm.IRModule:
             primfunc_name_hint="resample_columns",
         )
         builder.emit_func_output(pixels)
-    return builder.get()
+    return _a_thread_for_each_element(builder.get(), ("resample_rows", "resample_columns"), kind)
 
 
 def resize_masks_module(kind: str) -> tvm.IRModule:
@@ -66,6 +69,26 @@ def resize_masks_module(kind: str) -> tvm.IRModule:
             builder.emit_te(partial(_decided, _fma(kind)), masks, kept, like, primfunc_name_hint="resize_kept_masks")
         )
     return builder.get()
+
+
+def _a_thread_for_each_element(module: tvm.IRModule, names: tuple[str, ...], kind: str) -> tvm.IRModule:
+    """Schedules kernels for a GPU: each element's sum is added up by the thread that writes it.
+
+    It has a handful of terms, but how many is known only when the code runs, so DLight gives it to a block of threads.
+    """
+    if kind not in _FMA:
+        return module
+    scheduled = module.clone()
+    for name in names:
+        schedule = s_tir.Schedule(module[name])
+        total, result = schedule.get_child_blocks(schedule.get_sblock("root"))
+        block, thread = schedule.split(schedule.fuse(*schedule.get_loops(result)), [None, _THREADS])
+        schedule.bind(block, "blockIdx.x")
+        schedule.bind(thread, "threadIdx.x")
+        schedule.compute_at(total, thread)
+        schedule.set_scope(total, 0, "local")
+        scheduled[name] = schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+    return scheduled
 
 
 def _wide(value: Any) -> Any:

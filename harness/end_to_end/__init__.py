@@ -14,7 +14,7 @@ class EndToEnd:
         summary: One line for `sam3-tvm list`.
         inputs: What goes in.
         outputs: What is judged of every answer: the model's raw outputs, then what a user gets.
-        targets: Names of the targets that the whole model is compiled and run on.
+        targets: Names of the targets that the whole model is compiled for.
         uses_rope: Whether rotary position encoding is inside.
     """
 
@@ -36,5 +36,5 @@ END_TO_END = EndToEnd(
     summary="the whole model: photographs and prompts of fixtures/end_to_end.toml to masks",
     inputs=("photograph", "texts", "boxes", "points"),
     outputs=RAW + FINAL,
-    targets=("llvm",),
+    targets=("llvm", "cuda", "metal"),
 )

@@ -103,8 +103,9 @@ def _compile_and_run(
     )
     with _emptied(saved / "model") as folder:
         with progress.announced(_stage_of) as announce:
-            manifest = compile_into(model, case.target, folder, announce)
-        sizes = {file: described.bytes for file, described in manifest.files.items()}
+            compiled = compile_into(model, case.target, folder, announce, keep_source=runs_at.reads_source)
+        progress.kernels += compiled.kernels
+        sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
         if runs_at.run_problem(case.target) is not None:

@@ -37,7 +37,8 @@ import numpy.typing as npt
 
 from harness.remote.description import DESCRIBE, describe
 from harness.remote.store import Store
-from harness.runtime.artifact import Artifact, to_numpy
+from harness.runtime.artifact import Artifact
+from harness.runtime.devices import to_numpy
 from harness.runtime.executable import Executable
 from harness.runtime.manifest import MANIFEST
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.devices import DEVICES, architecture_problem, compute_version, open_device, to_device, to_numpy
 from harness.runtime.errors import Sam3Error
-from harness.runtime.loading import VirtualMachine, load_library
+from harness.runtime.loading import LoadError, VirtualMachine, check_header, load_library
 from harness.runtime.manifest import (
     LIBRARY,
     OPTIONAL,
@@ -24,13 +25,13 @@ from harness.runtime.manifest import (
     read_manifest,
     weights_file,
 )
-from harness.runtime.weights import MappedWeights, aligned, file_digest
+from harness.runtime.weights import MappedWeights, file_digest
 
-RUNS = "llvm"
-"""The target whose artifacts can be loaded."""
+if TYPE_CHECKING:
+    import tvm_ffi
 
 Tensors = dict[str, Any]
-"""TVM's tensors by name; `to_numpy` turns one into an array."""
+"""TVM's tensors by name; `harness.runtime.devices.to_numpy` turns one into an array."""
 
 
 class Loaded(Protocol):
@@ -58,23 +59,28 @@ class Artifact:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, machine: VirtualMachine, weights: Mapping[str, MappedWeights]
+        self,
+        folder: Path,
+        manifest: Manifest,
+        machine: VirtualMachine,
+        weights: Mapping[str, MappedWeights],
+        device: tvm_ffi.Device,
     ) -> None:
-        import tvm_ffi
-
         self.folder = folder
         self.manifest = manifest
         self._machine = machine
-        self._weights = dict(weights)
+        self._device = device
+        # A GPU has copies of its own; on the CPU the mapped files are what the code reads.
+        self._weights = dict(weights) if device.type == "cpu" else {}
         self._arguments = {
-            name: [tvm_ffi.from_dlpack(self._weights[name].tensors[weight]) for weight in entry.weights]
+            name: _on_device(weights[name], entry.weights, device) if entry.weights else []
             for name, entry in manifest.entries.items()
         }
         self._lock = threading.Lock()
 
     @classmethod
     def load(cls, folder: str | Path, *, check: bool = True) -> Artifact:
-        """Loads a folder that `sam3-tvm compile` wrote; weights are mapped, not read.
+        """Loads a folder that `sam3-tvm compile` wrote; for the CPU weights are mapped and not read.
 
         Args:
             folder: The folder.
@@ -82,21 +88,26 @@ class Artifact:
 
         Raises:
             ArtifactError: It is no artifact, incomplete, damaged, or of another version.
-            LoadError: It was compiled for another machine.
+            LoadError: It was compiled for another machine or for a device that is not there.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
-        if manifest.target != RUNS:
+        if manifest.target not in DEVICES:
             raise ArtifactError(
-                f"{folder} was compiled for {manifest.target}, and only {RUNS} can be loaded: compile it for {RUNS}"
+                f"{folder} was compiled for {manifest.target}, and only {', '.join(DEVICES)} can be loaded: "
+                "compile it for one of these"
             )
         check_files(folder, manifest, contents=check)
-        import tvm_ffi
-
-        machine = load_library(folder / LIBRARY, tvm_ffi.device("cpu", 0))
+        check_header(folder / LIBRARY)
+        device = open_device(manifest.target, folder)
+        found = compute_version(device)
+        problem = architecture_problem(manifest.architectures, found) if found and manifest.architectures else None
+        if problem is not None:
+            raise LoadError(f"{folder} was {problem}: compile it for this GPU")
+        machine = load_library(folder / LIBRARY, device)
         weighted = [name for name, entry in manifest.entries.items() if entry.weights]
         weights = {name: MappedWeights(folder / weights_file(name)) for name in weighted}
-        return cls(folder, manifest, machine, weights)
+        return cls(folder, manifest, machine, weights, device)
 
     def call(self, entry: str, **inputs: Any) -> Tensors:
         """Runs an entry point.
@@ -114,39 +125,39 @@ class Artifact:
         """
         signature = self.manifest.entries[entry]
         check_inputs(entry, signature, inputs)
-        arguments = [_tensor(inputs[spec.name]) for spec in signature.inputs]
+        given = (inputs[spec.name] for spec in signature.inputs)
         with self._lock:
+            arguments = [to_device(x, self._device) if isinstance(x, np.ndarray) else x for x in given]
             result = self._machine.call(entry, *arguments, *self._arguments[entry])
         results = [result] if len(signature.outputs) == 1 and hasattr(result, "__dlpack__") else list(result)
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
 
     def fetch(self, tensor: Any) -> npt.NDArray[Any]:
-        """A tensor's values; see `to_numpy`."""
+        """A tensor's values; see `harness.runtime.devices.to_numpy`."""
         return to_numpy(tensor)
 
     def release(self, entry: str) -> None:
         """Gives back the memory that an entry point's weights take, and what TVM keeps for the next calls of any.
 
-        Its next call maps the weights again: 0.14 s for the 1.8 GB of the full image encoder, measured.
+        Its next call maps the weights again: 0.14 s for the 1.8 GB of the full image encoder, measured. A GPU keeps
+        both, because copying them anew takes longer than the call.
         """
         import tvm_ffi
 
+        if self._device.type != "cpu":
+            return
         with self._lock:
             if entry in self._weights:
                 self._weights[entry].release()
             tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")()
 
 
-def to_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """A tensor's values; on the CPU nothing is copied, and the array keeps the tensor's memory alive."""
-    array: npt.NDArray[Any] = np.from_dlpack(tensor)
-    return array
-
-
-def _tensor(value: Any) -> Any:
-    import tvm_ffi
-
-    return tvm_ffi.from_dlpack(aligned(value)) if isinstance(value, np.ndarray) else value
+def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Device) -> list[Any]:
+    """The named weights as tensors of the device; of what was copied there, nothing stays in this process."""
+    tensors = [to_device(weights.tensors[name], device) for name in names]
+    if device.type != "cpu":
+        weights.release()
+    return tensors
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:

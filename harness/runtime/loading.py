@@ -101,14 +101,26 @@ def runtime_library(folder: Path | None = None) -> Path:
     Raises:
         LoadError: There is neither.
     """
-    name = f"libtvm_runtime.{'dylib' if platform.system() == 'Darwin' else 'so'}"
+    name = library_name("tvm_runtime")
+    library = find_library(name, folder)
+    if library is None:
+        raise LoadError(
+            f"TVM's runtime library {name} is neither installed nor beside the model: install apache-tvm 0.27"
+        )
+    return library
+
+
+def library_name(stem: str) -> str:
+    """The file name of a library on this system."""
+    return f"lib{stem}.{'dylib' if platform.system() == 'Darwin' else 'so'}"
+
+
+def find_library(name: str, folder: Path | None = None) -> Path | None:
+    """A library of TVM: the installed one, otherwise the one in the folder, otherwise None."""
     package = find_spec("tvm")
     installed = (package.submodule_search_locations or ()) if package else ()
     roots = [*(Path(root) / "lib" for root in installed), *([folder] if folder else [])]
-    for root in roots:
-        if (root / name).is_file():
-            return root / name
-    raise LoadError(f"TVM's runtime library {name} is neither installed nor beside the model: install apache-tvm 0.27")
+    return next((root / name for root in roots if (root / name).is_file()), None)
 
 
 def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
@@ -121,9 +133,7 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
     Raises:
         LoadError: There is no such library, or its code is not for this machine.
     """
-    problem = header_problem(library)
-    if problem:
-        raise LoadError(problem)
+    check_header(library)
     load_runtime(library.parent)
     import tvm_ffi
 
@@ -154,6 +164,17 @@ def cpu_problem(compiled_for: str, required: list[str]) -> str | None:
     if present is None or not missing:
         return None
     return f"compiled for {compiled_for}, whose {', '.join(missing)} this machine's {cpu_model()} lacks"
+
+
+def check_header(library: Path) -> None:
+    """Reads the beginning of a library.
+
+    Raises:
+        LoadError: There is no such library, or it is for another system or kind of processor.
+    """
+    problem = header_problem(library)
+    if problem:
+        raise LoadError(problem)
 
 
 def header_problem(library: Path) -> str | None:

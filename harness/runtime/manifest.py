@@ -16,8 +16,13 @@ MANIFEST = "manifest.json"
 LIBRARY = "model.so"
 PACKING_LIBRARY = "packing.so"
 """Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
-OPTIONAL = (PACKING_LIBRARY, "libtvm_runtime.so", "libtvm_runtime.dylib")
-"""What a folder may lack and still run: for packing other weights, and for machines where TVM is not installed."""
+RUNTIME_LIBRARIES = (
+    *(f"libtvm_runtime{device}.{suffix}" for device in ("", "_cuda", "_metal") for suffix in ("so", "dylib")),
+    "libcudart.so.13",
+)
+"""What a folder brings along for machines where TVM is not installed."""
+OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
+"""What a folder may lack and still run."""
 
 
 def weights_file(entry: str) -> str:
@@ -78,6 +83,8 @@ class Manifest:
         system, architecture: What the library runs on, `Linux` and `x86_64` for instance.
         cpu: LLVM's name of the CPU that host code was compiled for.
         cpu_features: The features of it that the code may use, in LLVM's spelling.
+        architectures: Of GPUs that the library has code for, as `harness.runtime.devices.architecture_problem` reads
+            them; none if it runs on every one.
         scale, strategy: Which model, and how its rotary position encoding was compiled.
         weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
         trained: Whether they are from a checkpoint.
@@ -103,6 +110,7 @@ class Manifest:
     entries: Mapping[str, Entry]
     files: Mapping[str, File]
     point_prompts: bool = True
+    architectures: tuple[str, ...] = ()
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -144,6 +152,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
         **{
             **data,
             "cpu_features": tuple(data["cpu_features"]),
+            "architectures": tuple(data.get("architectures", ())),
             "capacity": Capacity(**data["capacity"]),
             "entries": {name: _entry(entry) for name, entry in data["entries"].items()},
             "files": {name: File(**file) for name, file in data["files"].items()},

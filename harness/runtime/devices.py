@@ -1,0 +1,188 @@
+"""The devices that compiled models run on: whether one is there, and NumPy arrays to and from its memory.
+
+What a GPU needs of TVM is a library of its own beside TVM's runtime; of CUDA it needs the driver and `CUDART`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.loading import LoadError, find_library, library_name, load_runtime, runtime_library
+from harness.runtime.weights import aligned
+
+if TYPE_CHECKING:
+    import tvm_ffi
+
+DEVICES = {"llvm": "cpu", "cuda": "cuda", "metal": "metal"}
+"""What TVM calls the device that runs a target's code."""
+
+CUDART = "libcudart.so.13"
+"""CUDA's runtime library, as TVM 0.27 is linked with it; NVIDIA allows to pass it on (CUDA EULA, attachment A)."""
+
+_MISSING = {
+    "cuda": "there is no NVIDIA driver on this machine",
+    "metal": "Metal is there on Macs only",
+}
+_REMEDY = "run it where there is one, or compile for llvm"
+_EXISTS, _COMPUTE_VERSION = 0, 4
+"""`DeviceAttrKind` of TVM's runtime."""
+
+
+def open_device(target: str, folder: Path | None = None) -> tvm_ffi.Device:
+    """The device that runs a target's code.
+
+    Args:
+        target: Name of the target, a key of `DEVICES`.
+        folder: Where to look for libraries that are not installed: an artifact brings them along.
+
+    Raises:
+        LoadError: There is none, or TVM's runtime library is not to be found.
+    """
+    problem = device_problem(target, folder)
+    if problem is not None:
+        raise LoadError(f"cannot run code for {target}: {problem}; {_REMEDY}")
+    import tvm_ffi
+
+    return tvm_ffi.device(DEVICES[target], 0)
+
+
+def device_problem(target: str, folder: Path | None = None) -> str | None:
+    """Why this machine has no device for a target, or None; arguments as of `open_device`."""
+    load_runtime(folder)
+    import tvm_ffi
+
+    name = DEVICES[target]
+    if tvm_ffi.get_global_func(f"device_api.{name}", allow_missing=True) is None:
+        problem = _load_device_runtime(name, folder)
+        if problem is not None:
+            return problem
+    if not _attribute(tvm_ffi.device(name, 0), _EXISTS):
+        return f"there is no {'NVIDIA GPU' if name == 'cuda' else f'{name} device'} on this machine"
+    return None
+
+
+def compute_version(device: tvm_ffi.Device) -> tuple[int, int] | None:
+    """CUDA's compute capability of a device; None for one that has none."""
+    found = _attribute(device, _COMPUTE_VERSION)
+    if not isinstance(found, str):
+        return None
+    major, _, minor = found.partition(".")
+    return int(major), int(minor or 0)
+
+
+def architecture_problem(compiled_for: Iterable[str], found: tuple[int, int]) -> str | None:
+    """Why a GPU runs none of the code in a library, or None.
+
+    Machine code runs on what has the same major number and no smaller minor number; PTX on everything that is not
+    older; an architecture with a letter only on itself (CUDA C++ Programming Guide, "Compatibility").
+
+    Args:
+        compiled_for: `sm_86` for machine code, `compute_80` for PTX.
+        found: Compute capability of the device.
+    """
+    names = tuple(compiled_for)
+    if any(_runs(*name.split("_"), found) for name in names):
+        return None
+    return f"compiled for {', '.join(names)}, and this GPU is sm_{found[0]}{found[1]}"
+
+
+def _runs(form: str, number: str, found: tuple[int, int]) -> bool:
+    digits = number.rstrip("af")
+    compiled = int(digits[:-1]), int(digits[-1])
+    if digits != number:
+        return compiled == found
+    return compiled <= found and (form == "compute" or compiled[0] == found[0])
+
+
+def _attribute(device: tvm_ffi.Device, kind: int) -> Any:
+    import tvm_ffi
+
+    attribute = tvm_ffi.get_global_func("runtime.GetDeviceAttr")
+    return attribute(device.dlpack_device_type(), device.index, kind)
+
+
+def _load_device_runtime(name: str, folder: Path | None) -> str | None:
+    """Loads TVM's library for a kind of device; why it cannot be, or None."""
+    library = find_library(device_library(name), folder)
+    if library is None:
+        here = (name == "metal") == (platform.system() == "Darwin")
+        return f"{device_library(name)} is missing, install apache-tvm 0.27" if here else _MISSING[name]
+    if name == "cuda" and (cudart := find_cudart(folder)) is not None:
+        ctypes.CDLL(str(cudart))
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        missing = str(error).partition(":")[0]
+        if missing == CUDART:
+            return f"CUDA's runtime library {CUDART} is missing, `pip install nvidia-cuda-runtime` brings it"
+        return f"{_MISSING[name]} ({missing} is missing)"
+    return None
+
+
+def device_library(name: str) -> str:
+    """Name of TVM's runtime library for a kind of device, as `DEVICES` calls it."""
+    return library_name(f"tvm_runtime_{name}")
+
+
+def runtime_libraries(target: str) -> list[Path]:
+    """What runs a target's code on a machine of this kind where TVM is not installed, as far as it is to be found here.
+
+    Raises:
+        LoadError: TVM's runtime library is not to be found.
+    """
+    name = DEVICES[target]
+    own = [] if name == "cpu" else [find_library(device_library(name))]
+    return [path for path in (runtime_library(), *own, find_cudart() if name == "cuda" else None) if path is not None]
+
+
+def find_cudart(folder: Path | None = None) -> Path | None:
+    """`CUDART` beside a model, or where NVIDIA's package puts it; None if at most the system knows one."""
+    package = find_spec("nvidia")
+    installed = (package.submodule_search_locations or ()) if package else ()
+    paths = [*([folder / CUDART] if folder else []), *(Path(root) / "cu13" / "lib" / CUDART for root in installed)]
+    return next(filter(Path.is_file, paths), None)
+
+
+def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device) -> Any:
+    """A tensor with an array's values: on the CPU the array's own memory if it is contiguous, writable and aligned."""
+    import tvm_ffi
+
+    if device.type == "cpu":
+        return tvm_ffi.from_dlpack(aligned(value))
+    value = np.ascontiguousarray(value)
+    tensor = _allocated(value.shape, value.dtype.name, device)
+    if value.nbytes:
+        copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
+        copy(tensor, ctypes.c_void_p(value.ctypes.data), value.nbytes)
+    return tensor
+
+
+def to_numpy(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor's values; on the CPU nothing is copied, and the array keeps the tensor's memory alive."""
+    import tvm_ffi
+
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    if tensor.device.type == "cpu":
+        array: npt.NDArray[Any] = np.from_dlpack(tensor)
+        return array
+    array = np.empty(tuple(tensor.shape), np.dtype(str(tensor.dtype)))
+    if array.nbytes:
+        copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyToBytes")
+        copy(tensor, ctypes.c_void_p(array.ctypes.data), array.nbytes)
+    return array
+
+
+def _allocated(shape: Sequence[int], dtype: str, device: tvm_ffi.Device) -> Any:
+    import tvm_ffi
+
+    allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+    return allocate(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), device, None)
