@@ -95,7 +95,7 @@ def component(name: str, sides: Mapping[str, Any], **others: Any) -> dict[str, A
         "flop": 0.8 * PEAK * timed.get(ours, 1.0),
         "profiled": ours,
         "kernels": [
-            {"name": "product_gelu", "calls": 4, "seconds": 0.06, "flop": 2.4e10, "bytes": 9e7},
+            {"name": "product_gelu", "size": "8x4 · 4x2", "calls": 4, "seconds": 0.06, "flop": 2.4e10, "bytes": 9e7},
             {"name": "layer_norm", "calls": 8, "seconds": 0.03, "flop": None, "bytes": 3e8},
             *({"name": f"add{n}", "calls": 1, "seconds": 0.001, "flop": None, "bytes": 1e6} for n in range(10)),
         ],
@@ -388,7 +388,13 @@ def test_the_interval_of_a_median_is_the_tightest_that_is_sure_enough(samples: l
 
 kernel_times = st.lists(
     st.builds(
-        KernelTime, st.sampled_from("abcdefghijkl"), st.integers(1, 9), st.floats(0, 1), st.none(), st.floats(1, 1e9)
+        KernelTime,
+        st.sampled_from("abcdefghijkl"),
+        st.just("2x3 · 3x4"),
+        st.integers(1, 9),
+        st.floats(0, 1),
+        st.none(),
+        st.floats(1, 1e9),
     ),
     max_size=40,
 )

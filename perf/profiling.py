@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,40 +62,52 @@ def kernel_times(executable: Executable, inputs: Sequence[np.ndarray]) -> list[d
     return sorted(runs[len(runs) // 2].values(), key=lambda kernel: -kernel["seconds"])
 
 
-def with_flop(times: Sequence[Mapping[str, Any]], flop: Mapping[str, int | None]) -> list[dict[str, Any]]:
-    """The times of those functions that are compiled, with the floating-point operations of all their calls together.
+@dataclass(frozen=True)
+class Work:
+    """What one call of a compiled function does.
+
+    Attributes:
+        size: Its extents in words, empty where it does not tell them.
+        flop: Its operations if it is a product, a convolution or attention, counted as `torch.utils.flop_counter` does:
+            a 3×3 convolution as a direct one, attention as its two products.
+    """
+
+    size: str = ""
+    flop: int | None = None
+
+
+def with_work(times: Sequence[Mapping[str, Any]], work: Mapping[str, Work]) -> list[dict[str, Any]]:
+    """The times of those functions that are compiled, with their size and the operations of all their calls together.
 
     Args:
         times: From `kernel_times`.
-        flop: From `flop_of_functions`.
+        work: From `work_of_functions`.
     """
     return [
-        {**kernel, "flop": None if (one := flop[kernel["name"]]) is None else one * kernel["calls"]}
+        {**kernel, "size": one.size, "flop": None if one.flop is None else one.flop * kernel["calls"]}
         for kernel in times
-        if kernel["name"] in flop
+        if (one := work.get(kernel["name"])) is not None
     ]
 
 
-def flop_of_functions(lowered: tvm.IRModule) -> dict[str, int | None]:
-    """By compiled function: the operations of one call if it is a product, a convolution or attention.
-
-    Counted as `torch.utils.flop_counter` does: a 3×3 convolution as a direct one, attention as its two products.
-    """
+def work_of_functions(lowered: tvm.IRModule) -> dict[str, Work]:
+    """The work of each compiled function, by name."""
     from tvm import tirx
 
     return {
-        variable.name_hint: explained_flop(str((function.attrs or {}).get("explain", "")))
+        variable.name_hint: explained_work(str((function.attrs or {}).get("explain", "")))
         for variable, function in lowered.functions_items()
         if isinstance(function, tirx.PrimFunc)
     }
 
 
-def explained_flop(text: str) -> int | None:
-    """The operations of a kernel that says this of itself; None if it is none that counts."""
+def explained_work(text: str) -> Work:
+    """The work of a kernel that says this of itself."""
     for pattern, factor in ((_PRODUCT, 2), (_MINIMAL_FILTERING, 2 * 9), (_ATTENTION, 4)):
         if match := pattern.match(text):
-            return factor * math.prod(int(size) for size in match.groups() if size is not None)
-    return None
+            extents = [int(size) for size in match.groups() if size is not None]
+            return Work(match[0].rstrip(","), factor * math.prod(extents))
+    return Work()
 
 
 def flop_of_program(program: Any) -> int:

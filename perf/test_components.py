@@ -43,7 +43,7 @@ from perf import peers
 from perf.options import Options
 from perf.peers import COMPILE, PEERS, Peer, PeerError
 from perf.probe import measured_peaks
-from perf.profiling import flop_of_functions, flop_of_program, with_flop
+from perf.profiling import Work, flop_of_program, with_work, work_of_functions
 from perf.results import OURS, TORCH, TUNED, UNTUNED, circumstances, judged, memory_bytes, ratios, summary
 from perf.seats import Seat, SeatError, contest
 from perf.sides import KERNELS, RUN, Request, save
@@ -61,7 +61,7 @@ class Prepared:
         flop: Operations of its products, convolutions and attention.
         libraries: What TVM compiled, by side.
         compile_seconds: From PyTorch's module to a library, by side.
-        flop_by_kernel: Operations of one call of each compiled function, by side.
+        work: What one call of each compiled function does, by side.
         note: Why there is no tuned side, if there is none.
     """
 
@@ -69,7 +69,7 @@ class Prepared:
     flop: int
     libraries: dict[str, Path] = field(default_factory=dict)
     compile_seconds: dict[str, float] = field(default_factory=dict)
-    flop_by_kernel: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    work: dict[str, dict[str, Work]] = field(default_factory=dict)
     note: str = ""
 
 
@@ -120,7 +120,7 @@ def test_component(
         best = next(side for side in reversed(OURS) if side in seats)
         seats[best].wake(RUN)
         times = seats[best].result(KERNELS) if case.target == "llvm" else []  # a GPU is not waited for after each
-        kernels = with_flop(times, prepared.flop_by_kernel[best])
+        kernels = with_work(times, prepared.work[best])
     result = {"case": case.id, "sides": sides, "ratios": ratios(sides), "flop": prepared.flop}
     result |= {"kernels": kernels, "profiled": best, "note": prepared.note} | circumstances(threads, peaks)
     result["versions"] |= peers.versions() if options.peers else {}
@@ -158,7 +158,7 @@ def prepare(case: Case, folder: Path, schedules: Schedules) -> Prepared:
         build_library(lowered, tvm_target, library)
         prepared.compile_seconds[side] = importing + time.perf_counter() - start
         prepared.libraries[side] = library
-        prepared.flop_by_kernel[side] = flop_of_functions(lowered)
+        prepared.work[side] = work_of_functions(lowered)
     return prepared
 
 

@@ -205,6 +205,7 @@ class Share:
     name: str
     seconds: float
     share: float
+    size: str = ""
     calls: int | None = None
     flop_rate: float | None = None
     byte_rate: float | None = None
@@ -233,6 +234,7 @@ def _share(name: str, group: Sequence[KernelTime], total: float) -> Share:
         name,
         seconds,
         seconds / total,
+        group[0].size,
         sum(kernel.calls for kernel in group),
         _rate([kernel.flop for kernel in group], seconds),
         _rate([kernel.bytes for kernel in group], seconds),

@@ -5,7 +5,7 @@ A benchmark of pytest-benchmark's JSON is told by its `extra_info`:
 - of `perf/test_components.py`: `case`, and `sides` by name, each {"error": sentence} or
   {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call", "compile_seconds", "load_seconds",
   "memory", "worst_r_rms", "verdict", "reason"}; `peak_flops`, `peak_bandwidth`, `flop`; and `kernels`
-  [{"name", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; `note` where tuning changed nothing;
+  [{"name", "size", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; `note` where tuning changed nothing;
 - of `perf/test_end_to_end.py`: the same with `what` in place of `case`;
 - of `perf/test_kernels.py`: `bound`, `work`, `moved`, `peaks`, `rate`, `torch_rate`, …
 
@@ -125,6 +125,7 @@ class KernelTime:
 
     Attributes:
         name: Of the compiled function.
+        size: Its extents in words, empty where they are not known.
         calls: How often one run calls it.
         seconds: Of all its calls in one run.
         flop: Floating-point operations of them, None where they are not known.
@@ -132,6 +133,7 @@ class KernelTime:
     """
 
     name: str
+    size: str
     calls: int
     seconds: float
     flop: float | None
@@ -480,6 +482,7 @@ def _check_ratios(extra: _Fields, sides: Mapping[str, Side]) -> None:
 def _kernel_time(fields: _Fields) -> KernelTime:
     return KernelTime(
         name=fields.text("name"),
+        size=fields.text("size") if "size" in fields.data else "",
         calls=int(fields.number("calls")),
         seconds=fields.number("seconds", positive=False),
         flop=fields.perhaps("flop"),
