@@ -181,6 +181,7 @@ def test_every_figure_is_traced_to_its_file(perf_json: Path, tmp_path: Path) -> 
     assert "test_the_sides_take_turns in perf.json" in page
     assert "Test CPU \\| 1, 2 threads" in page and "2025-03-04 05:06 UTC" in page and "0123456789ab" in page
     assert "TVM 0.27.0" in page and "PyTorch 2.13.0" in page
+    assert "| `product_gelu` | 8x4 · 4x2 | 4 |" in page
 
 
 def test_every_latency_is_that_of_the_json(perf_json: Path, tmp_path: Path) -> None:
