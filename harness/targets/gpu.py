@@ -32,12 +32,14 @@ def gpu_pipeline(
     import tvm
     from tvm import relax
 
+    from harness.schedules.gpu.rewrite import call_attention
     from harness.schedules.vm import lower_to_vm
 
     passes = tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
+            call_attention(target),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),

@@ -1,0 +1,1 @@
+"""Schedules for GPUs: how Relax operators become careful kernels."""

@@ -1,0 +1,541 @@
+"""Scaled dot-product attention that never stores its scores: online softmax, sums in two levels, all in fp32.
+
+A block of threads takes a block of queries of one head and walks over the keys in steps. Queries, and the keys and
+values of a step, lie in shared memory; weights take the place of the keys that they came from. Of each query the
+highest score so far and the sum of weights are kept, and both with the result are rescaled when a higher score appears:
+
+    score[key] = Σ_c key[key, c] · (scale · query[c])  (+ bias, -inf where masked)
+    highest'   = max(highest, score of this step),  rescaling = exp(highest - highest')
+    weight[key] = exp(score[key] - highest')
+    total      = total · rescaling + Σ_key weight[key]
+    result     = result · rescaling + Σ_key weight[key] · value[key]
+
+`highest` starts at the lowest finite number, so that no difference of infinities can occur: what is masked with -inf
+weighs nothing, and a query whose keys are all masked gives zero, as in PyTorch. The values of a step are added up in
+registers of their own and then to the result: sums in two levels.
+
+Where there are too few queries to keep a GPU busy, groups of threads share the keys of a step, each with a highest
+score, a total and a result of its own; they are merged when all keys are done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
+from harness.schedules.gpu.threads import barrier, converted, fp32, launch, local, merge_lanes, power_of_two
+from harness.schedules.gpu.threads import shared as shared_memory
+
+LOWEST = -3.4028234663852886e38
+"""The lowest finite fp32 number."""
+
+_MOST_RESULTS = 64
+"""fp32 numbers of the result that a thread holds; as many again are sums of a step."""
+_MOST_SCORES = 32
+"""Scores of a step that a thread holds."""
+_BUSY = 128
+"""Blocks wanted at least: about as many as a large GPU has multiprocessors (H100: 132)."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Queries, keys or values in memory.
+
+    Attributes:
+        order: Dimension of the tensor for each of batch, position, head and channel.
+    """
+
+    order: tuple[int, ...] = (0, 1, 2, 3)
+
+    def shape(self, *extents: int) -> tuple[int, ...]:
+        """The tensor's shape, of the extents of batch, position, head and channel."""
+        return tuple(extents[self.order.index(d)] for d in range(4))
+
+    def at(self, *index: Any) -> list[Any]:
+        """The index into the tensor."""
+        return [index[self.order.index(d)] for d in range(4)]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Everything that the kernel depends on.
+
+    Attributes:
+        batch, queries, keys, heads: Extents.
+        channels: Of a query and of a key.
+        width: Channels of a value.
+        dtype: Of operands and result, one of `threads.FLOATS`.
+        scale: Factor of the scores.
+        diagonal: Query i sees keys up to i + diagonal; None if it sees all.
+        bias: Shape that broadcasts to [batch, head, query, key]; None if there is none.
+        bias_dtype: One of `threads.FLOATS`, which is added, or bool, where false masks a key out.
+        query, key, value, result: Where they lie.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    channels: int
+    width: int
+    dtype: str = "float32"
+    scale: float = 1.0
+    diagonal: int | None = None
+    bias: tuple[int, ...] | None = None
+    bias_dtype: str = "float32"
+    query: Operand = Operand()
+    key: Operand = Operand()
+    value: Operand = Operand()
+    result: Operand = Operand()
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the work is divided among the threads of a block.
+
+    Attributes:
+        queries: Of a block.
+        keys: Of a step.
+        groups: Share the keys of a step.
+        rows: Threads of a group along the queries.
+        columns: Threads of a group along keys and channels; neighbours in a warp.
+    """
+
+    queries: int
+    keys: int
+    groups: int
+    rows: int
+    columns: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.groups * self.rows * self.columns
+
+    @property
+    def rows_each(self) -> int:
+        """Queries of a thread."""
+        return self.queries // self.rows
+
+    @property
+    def keys_each(self) -> int:
+        """Keys of a thread in a step."""
+        return self.keys // (self.groups * self.columns)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie in shared memory, in fp32 numbers; rows are padded to whole vectors of four.
+
+    Attributes:
+        channels: Of a row of queries or keys.
+        width: Of a row of values, such that every thread has the same number of vectors.
+        keys: Where keys, and then the weights, begin; queries lie before them.
+        values: Where values begin.
+        size: Of all; when keys are done, results of groups lie there as well.
+    """
+
+    channels: int
+    width: int
+    keys: int
+    values: int
+    size: int
+
+
+def layout_of(attention: Attention, tiling: Tiling) -> Layout:
+    """The shared memory of a block."""
+    channels = 4 * ceil_div(attention.channels, 4)
+    width = 4 * tiling.columns * ceil_div(attention.width, 4 * tiling.columns)
+    keys = tiling.queries * channels
+    values = keys + tiling.keys * max(channels, tiling.queries)
+    merged = tiling.groups * tiling.queries * (width + 2) if tiling.groups > 1 else 0
+    return Layout(channels, width, keys, values, max(values + tiling.keys * width, merged))
+
+
+def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
+    """A good way to divide the work; None if there is none for heads of this size.
+
+    Args:
+        attention: The problem.
+        shared_bytes: Of a block at most.
+    """
+    columns = 8 if attention.width <= 32 else 16
+    longest = max(16, power_of_two(attention.keys))
+    heads = attention.batch * attention.heads
+    wide = [Tiling(queries, keys, 1, 128 // columns, columns) for queries in (64, 32, 16) for keys in (64, 32, 16)]
+    split = [Tiling(16, keys, 4, 4, 8) for keys in (64, 32)]
+    few = power_of_two(attention.queries)
+    narrow = [Tiling(few, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
+    if few <= 8:
+        candidates = [*narrow, *split, *wide]
+    elif heads * ceil_div(attention.queries, 64) < _BUSY:
+        candidates = [*split, *wide]
+    else:
+        candidates = [*wide, *split]
+
+    def fits(tiling: Tiling) -> bool:
+        layout = layout_of(attention, tiling)
+        return (
+            tiling.rows_each > 0
+            and tiling.keys_each > 0
+            and tiling.rows_each * tiling.keys_each <= _MOST_SCORES
+            and tiling.rows_each * (layout.width // tiling.columns) <= _MOST_RESULTS
+            and 4 * layout.size <= shared_bytes
+        )
+
+    fitting = [tiling for tiling in candidates if fits(tiling)]
+    return next((tiling for tiling in fitting if tiling.keys <= longest), fitting[0] if fitting else None)
+
+
+def attention_kernel(attention: Attention, tiling: Tiling) -> tirx.PrimFunc:
+    """The kernel: parameters query, key, value, bias if there is one, result."""
+    batch, heads, dtype = attention.batch, attention.heads, attention.dtype
+    of_query = (batch, attention.queries, heads, attention.channels)
+    of_key = (batch, attention.keys, heads, attention.channels)
+    of_value = (batch, attention.keys, heads, attention.width)
+    of_result = (batch, attention.queries, heads, attention.width)
+    arguments = [
+        Argument("query", attention.query.shape(*of_query), dtype),
+        Argument("key", attention.key.shape(*of_key), dtype),
+        Argument("value", attention.value.shape(*of_value), dtype),
+        *([] if attention.bias is None else [Argument("bias", attention.bias, attention.bias_dtype)]),
+        Argument("result", attention.result.shape(*of_result), dtype),
+    ]
+    blocks = ceil_div(attention.queries, tiling.queries)
+
+    def body(query: tirx.Buffer, key: tirx.Buffer, value: tirx.Buffer, *rest: tirx.Buffer) -> None:
+        with launch(batch * heads * blocks, tiling.threads) as (block, thread):
+            m = T.Bind(block // blocks)
+            place = _Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * tiling.queries))
+            _Emitter(attention, tiling, place, thread, rest[:-1], rest[-1]).emit(query, key, value)
+
+    explain = (
+        f"{batch} x {heads} heads, {attention.queries} queries, {attention.keys} keys, {attention.channels} channels, "
+        f"blocks of {tiling.queries} queries, steps of {tiling.keys} keys in {tiling.groups} groups, "
+        f"{tiling.threads} threads"
+    )
+    return prim_func("attention", arguments, body, explain)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a block works on: batch, head, first query."""
+
+    batch: Any
+    head: Any
+    first: Any
+
+
+class _Emitter:
+    """Emits the body of the kernel for one thread."""
+
+    def __init__(
+        self, attention: Attention, tiling: Tiling, place: _Place, thread: Any, bias: Any, result: tirx.Buffer
+    ) -> None:
+        self.attention, self.tiling, self.place, self.thread = attention, tiling, place, thread
+        self.bias, self.result = bias, result
+        self.layout = layout_of(attention, tiling)
+        self.column = T.Bind(thread % tiling.columns)
+        self.row = T.Bind(thread // tiling.columns % tiling.rows * tiling.rows_each)
+        self.group_keys = tiling.keys // tiling.groups
+        self.group = T.Bind(thread // (tiling.columns * tiling.rows)) if tiling.groups > 1 else 0
+        # Vectors of keys are permuted within their row, so that threads that read other rows meet other banks; weights
+        # likewise, so that rows of threads that write at once do.
+        whole = self.layout.channels // 4
+        self.key_twist = min(whole & -whole, 8)
+        rows_at_once = min(32 // tiling.columns, tiling.rows, max(1, self.group_keys // tiling.columns))
+        self.weight_twist = thread // tiling.columns % rows_at_once * tiling.columns if rows_at_once > 1 else 0
+        self.vectors = self.layout.width // (4 * tiling.columns)
+        self.shared = shared_memory(self.layout.size)
+        self.scores = local(tiling.rows_each * tiling.keys_each)
+        self.sums = local(tiling.rows_each * 4 * self.vectors)
+        self.results = local(tiling.rows_each * 4 * self.vectors)
+        self.highest, self.totals = local(tiling.rows_each), local(tiling.rows_each)
+
+    def emit(self, query: tirx.Buffer, key: tirx.Buffer, value: tirx.Buffer) -> None:
+        attention, tiling = self.attention, self.tiling
+        for i in range(tiling.rows_each):
+            T.buffer_store(self.highest, fp32(LOWEST), [i])
+            T.buffer_store(self.totals, fp32(0.0), [i])
+        _fill(self.results)
+        self._load(attention.query, query, self.place.first, tiling.queries, attention.queries, 0, attention.scale)
+        with T.serial(0, self._steps()) as step:
+            first = T.Bind(step * tiling.keys)
+            self._load(attention.key, key, first, tiling.keys, attention.keys, self.layout.keys, twist=self.key_twist)
+            self._load(attention.value, value, first, tiling.keys, attention.keys, self.layout.values)
+            barrier()
+            self._multiply_keys()
+            barrier()
+            self._weigh(first)
+            barrier()
+            self._multiply_values()
+            barrier()
+        for i in range(tiling.rows_each):
+            (total,) = merge_lanes([self.totals[i]], [lambda a, b: a + b], tiling.columns, self.thread)
+            T.buffer_store(self.totals, total, [i])
+        if tiling.groups == 1:
+            self._store()
+        else:
+            self._merge_groups()
+
+    def _steps(self) -> Any:
+        """Steps over the keys that any query of the block sees."""
+        attention, tiling = self.attention, self.tiling
+        every = ceil_div(attention.keys, tiling.keys)
+        if attention.diagonal is None:
+            return every
+        seen = self.place.first + (tiling.queries + attention.diagonal)  # by the last query, one after its last key
+        return T.Bind(T.max(0, T.min(every, (seen + (tiling.keys - 1)) // tiling.keys)))
+
+    def _load(
+        self,
+        operand: Operand,
+        buffer: tirx.Buffer,
+        first: Any,
+        rows: int,
+        length: int,
+        base: int,
+        scale: float = 1.0,
+        twist: int = 1,
+    ) -> None:
+        """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
+        channels = int(buffer.shape[operand.order[3]])
+        width = self.layout.width if base == self.layout.values else self.layout.channels
+        whole, threads = width // 4, self.tiling.threads
+
+        def copy(index: Any) -> None:
+            row, vector = T.Bind(index // whole), T.Bind(index % whole)
+            position = first + row
+            conditions = [] if length % rows == 0 else [position < length]
+            target = base + row * width + 4 * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
+
+            def element(v: Any, dtype: str, *more: Any) -> Any:
+                index = operand.at(self.place.batch, position, self.place.head, 4 * vector + v)
+                value, zero = buffer[tuple(index)], tirx.const(0.0, dtype)
+                return T.if_then_else(tirx.all(*conditions, *more), value, zero) if conditions or more else value
+
+            if operand.order[3] != 3 or channels % 4:
+                for v in range(4):
+                    value = fp32(element(v, self.attention.dtype, 4 * vector + v < channels))
+                    T.buffer_store(self.shared, _scaled(value, scale), [target + v])
+                return
+            if width > channels:
+                conditions.append(vector < channels // 4)
+            staged = local(4, self.attention.dtype)
+            with T.vectorized(0, 4) as v:
+                T.buffer_store(staged, element(v, self.attention.dtype), [v])
+            if self.attention.dtype == "float32":
+                with T.vectorized(0, 4) as v:
+                    T.buffer_store(self.shared, _scaled(staged[v], scale), [target + v])
+            else:
+                for v in range(4):
+                    T.buffer_store(self.shared, _scaled(fp32(staged[v]), scale), [target + v])
+
+        _each(rows * whole, threads, self.thread, copy)
+
+    def _multiply_keys(self) -> None:
+        """Emits the scores of the thread's queries and keys."""
+        tiling, channels = self.tiling, self.layout.channels
+        each = tiling.keys_each
+        keys, queries = local(4 * each), local(4)
+        row = self.layout.keys + (self.group * self.group_keys + self.column) * channels
+        _fill(self.scores)
+        with T.serial(0, channels // 4) as vector:
+            place = T.bitwise_xor(vector, self.column % self.key_twist) if self.key_twist > 1 else vector
+            for j in range(each):
+                self._take(keys, 4 * j, row + tiling.columns * j * channels + 4 * place)
+            for i in range(tiling.rows_each):
+                self._take(queries, 0, (self.row + i) * channels + 4 * vector)
+                for j in range(each):
+                    for v in range(4):
+                        _accumulate(self.scores, i * each + j, queries[v] * keys[4 * j + v])
+
+    def _weigh(self, first: Any) -> None:
+        """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""
+        tiling, each = self.tiling, self.tiling.keys_each
+        column = self.group * self.group_keys + self.column
+        tops = []
+        for i in range(tiling.rows_each):
+            query = self.place.first + self.row + i
+            for j in range(each):
+                score = self._masked(self.scores[i * each + j], query, first + column + tiling.columns * j)
+                T.buffer_store(self.scores, score, [i * each + j])
+            top = self.scores[i * each]
+            for j in range(1, each):
+                top = T.max(top, self.scores[i * each + j])
+            tops.append(top)
+        tops = merge_lanes(tops, [T.max] * len(tops), tiling.columns, self.thread)
+        before = local(1)
+        for i, top in enumerate(tops):
+            T.buffer_store(before, self.highest[i], [0])
+            T.buffer_store(self.highest, T.max(before[0], top), [i])
+            T.buffer_store(before, T.exp(before[0] - self.highest[i]), [0])
+            for n in range(4 * self.vectors):
+                at = i * 4 * self.vectors + n
+                T.buffer_store(self.results, self.results[at] * before[0], [at])
+            T.buffer_store(self.totals, self.totals[i] * before[0], [i])
+            for j in range(each):
+                at = i * each + j
+                T.buffer_store(self.scores, T.exp(self.scores[at] - self.highest[i]), [at])
+                place = column + tiling.columns * j
+                if not isinstance(self.weight_twist, int):
+                    place = T.bitwise_xor(place, self.weight_twist)
+                T.buffer_store(self.shared, self.scores[at], [self.layout.keys + (self.row + i) * tiling.keys + place])
+            weights = self.scores[i * each]
+            for j in range(1, each):
+                weights = weights + self.scores[i * each + j]
+            _accumulate(self.totals, i, weights)
+
+    def _masked(self, score: Any, query: Any, key: Any) -> Any:
+        """The score of a query and a key with its bias; -inf where it is masked."""
+        attention, tiling = self.attention, self.tiling
+        if attention.bias is not None:
+            row = T.min(query, attention.queries - 1) if attention.queries % tiling.queries else query
+            column = T.min(key, attention.keys - 1) if attention.keys % tiling.keys else key
+            index = (self.place.batch, self.place.head, row, column)[4 - len(attention.bias) :]
+            stored = self.bias[0][tuple(0 if e == 1 else x for e, x in zip(attention.bias, index, strict=True))]
+            masks = attention.bias_dtype == "bool"
+            score = T.Select(stored, score, fp32(-math.inf)) if masks else score + fp32(stored)
+        if attention.diagonal is not None:
+            score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
+        if attention.keys % tiling.keys:
+            score = T.Select(key < attention.keys, score, fp32(-math.inf))
+        return score
+
+    def _multiply_values(self) -> None:
+        """Emits the sum over a step of weighted values, and its addition to the result."""
+        tiling, vectors, width = self.tiling, self.vectors, self.layout.width
+        values, weights = local(16 * vectors), local(4)
+        first = self.group * self.group_keys
+        _fill(self.sums)
+        with T.serial(0, self.group_keys // 4) as k:
+            for u in range(4):
+                row = self.layout.values + (first + 4 * k + u) * width
+                for n in range(vectors):
+                    self._take(values, 4 * (u * vectors + n), row + 4 * (self.column + tiling.columns * n))
+            place = 4 * k if isinstance(self.weight_twist, int) else T.bitwise_xor(4 * k, self.weight_twist)
+            for i in range(tiling.rows_each):
+                self._take(weights, 0, self.layout.keys + (self.row + i) * tiling.keys + first + place)
+                for u in range(4):
+                    for n in range(4 * vectors):
+                        _accumulate(self.sums, i * 4 * vectors + n, weights[u] * values[4 * u * vectors + n])
+        for n in range(tiling.rows_each * 4 * vectors):
+            _accumulate(self.results, n, self.sums[n])
+
+    def _store(self) -> None:
+        tiling, vectors = self.tiling, self.vectors
+        for i in range(tiling.rows_each):
+            for n in range(vectors):
+                self._write(
+                    self.row + i,
+                    self.column + tiling.columns * n,
+                    [self.results[(i * vectors + n) * 4 + v] for v in range(4)],
+                    self.totals[i],
+                )
+
+    def _merge_groups(self) -> None:
+        """Emits the results of all groups, rescaled to the highest score of all and added."""
+        tiling, vectors, width = self.tiling, self.vectors, self.layout.width
+        statistics = tiling.groups * tiling.queries * width
+
+        def row_of(group: Any, query: Any) -> Any:
+            return group * tiling.queries + query
+
+        barrier()
+        for i in range(tiling.rows_each):
+            row = row_of(self.group, self.row + i)
+            for n in range(vectors):
+                with T.vectorized(0, 4) as v:
+                    place = row * width + 4 * (self.column + tiling.columns * n) + v
+                    T.buffer_store(self.shared, self.results[(i * vectors + n) * 4 + v], [place])
+            with T.If(tirx.EQ(self.column, 0)), T.Then():
+                T.buffer_store(self.shared, self.highest[i], [statistics + 2 * row])
+                T.buffer_store(self.shared, self.totals[i], [statistics + 2 * row + 1])
+        barrier()
+
+        def merge(index: Any) -> None:
+            query, vector = T.Bind(index // (width // 4)), T.Bind(index % (width // 4))
+            top, factor, total, part, sums = local(1), local(1), local(1), local(4), local(4)
+            T.buffer_store(top, fp32(LOWEST), [0])
+            T.buffer_store(total, fp32(0.0), [0])
+            _fill(sums)
+            with T.serial(0, tiling.groups) as g:
+                T.buffer_store(top, T.max(top[0], self.shared[statistics + 2 * row_of(g, query)]), [0])
+            with T.serial(0, tiling.groups) as g:
+                row = T.Bind(row_of(g, query))
+                T.buffer_store(factor, T.exp(self.shared[statistics + 2 * row] - top[0]), [0])
+                _accumulate(total, 0, factor[0] * self.shared[statistics + 2 * row + 1])
+                self._take(part, 0, row * width + 4 * vector)
+                for v in range(4):
+                    _accumulate(sums, v, factor[0] * part[v])
+            self._write(query, vector, [sums[v] for v in range(4)], total[0])
+
+        _each(tiling.queries * width // 4, tiling.threads, self.thread, merge)
+
+    def _write(self, row: Any, vector: Any, values: list[Any], total: Any) -> None:
+        """Emits the store of four channels of a query's result, divided by the sum of weights."""
+        attention = self.attention
+        operand, width, dtype = attention.result, attention.width, attention.dtype
+        query = self.place.first + row
+        staged = local(4, dtype)
+        for v, value in enumerate(values):
+            mean = T.Select(tirx.EQ(total, fp32(0.0)), fp32(0.0), value / total)
+            T.buffer_store(staged, converted(mean, dtype), [v])
+
+        def store(v: Any) -> None:
+            index = operand.at(self.place.batch, query, self.place.head, 4 * vector + v)
+            T.buffer_store(self.result, staged[v], index)
+
+        whole = operand.order[3] == 3 and width % 4 == 0
+        conditions = [] if attention.queries % self.tiling.queries == 0 else [query < attention.queries]
+        if whole:
+            _when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
+        else:
+            for v in range(4):
+                _when([*conditions, 4 * vector + v < width], partial(store, v))
+
+    def _take(self, registers: tirx.Buffer, at: int, place: Any) -> None:
+        """Emits the copy of a vector of four from shared memory."""
+        with T.vectorized(0, 4) as v:
+            T.buffer_store(registers, self.shared[place + v], [at + v])
+
+
+def _vector(body: Callable[[Any], None]) -> None:
+    with T.vectorized(0, 4) as v:
+        body(v)
+
+
+def _when(conditions: list[Any], body: Callable[[], None]) -> None:
+    """Emits the body, under all of the conditions."""
+    if not conditions:
+        body()
+        return
+    with T.If(tirx.all(*conditions)), T.Then():
+        body()
+
+
+def _each(count: int, threads: int, thread: Any, body: Callable[[Any], None]) -> None:
+    """Emits `body(index)` for 0 … count, divided among the threads."""
+    with T.serial(0, ceil_div(count, threads)) as n:
+        index = T.Bind(n * threads + thread)
+        _when([] if count % threads == 0 else [index < count], lambda: body(index))
+
+
+def _fill(registers: tirx.Buffer) -> None:
+    for n in range(int(registers.shape[0])):
+        T.buffer_store(registers, fp32(0.0), [n])
+
+
+def _accumulate(registers: tirx.Buffer, at: int, value: Any) -> None:
+    T.buffer_store(registers, registers[at] + value, [at])
+
+
+def _scaled(value: Any, scale: float) -> Any:
+    return value if scale == 1.0 else value * fp32(scale)

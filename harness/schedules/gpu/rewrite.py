@@ -1,0 +1,116 @@
+"""Finds attention on Relax, and calls the kernel of this package in its place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from harness.schedules.cpu.lowering import call, is_call, permutation, static_shape
+from harness.schedules.gpu.attention import Attention, Operand, attention_kernel, tiling_of
+from harness.schedules.gpu.threads import FLOATS
+
+
+def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
+    """Replaces `relax.nn.attention` and `attention_bias` by kernels that read through permutations of their operands.
+
+    Attention of unknown shapes, or with a window, is left to TVM. A permutation of a permutation becomes one: importers
+    permute before and after attention, and models permute back.
+    """
+    shared_bytes = int(target.attrs["max_shared_memory_per_block"])
+
+    @tvm.transform.module_pass(opt_level=0, name="CallAttention")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = _Rewriter(module, shared_bytes)
+        for variable, function in module.functions_items():
+            if isinstance(function, relax.Function):
+                rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+        return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+
+    return run
+
+
+@mutator
+class _Rewriter(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, module: tvm.IRModule, shared_bytes: int) -> None:
+        super().__init__(module)
+        self.shared_bytes = shared_bytes
+
+    def visit_call_(self, op: ir.Call) -> relax.Expr:
+        node = super().visit_call_(op)
+        if is_call(node, "relax.nn.attention", "relax.nn.attention_bias"):
+            kernel = self._attention(node)
+            return node if kernel is None else kernel
+        if is_call(node, "relax.permute_dims"):
+            return self._permuted(node, op)
+        return node
+
+    def _definition(self, value: relax.Expr) -> relax.Expr:
+        found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
+        return value if found is None else found
+
+    def _permuted(self, node: ir.Call, original: ir.Call) -> relax.Expr:
+        inner = self._definition(node.args[0])
+        if not is_call(inner, "relax.permute_dims"):
+            return node
+        first, second = permutation(inner), permutation(original)
+        axes = [first[d] for d in second]
+        return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
+
+    def _source(self, value: relax.Expr) -> tuple[relax.Expr, Operand]:
+        """What a permutation moves, and where it lies; the value itself if it is none."""
+        definition = self._definition(value)
+        if not is_call(definition, "relax.permute_dims"):
+            return value, Operand()
+        return definition.args[0], Operand(permutation(definition))
+
+    def _unexpanded(self, bias: relax.Expr) -> relax.Expr:
+        """What a bias was before it was broadcast, or reshaped to the shape that it had."""
+        definition = self._definition(bias)
+        if not is_call(definition, "relax.broadcast_to", "relax.reshape"):
+            return bias
+        source = definition.args[0]
+        shape = static_shape(source, None)
+        if shape is None or (definition.op.name == "relax.reshape" and shape != static_shape(bias, None)):
+            return bias
+        return self._unexpanded(source)
+
+    def _attention(self, node: ir.Call) -> relax.Expr | None:
+        operands, attributes = node.args[:3], node.attrs
+        shapes = [static_shape(operand, None) for operand in operands]
+        dtypes = {str(operand.ty.dtype) for operand in operands}
+        if any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes) or len(dtypes) != 1:
+            return None
+        (dtype,) = dtypes
+        bias = self._unexpanded(node.args[3]) if len(node.args) > 3 else None
+        bias_shape = None if bias is None else static_shape(bias, None)
+        if dtype not in FLOATS or attributes.window_size is not None or (bias is not None and bias_shape is None):
+            return None
+        (batch, queries, heads, channels), (_, keys, _, _), (_, _, _, width) = (shape or () for shape in shapes)
+        offset = {None: None, "TopLeft": 0, "BottomRight": keys - queries}
+        causal = None if attributes.causal_mask is None else str(attributes.causal_mask)
+        (query, query_place), (key, key_place), (value, value_place) = map(self._source, operands)
+        attention = Attention(
+            batch,
+            queries,
+            keys,
+            heads,
+            channels,
+            width,
+            dtype,
+            1.0 / math.sqrt(channels) if attributes.scale is None else float(attributes.scale),
+            offset[causal],
+            bias_shape,
+            "float32" if bias is None else str(bias.ty.dtype),
+            query_place,
+            key_place,
+            value_place,
+        )
+        tiling = tiling_of(attention, self.shared_bytes)
+        if tiling is None or attention.bias_dtype not in (*FLOATS, "bool"):
+            return None
+        inputs: list[Any] = [query, key, value, *([] if bias is None else [bias])]
+        return call(self.builder_, "attention", attention_kernel(attention, tiling), inputs)

@@ -1,0 +1,115 @@
+"""Building blocks for GPU kernels written as TIR: the launch, barriers, sums over threads.
+
+The kernels are written with TVM's IR builder, threads bound, and marked as scheduled, so that no rule touches them.
+All of them are one-dimensional grids of one-dimensional blocks, so that a thread's lane in its warp is its index modulo
+32 on CUDA and on Metal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+WARP = 32
+"""Threads that exchange registers, on NVIDIA GPUs and on Apple's."""
+
+FLOATS = ("float32", "float16", "bfloat16")
+"""Element types of the kernels; all of them compute in float32."""
+
+
+@contextmanager
+def launch(blocks: int, threads: int) -> Iterator[tuple[Any, Any]]:
+    """The body of a kernel: the index of the block, and of the thread in it."""
+    with T.launch_thread("blockIdx.x", blocks) as block, T.launch_thread("threadIdx.x", threads) as thread:
+        yield block, thread
+
+
+def barrier() -> None:
+    """Every thread of the block waits here for the others, and sees what they wrote to shared memory."""
+    T.evaluate(T.tvm_storage_sync("shared"))
+
+
+def shared(size: int) -> tirx.Buffer:
+    """fp32 memory of a block."""
+    return T.alloc_buffer((size,), "float32", scope="shared")
+
+
+def local(size: int, dtype: str = "float32") -> tirx.Buffer:
+    """Registers of a thread, if every index into them is a constant."""
+    return T.alloc_buffer((size,), dtype, scope="local")
+
+
+def scalar(value: Any) -> Any:
+    """Emits a register with an fp32 value, and returns it."""
+    cell = local(1)
+    T.buffer_store(cell, value, [0])
+    return cell[0]
+
+
+def fp32(value: Any) -> Any:
+    """A number as a constant, an expression of another float type converted."""
+    if isinstance(value, int | float):
+        return tirx.const(float(value), "float32")
+    return value if str(value.ty) == "float32" else tirx.Cast("float32", value)
+
+
+def converted(value: Any, dtype: str) -> Any:
+    """An fp32 value rounded to the type of a result."""
+    return value if dtype == "float32" else tirx.Cast(dtype, value)
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(0, least - 1).bit_length()
+
+
+Merge = Callable[[Any, Any], Any]
+"""Two partial results → one; the order must not matter but for rounding."""
+
+
+def merge_lanes(values: Sequence[Any], merges: Sequence[Merge], lanes: int, thread: Any) -> list[Any]:
+    """Emits the merging of each value over groups of `lanes` neighbours of a warp, a power of two; all get the result.
+
+    Neighbours exchange across a growing distance, so that the partial results that meet are of equally many terms. TVM
+    cannot generate Metal's `simd_shuffle_xor`, hence the lane to read from.
+    """
+    cells = [local(1) for _ in values]
+    for cell, value in zip(cells, values, strict=True):
+        T.buffer_store(cell, value, [0])
+    distance = 1
+    while distance < lanes:
+        for cell, merge in zip(cells, merges, strict=True):
+            source = T.bitwise_xor(thread % WARP, distance)
+            other = T.tvm_warp_shuffle(tirx.const(0xFFFFFFFF, "uint32"), cell[0], source, WARP, WARP)  # a whole warp
+            T.buffer_store(cell, merge(cell[0], other), [0])
+        distance *= 2
+    return [cell[0] for cell in cells]
+
+
+def merge_threads(values: Sequence[Any], merges: Sequence[Merge], threads: int, thread: Any) -> list[Any]:
+    """Emits the merging of each value over `threads` neighbours of a block, a power of two; all get the result.
+
+    Every thread of the block must come here.
+    """
+    results = merge_lanes(values, merges, min(threads, WARP), thread)
+    warps = threads // WARP
+    if warps <= 1:
+        return results
+    exchange = shared(len(values) * 1024 // WARP)
+    warp = thread // WARP
+    first = warp // warps * warps
+    with T.If(tirx.EQ(thread % WARP, 0)), T.Then():
+        for n, value in enumerate(results):
+            T.buffer_store(exchange, value, [n * (1024 // WARP) + warp])
+    barrier()
+    merged = []
+    for n, merge in enumerate(merges):
+        partial = [exchange[n * (1024 // WARP) + first + w] for w in range(warps)]
+        while len(partial) > 1:
+            partial = [merge(a, b) for a, b in zip(partial[::2], partial[1::2], strict=True)]
+        merged.append(scalar(partial[0]))
+    return merged
