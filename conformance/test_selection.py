@@ -45,19 +45,17 @@ def test_control_strategy_is_for_rotary_encoding_only() -> None:
     assert set(strategies_of("vit")) == set(STRATEGIES)
 
 
-def test_the_whole_model_has_to_be_named_and_runs_on_the_cpu() -> None:
+def test_the_whole_model_has_to_be_named() -> None:
     cases = select(["end_to_end", "box_head"])
     whole = {case for case in cases if case.component == "end_to_end"}
-    assert whole == {Case("end_to_end", strategy, "llvm") for strategy in STRATEGIES}
-    assert {case.target for case in cases} == set(TARGETS)
-    with pytest.raises(HarnessError, match="give --target llvm"):
-        select(["end_to_end"], targets=["cuda"])
+    assert whole == {Case("end_to_end", strategy, target) for strategy in STRATEGIES for target in TARGETS}
 
 
 def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
     suite = "conformance/test_end_to_end.py::test_end_to_end"
-    assert collected(suite=suite) == {"end_to_end-real-llvm-shallow"}
-    assert collected("--strategy", "tensorir", "--scale", "full", suite=suite) == {"end_to_end-tensorir-llvm-full"}
+    assert collected(suite=suite) == {f"end_to_end-real-{target}-shallow" for target in TARGETS}
+    named = ("--strategy", "tensorir", "--scale", "full", "--target", "cuda")
+    assert collected(*named, suite=suite) == {"end_to_end-tensorir-cuda-full"}
     assert collected("--component", "vit", suite=suite) <= {"NOTSET"}
 
 
