@@ -8,13 +8,20 @@ from harness.targets.emulation.device_module import DeviceModule
 from harness.targets.metal_source import one_file, split_kernels
 from harness.targets.serialized import Launch
 
-_WAITS = re.compile(r"\b(?:__sync\w+|__shfl_\w+|__activemask|threadgroup_barrier|simdgroup_barrier|simd_shuffle\w*)\(")
+_WAITS = re.compile(
+    r"\b(?:__sync\w+|__shfl_\w+|__activemask|\w+_matrix_sync|threadgroup_barrier|simdgroup_barrier|simd_shuffle\w*)\("
+)
 """Calls in which a thread waits for others."""
+
+_DYNAMIC = re.compile(r"extern __shared__ (__align__\(\d+\) \w+ \w+)\[\];")
 
 _EXTENTS = {
     f"{kind}.{axis}": f"{letter}{axis}" for kind, letter in (("blockIdx", "g"), ("threadIdx", "b")) for axis in "xyz"
 }
 """Extents as `emulated::launch` reads them: of the grid, of the block."""
+
+_DYNAMIC_BYTES = "tirx.use_dyn_shared_memory"
+"""The last extent of a launch with dynamic shared memory: its bytes."""
 
 
 def cuda_to_cpp(module: DeviceModule) -> str:
@@ -23,11 +30,12 @@ def cuda_to_cpp(module: DeviceModule) -> str:
     Raises:
         RuntimeError: A kernel is launched in a way that is not emulated.
     """
-    parts = ["#define __CUDACC_VER_MAJOR__ 13\n#define __CUDA_ARCH__ 900\n#include <cuda.h>\n", module.source, _PACKED]
+    source = _DYNAMIC.sub(r"static \1[emulated::MAX_DYNAMIC_BYTES];", module.source)
+    parts = ["#define __CUDACC_VER_MAJOR__ 13\n#define __CUDA_ARCH__ 900\n#include <cuda.h>\n", source, _PACKED]
     for launch in module.launches:
         found = re.search(
             rf"^extern \"C\" __global__ void [^;\n]*?\b{launch.name}\(([^)]*)\) {{\n(.*?)^}}",
-            module.source,
+            source,
             re.S | re.M,
         )
         if found is None:
@@ -77,11 +85,16 @@ static void emulated_store(T (&field)[2], const emulated::Any& any) { field[0] =
 
 
 def _packed(launch: Launch, call: str, kernel: str) -> str:
-    unknown = next((tag for tag in launch.extents if tag not in _EXTENTS), None)
+    extents = launch.extents
+    if extents[-1:] == (_DYNAMIC_BYTES,):
+        extents = extents[:-1]
+    unknown = next((tag for tag in extents if tag not in _EXTENTS), None)
     if unknown is not None:
         raise RuntimeError(f"kernel {launch.name}: a launch with {unknown} cannot be emulated")
     name, waits = launch.name, "true" if _WAITS.search(kernel) else "false"
-    tags = "".join(_EXTENTS[tag] for tag in launch.extents)
+    tags = "".join(_EXTENTS[tag] for tag in extents)
+    if extents != launch.extents:
+        tags += "s"
     return f"""
 static void body_of_{name}() {{ {call} }}
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_{name}(

@@ -13,6 +13,7 @@ int TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message);
 namespace emulated {
 
 constexpr unsigned WARP = 32, MAX_THREADS = 1024, STACK_BYTES = 256 * 1024;
+constexpr long MAX_DYNAMIC_BYTES = 227 * 1024;  // shared memory of a block, on sm_90 (CUDA Programming Guide)
 
 struct Index {
   unsigned x, y, z;
@@ -215,17 +216,25 @@ static unsigned append(char* text, unsigned length, const char* more) {
   return length;
 }
 
-// Args: the trailing arguments of the host's call are extents in the order of `tags`: b, g for block and grid, x, y, z.
+// Args: the trailing arguments of the host's call are extents in the order of `tags`: b, g for block and grid, x, y, z;
+// last, for s, the bytes of dynamic shared memory.
 static int launch(const char* name, void (*kernel)(), bool waits, const Any* extents, const char* tags) {
   block_size = grid_size = {1, 1, 1};
+  long dynamic_bytes = 0;
   for (unsigned i = 0; tags[2 * i]; ++i) {
+    if (tags[2 * i] == 's') {
+      dynamic_bytes = extents[i].v_int64;
+      break;
+    }
     Index& size = tags[2 * i] == 'b' ? block_size : grid_size;
     (tags[2 * i + 1] == 'x' ? size.x : tags[2 * i + 1] == 'y' ? size.y : size.z) = (unsigned)extents[i].v_int64;
   }
   body = kernel;
   synchronizes = waits;
   unsigned long count = (unsigned long)block_size.x * block_size.y * block_size.z;
-  const char* problem = count > MAX_THREADS ? "a block has more than 1024 threads" : run_grid();
+  const char* problem = count > MAX_THREADS                 ? "a block has more than 1024 threads"
+                        : dynamic_bytes > MAX_DYNAMIC_BYTES ? "a block has more than 227 KiB of dynamic shared memory"
+                                                            : run_grid();
   if (!problem) return 0;
   char message[512];
   unsigned length = append(message, 0, "emulated kernel ");

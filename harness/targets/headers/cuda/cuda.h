@@ -1,10 +1,12 @@
-// CUDA's built-ins as far as TVM's code generator uses them in fp32 and integers, for emulation on a CPU.
-// Half types, tensor cores, asynchronous copies and dynamic shared memory are missing, and do not compile.
+// CUDA's built-ins as far as TVM's code generator uses them, for emulation on a CPU; half types are in cuda_fp16.h and
+// cuda_bf16.h. mma.h has tensor cores. Asynchronous copies and inline PTX are missing, and do not compile.
 #pragma once
 #include "../emulated_gpu.h"
 
 #define __global__ __attribute__((visibility("hidden")))
-#define __device__ static
+#define __device__ inline
+#define __host__
+#define __align__(n) __attribute__((aligned(n)))
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
@@ -66,6 +68,7 @@ UNARY(acos) UNARY(asin) UNARY(atan) UNARY(cbrt) UNARY(ceil) UNARY(cos) UNARY(cos
 UNARY(fabs) UNARY(floor) UNARY(log) UNARY(log10) UNARY(log1p) UNARY(log2) UNARY(nearbyint) UNARY(rint) UNARY(round)
 UNARY(sin) UNARY(sinh) UNARY(sqrt) UNARY(tan) UNARY(tanh) UNARY(trunc)
 #undef UNARY
+static inline float erf(float x) { return __builtin_erff(x); }
 static inline float exp10f(float x) { return __builtin_powf(10.0f, x); }
 static inline float rsqrtf(float x) { return 1.0f / __builtin_sqrtf(x); }
 static inline float powf(float x, float y) { return __builtin_powf(x, y); }
