@@ -9,6 +9,7 @@ from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select, target
 from harness.components import COMPONENTS
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
+from harness.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.remote.address import Remote, chosen_remote
 from harness.rope import STRATEGIES
 from harness.settings import Settings
@@ -23,6 +24,7 @@ MARKERS = {
     **{name: f"cases of component {name}" for name in SUBJECTS},
     **{name: f"cases of strategy {name}" for name in STRATEGIES},
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
+    **{name: f"cases in {name}" for name in PRECISIONS},
 }
 
 CASES = pytest.StashKey[tuple[Case, ...]]()
@@ -35,6 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(f"--{flag}", action="append", default=[], help=f"one of {', '.join(known)}; default: all")
     group.addoption(
         "--scale", action="append", default=[], help=f"one of {', '.join(Scale)}; default: {Scale.SHALLOW.value}"
+    )
+    group.addoption(
+        "--precision",
+        action="append",
+        default=[],
+        help=f"one of {', '.join(PRECISIONS)}; default: {DEFAULT_PRECISION}",
     )
     group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
     group.addoption(
@@ -112,6 +120,7 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
             config.getoption("target"),
             config.getoption("scale") or [Scale.SHALLOW.value],
             config.getoption("seed"),
+            config.getoption("precision") or [DEFAULT_PRECISION],
         )
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from error
@@ -121,7 +130,8 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
     """The cases of the whole model that the command line asks for; only the default strategy unless one is named."""
     components = config.getoption("component")
     targets = [name for name in config.getoption("target") or TARGETS if name in targets_of(END_TO_END.name)]
-    if not targets or (components and END_TO_END.name not in components):
+    precisions = config.getoption("precision") or [DEFAULT_PRECISION]
+    if not targets or DEFAULT_PRECISION not in precisions or (components and END_TO_END.name not in components):
         return ()
     return select(
         [END_TO_END.name],
@@ -134,7 +144,7 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
 
 def parameter(case: Case) -> object:
     """A case with its id and its markers."""
-    names = (case.component, case.strategy, case.target, case.scale)
+    names = (case.component, case.strategy, case.target, case.scale, case.precision)
     return pytest.param(case, id=case.id, marks=[getattr(pytest.mark, name) for name in names])
 
 

@@ -1,4 +1,4 @@
-"""Case: one component × strategy × target × scale × seed, the unit of verification; and selecting cases."""
+"""Case: one component × strategy × target × scale × seed × precision, the unit of verification; and selecting cases."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from harness.components import COMPONENTS
 from harness.components.component import Component
 from harness.end_to_end import END_TO_END, EndToEnd
 from harness.errors import HarnessError
+from harness.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.rope import STRATEGIES
 from harness.targets import TARGETS
 
@@ -31,18 +32,20 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One component × strategy × target × scale × seed, all by registry name."""
+    """One component × strategy × target × scale × seed × precision, all by registry name."""
 
     component: str
     strategy: str
     target: str
     scale: str = Scale.SHALLOW.value
     seed: int = 0
+    precision: str = DEFAULT_PRECISION
 
     @property
     def id(self) -> str:
-        """The pytest id, for instance `vision_backbone-real-llvm-shallow`."""
-        return f"{self.component}-{self.strategy}-{self.target}-{self.scale}"
+        """The pytest id, for instance `vision_backbone-real-llvm-shallow`; a precision other than fp32 follows."""
+        name = f"{self.component}-{self.strategy}-{self.target}-{self.scale}"
+        return name if self.precision == DEFAULT_PRECISION else f"{name}-{self.precision}"
 
 
 def strategies_of(component: str) -> tuple[str, ...]:
@@ -53,6 +56,11 @@ def strategies_of(component: str) -> tuple[str, ...]:
 def targets_of(component: str) -> tuple[str, ...]:
     """The targets that a component is compiled for: all of them; for the whole model, those that it runs on."""
     return tuple(TARGETS) if component in COMPONENTS else END_TO_END.targets
+
+
+def precisions_of(component: str, target: str) -> tuple[str, ...]:
+    """The precisions that a component is compiled in for a target; the whole model is in fp32."""
+    return TARGETS[target].precisions if component in COMPONENTS else (DEFAULT_PRECISION,)
 
 
 def checked(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -75,24 +83,30 @@ def select(
     targets: Sequence[str] = (),
     scales: Sequence[str] = (Scale.SHALLOW.value,),
     seed: int = 0,
+    precisions: Sequence[str] = (DEFAULT_PRECISION,),
 ) -> tuple[Case, ...]:
     """All cases of the given names; an empty sequence stands for every known one.
 
     The whole model is not one of the components that no name stands for: it has to be named.
 
     Raises:
-        HarnessError: If a name is unknown, or none of the strategies and targets applies to any of the components.
+        HarnessError: If a name is unknown, a named target compiles in none of the precisions, or none of the
+            strategies, targets and precisions applies to any of the components.
     """
+    precisions = checked("precision", precisions, tuple(PRECISIONS))
+    for name in checked("target", targets, tuple(TARGETS)) if targets else ():
+        _check_precisions(name, precisions)
     components = checked("component", components, tuple(SUBJECTS)) if components else tuple(COMPONENTS)
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
     targets = checked("target", targets, tuple(TARGETS))
     scales = checked("scale", scales, tuple(scale.value for scale in Scale))
     cases = tuple(
-        Case(component, strategy, target, scale, seed)
+        Case(component, strategy, target, scale, seed, precision)
         for target in targets
         for scale in scales
+        for precision in precisions
         for component in components
-        if target in targets_of(component)
+        if target in targets_of(component) and precision in precisions_of(component, target)
         for strategy in strategies_of(component)
         if strategy in strategies
     )
@@ -101,9 +115,25 @@ def select(
             f"No case to run: the whole model is compiled for {', '.join(END_TO_END.targets)} only, "
             f"so give --target {END_TO_END.targets[0]}."
         )
-    if not cases:
+    if not cases and not any(
+        strategy in strategies_of(component) for component in components for strategy in strategies
+    ):
         raise HarnessError(
             f"No case to run: {', '.join(components)} has no rotary position encoding, "
             f"so only --strategy {DEFAULT_STRATEGY} applies."
         )
+    if not cases:
+        raise HarnessError(
+            f"No case to run: the whole model is compiled in {DEFAULT_PRECISION} only, so name its components."
+        )
     return cases
+
+
+def _check_precisions(target: str, precisions: Sequence[str]) -> None:
+    known = TARGETS[target].precisions
+    if set(known).isdisjoint(precisions):
+        others = [name for name, other in TARGETS.items() if set(precisions) <= set(other.precisions)]
+        raise HarnessError(
+            f"Target {target} compiles in {', '.join(known)} only, not in {', '.join(precisions)}: "
+            f"give --target {' or '.join(others)}, or another --precision."
+        )

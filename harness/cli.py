@@ -17,6 +17,7 @@ from harness import __version__
 from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, checked, select, strategies_of
 from harness.errors import HarnessError
 from harness.installation import require_compiler
+from harness.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.remote.address import Remote, chosen_remote
 from harness.rope import STRATEGIES
 from harness.runtime.errors import Sam3Error
@@ -65,6 +66,9 @@ def verify(
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="Target; repeatable. Default: llvm.")] = None,
     scale: Annotated[list[str] | None, typer.Option(help="shallow or full; repeatable. Default: shallow.")] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(PRECISIONS)}; repeatable. Default: {DEFAULT_PRECISION}.")
+    ] = None,
     seed: SeedOption = 0,
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
@@ -98,7 +102,14 @@ def verify(
     from harness.verification import Limits, is_good, repro_flags, verify_cases
 
     choose_threads(threads)
-    cases = select(component or tuple(SUBJECTS), strategy or (), target or ("llvm",), scale or (Scale.SHALLOW,), seed)
+    cases = select(
+        component or tuple(SUBJECTS),
+        strategy or (),
+        target or ("llvm",),
+        scale or (Scale.SHALLOW,),
+        seed,
+        precision or (DEFAULT_PRECISION,),
+    )
     check_writable(report)
     if image is not None:
         load_image(image)
@@ -379,7 +390,7 @@ def report_command(
 
 @app.command(name="list")
 def list_command() -> None:
-    """List components, strategies, targets and scales."""
+    """List components, strategies, targets, precisions and scales."""
     components = Table("component", "what", "inputs", "outputs", "strategies", title="Components")
     for entry in SUBJECTS.values():
         components.add_row(
@@ -390,7 +401,7 @@ def list_command() -> None:
             ", ".join(strategies_of(entry.name)),
         )
     console.print(components)
-    for title, registry in (("Strategies", STRATEGIES), ("Targets", TARGETS)):
+    for title, registry in (("Strategies", STRATEGIES), ("Targets", TARGETS), ("Precisions", PRECISIONS)):
         table = Table("name", "what", title=title)
         for item in registry.values():
             table.add_row(item.name, item.summary)

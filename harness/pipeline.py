@@ -20,6 +20,7 @@ from harness.emulation import Emulation, emulates
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
 from harness.outcome import CaseError, Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.precision import PRECISIONS
 from harness.remote.errors import DeviceLostError, RemoteError
 from harness.remote.place import Place, place
 from harness.rope import STRATEGIES
@@ -154,10 +155,9 @@ def _walk_component(
     """The verdicts on a component; None if it can be compiled but not run."""
     from harness.parity.saved import load_outputs, save_outputs
     from harness.parity.verdict import judge
-    from harness.source import Source
 
     with progress.during(Stage.BUILD):
-        source = Source(case, settings)
+        source = _source(case, settings)
     if settings.judge_saved:
         actual = load_outputs(saved)
     else:
@@ -168,7 +168,24 @@ def _walk_component(
         save_outputs(saved, actual)
     with progress.during(Stage.JUDGE):
         reference, again = source.reference()
-        return judge(actual, reference, source.oracle(), reference_again=again, expectation=settings.expectation)
+        return judge(
+            actual,
+            reference,
+            source.oracle(),
+            reference_again=again,
+            expectation=settings.expectation,
+            by_oracle=PRECISIONS[case.precision].is_half,
+        )
+
+
+def _source(case: Case, settings: Settings) -> Source:
+    if PRECISIONS[case.precision].is_half:
+        from harness.precision.source import HalfSource
+
+        return HalfSource(case, settings)
+    from harness.source import Source
+
+    return Source(case, settings)
 
 
 def _compile_and_run(
@@ -176,16 +193,20 @@ def _compile_and_run(
 ) -> Arrays | None:
     """From the module to the outputs of the compiled code; None if it can be compiled but not run."""
     from harness.frontend import export_program
+    from harness.precision.lowering import lower_precision, parameters_for
     from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
     from harness.tuning.database import schedules_from
 
-    target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
+    target, strategy, precision = TARGETS[case.target], STRATEGIES[case.strategy], PRECISIONS[case.precision]
     with progress.during(Stage.EXPORT), strategy.apply(source.module):
         programs = {
             sample: export_program(source.module, tuple(args.values())) for sample, args in source.samples.items()
         }
     with progress.during(Stage.IMPORT):
-        imported = {sample: strategy.import_program(program) for sample, program in programs.items()}
+        imported = {}
+        for sample, program in programs.items():
+            module, values = strategy.import_program(program)
+            imported[sample] = lower_precision(module, precision), values
     del programs
     actual: Arrays = {}
     schedules = schedules_from(settings.database, case.target)
@@ -200,7 +221,9 @@ def _compile_and_run(
         if runs_at.run_problem(case.target) is not None:
             return None
         for sample, library in libraries.items():
-            parameters = list(imported.pop(sample)[1].values())
+            module, values = imported.pop(sample)
+            parameters = parameters_for(module, list(values.values()))
+            del values
             # All samples have the same weights; their sizes differ by a few constants.
             progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
             with progress.during(Stage.LOAD):

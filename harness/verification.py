@@ -10,6 +10,7 @@ from harness.case import SUBJECTS, Case
 from harness.errors import HarnessError
 from harness.outcome import Outcome, Stage, Status
 from harness.parity.expectations import Expectation, expectation_for, load_expectations
+from harness.precision import PRECISIONS
 from harness.report import Result
 from harness.rope import STRATEGIES
 from harness.settings import REPOSITORY, Settings
@@ -41,7 +42,13 @@ def expectations() -> tuple[Expectation, ...]:
     if not EXPECTATIONS.is_file():
         raise HarnessError(f"{EXPECTATIONS} is missing: verify in a checkout, set up by `make setup`.")
     return load_expectations(
-        EXPECTATIONS, {"component": SUBJECTS.keys(), "strategy": STRATEGIES.keys(), "target": TARGETS.keys()}
+        EXPECTATIONS,
+        {
+            "component": SUBJECTS.keys(),
+            "strategy": STRATEGIES.keys(),
+            "target": TARGETS.keys(),
+            "precision": PRECISIONS.keys(),
+        },
     )
 
 

@@ -4,6 +4,7 @@ The file is TOML, a list of `[[expect]]` tables. Each names cases, and how they 
 
     [[expect]]
     component = ["vit", "vision_backbone"]   # one name, a list of names, or "*"; strategy, target and scale likewise
+    precision = "*"                          # likewise; fp32 where it is not given
     strategy = "none"
     target = "*"
     scale = "*"
@@ -22,7 +23,8 @@ The file is TOML, a list of `[[expect]]` tables. Each names cases, and how they 
     outputs = ["features"]                   # optional: only these; for stage "judge": exactly these must fail
     why = "PyTorch itself is outside the strict gate against float64"
 
-A case that no entry names must pass strictly. Two entries that can name the same case are an error.
+A case that no entry names must pass: strictly in fp32, by the oracle in half precision. Two entries that can name the
+same case are an error.
 Needs neither torch nor tvm.
 """
 
@@ -38,11 +40,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.outcome import Outcome, Stage, Status, VerdictKind
+from harness.precision import DEFAULT_PRECISION, PRECISIONS
 
 if TYPE_CHECKING:
     from harness.case import Case
 
-_FIELDS = ("component", "strategy", "target", "scale")
+_FIELDS = ("component", "strategy", "target", "scale", "precision")
 _KEYS = {*_FIELDS, "status", "stage", "error", "message", "judge", "outputs", "why"}
 _ANY = "*"
 
@@ -52,7 +55,7 @@ class Expectation:
     """One entry of the file: which cases, what must happen to them, and why.
 
     Attributes:
-        component, strategy, target, scale: The names that it matches, `("*",)` for all.
+        component, strategy, target, scale, precision: The names that it matches, `("*",)` for all.
         why: The reason, shown in the report as the cause of a known discrepancy.
         status: How the case must end; `passed` for an entry that allows the oracle verdict.
         stage: Where it must end; None for an entry that allows the oracle verdict.
@@ -73,6 +76,7 @@ class Expectation:
     message: str | None = None
     outputs: tuple[str, ...] = ()
     where: str = ""
+    precision: tuple[str, ...] = (DEFAULT_PRECISION,)
 
     def matches(self, case: Case) -> bool:
         """Whether the entry names this case."""
@@ -104,7 +108,8 @@ def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = 
 
     Args:
         path: The TOML file.
-        known: Names by field (`component`, `strategy`, `target`, `scale`); others are refused. None: not checked.
+        known: Names by field (`component`, `strategy`, `target`, `scale`, `precision`); others are refused. None: not
+            checked.
 
     Raises:
         HarnessError: If the file cannot be read, is not TOML, or an entry is wrong or ambiguous; names file and line.
@@ -149,7 +154,7 @@ def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Chec
     if outcome.status is Status.UNAVAILABLE:
         return Check(CheckKind.SKIPPED, outcome.error.message if outcome.error else "not available on this machine")
     if expectation is None or expectation.status is Status.PASSED:
-        problem = _pass_problem(outcome, expectation)
+        problem = _pass_problem(outcome, expectation, half=PRECISIONS[case.precision].is_half)
     else:
         problem = _failure_problem(outcome, expectation)
     if problem:
@@ -157,16 +162,17 @@ def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Chec
     return Check(CheckKind.AS_EXPECTED)
 
 
-def _pass_problem(outcome: Outcome, expectation: Expectation | None) -> str:
-    """Why the outcome is not the pass that is expected; empty if it is."""
+def _pass_problem(outcome: Outcome, expectation: Expectation | None, *, half: bool) -> str:
+    """Why the outcome is not the pass that is expected, in half precision or not; empty if it is."""
     if outcome.status is not Status.PASSED:
         return f"expected to pass, but {_what_happened(outcome)}"
     if not outcome.verdicts:
         return "passed without a single judged output"
     for verdict in outcome.verdicts:
-        allowed = expectation is not None and expectation.allows_oracle(verdict.name)
+        allowed = half or (expectation is not None and expectation.allows_oracle(verdict.name))
         if verdict.kind is not VerdictKind.STRICT and not (verdict.kind is VerdictKind.ORACLE and allowed):
-            return f"expected every output to be strict, but {verdict.name} is {verdict.kind}: {verdict.reason}"
+            wanted = "right by the oracle" if half else "strict"
+            return f"expected every output to be {wanted}, but {verdict.name} is {verdict.kind}: {verdict.reason}"
     if expectation is None:
         return ""
     names = {verdict.name for verdict in outcome.verdicts}
@@ -222,7 +228,7 @@ def _parse(entry: Mapping[str, Any], where: str, known: Mapping[str, Collection[
     unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise HarnessError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
-    names = {field: _names(entry, field, where) for field in _FIELDS}
+    names = {field: _names({"precision": DEFAULT_PRECISION, **entry}, field, where) for field in _FIELDS}
     for field, values in names.items():
         for value in values:
             if field in known and value != _ANY and value not in known[field]:
@@ -281,7 +287,8 @@ def _parse_failure(
 
 
 def _cases(names: Mapping[str, tuple[str, ...]]) -> Expectation:
-    return Expectation(names["component"], names["strategy"], names["target"], names["scale"], why="")
+    component, strategy, target, scale, precision = (names[field] for field in _FIELDS)
+    return Expectation(component, strategy, target, scale, why="", precision=precision)
 
 
 def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

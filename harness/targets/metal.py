@@ -96,4 +96,5 @@ METAL = Target(
     run_problem=run_problem,
     device=metal_device,
     examine=examine,
+    precisions=("fp32", "fp16"),
 )
