@@ -104,13 +104,15 @@ def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = Non
 
     Args:
         skip: Names of DLight's rules not to be used.
-        rules: The rules, in order; DLight's and `OuterLoops` by default.
+        rules: The rules, in order; `Product`, DLight's and `OuterLoops` by default.
     """
     import tvm
     from tvm.s_tir import dlight
 
     if rules is None:
-        rules = [*(getattr(dlight.gpu, name)() for name in rule_names(skip)), OuterLoops()]
+        from harness.schedules.gpu.product import Product
+
+        rules = [Product(), *(getattr(dlight.gpu, name)() for name in rule_names(skip)), OuterLoops()]
     chosen = list(rules)
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")

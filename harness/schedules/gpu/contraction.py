@@ -1,0 +1,291 @@
+"""Recognises a sum of products in the loops of a kernel, whatever its operands and whatever follows it.
+
+    result[place(b, i, j)] = finish(Σ_k left(b, i, k) · right(b, k, j))
+
+A linear layer, a matrix product, a convolution and a transposed one all are such sums: an operand's element is an
+expression of the loop variables, with a condition where an image is padded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+
+Values = dict[tirx.Var, Any]
+"""What stands for a loop variable."""
+
+_REDUCTION = 2
+"""`tirx.IterVar.CommReduce`."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Loop variables that are walked as one index, the last one fastest."""
+
+    variables: tuple[tirx.Var, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of values of the index."""
+        return math.prod(self.extents)
+
+    def values(self, index: Any) -> Values:
+        """The variables at a value of the index."""
+        values: Values = {}
+        stride = self.size
+        for variable, extent in zip(self.variables, self.extents, strict=True):
+            stride //= extent
+            value = tirx.floordiv(index, stride) if stride > 1 else index
+            values[variable] = tirx.floormod(value, extent) if stride * extent < self.size else value
+        return values
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element of a tensor for each value of the loop variables: something that is loaded, or stored to.
+
+    Attributes:
+        tensor: The tensor.
+        index: Into it, in loop variables.
+        value: What is stored, or the element itself.
+    """
+
+    tensor: tirx.Var
+    index: tuple[Any, ...]
+    value: Any
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Where the elements of a tensor lie, if that is a sum of multiples of the digits of each group's index.
+
+    Attributes:
+        start: Offset of the first element.
+        digits: Of each group: extent and stride of each digit, the last one fastest.
+    """
+
+    start: int
+    digits: tuple[tuple[tuple[int, int], ...], ...]
+
+    def offset(self, indices: Sequence[Any]) -> Any:
+        """The offset of an element, by the index of each group."""
+        offset: Any = _number(self.start)
+        for index, digits in zip(indices, self.digits, strict=True):
+            size = rest = math.prod(extent for extent, _ in digits)
+            for extent, stride in digits:
+                rest //= extent
+                digit = tirx.floordiv(index, rest) if rest > 1 else index
+                offset += (tirx.floormod(digit, extent) if rest * extent < size else digit) * stride
+        return offset
+
+    def runs_along(self, group: int, lanes: int = 1) -> bool:
+        """Whether neighbours of a group are neighbours in memory, in aligned runs of `lanes`."""
+        if not self.digits[group] or self.digits[group][-1][1] != 1:
+            return False
+        others = [d for g, digits in enumerate(self.digits) for d in (digits[:-1] if g == group else digits)]
+        return not any(n % lanes for n in (self.start, self.digits[group][-1][0], *(stride for _, stride in others)))
+
+
+def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
+    """Where the elements of a tensor lie; None if that is not linear in the loop variables."""
+    offset: Any = _number(0)
+    for at, size in zip(element.index, element.tensor.ty.shape, strict=True):
+        offset = offset * int(size) + at
+    analyzer = sym.Analyzer()
+    for group in groups:
+        for variable, extent in zip(group.variables, group.extents, strict=True):
+            analyzer.bind(variable, ir.Range(0, extent))
+    rest, found = offset, []
+    for group in groups:
+        digits: list[tuple[int, int]] = []
+        for variable, extent in zip(group.variables, group.extents, strict=True):
+            step = _constant(
+                analyzer.simplify(
+                    substituted(offset, {variable: _number(1)}) - substituted(offset, {variable: _number(0)})
+                )
+            )
+            if step is None:
+                return None
+            rest = rest - variable * step
+            # Two digits are one where the second starts again a whole stride of the first further on.
+            if digits and digits[-1][1] == step * extent:
+                digits[-1] = (digits[-1][0] * extent, step)
+            else:
+                digits.append((extent, step))
+        found.append(tuple(digits))
+    start = _constant(analyzer.simplify(rest))
+    return None if start is None else Strides(start, tuple(found))
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum of products.
+
+    Attributes:
+        parameters: Of the kernel.
+        batch, rows, columns: Loop variables that both operands depend on, the left one alone, the right one alone.
+        terms: Those of the sum.
+        left, right: Expressions for an element of the operands.
+        total: Stands for the sum in what is stored.
+        result: The element that is stored.
+    """
+
+    parameters: tuple[tirx.Var, ...]
+    batch: Group
+    rows: Group
+    columns: Group
+    terms: Group
+    left: Any
+    right: Any
+    total: tirx.Var
+    result: Element
+
+    def transposed(self) -> Contraction:
+        """The same with left and right exchanged."""
+        return replace(self, rows=self.columns, columns=self.rows, left=self.right, right=self.left)
+
+
+def substituted(expression: Any, values: Mapping[tirx.Var, Any]) -> Any:
+    """An expression with other expressions in place of variables."""
+    return tvm_ffi.structural_map(expression, (tirx.Var, lambda variable: values.get(variable, variable)))
+
+
+def plain_load(operand: Any) -> Element | None:
+    """The element that an operand is, perhaps converted; None if more is computed."""
+    load = operand.value if isinstance(operand, tirx.Cast) else operand
+    return Element(load.source, tuple(load.indices), load) if isinstance(load, ir.TensorLoad) else None
+
+
+def recognised(function: tirx.PrimFunc) -> Contraction | None:
+    """The sum of products that a kernel is; None if it is anything else, or of unknown extents.
+
+    Args:
+        function: As fused: one reduction, what is computed of its operands before and of its result afterwards.
+    """
+    try:
+        narrow = tirx.transform.ForceNarrowIndexToInt32()(_as_module(function))
+        blocks = _two_blocks(s_tir.Schedule(narrow))
+    except (RuntimeError, ValueError):
+        return None
+    if blocks is None:
+        return None
+    reduction, last = blocks
+    product = _product(reduction)
+    if product is None:
+        return None
+    left, right = product
+    variables = [v for v in reduction.iter_vars if isinstance(v.dom.extent, tirx.IntImm)]
+    if len(variables) < len(reduction.iter_vars):
+        return None
+    total = tirx.Var("total", str(reduction.body.value.ty))
+    result = _result(reduction, last, total)
+    if result is None:
+        return None
+    of_left, of_right = _variables(left), _variables(right)
+
+    def group(among: Iterable[tirx.IterVar]) -> Group:
+        chosen = [v for v in among if int(v.dom.extent) > 1]
+        return Group(tuple(v.var for v in chosen), tuple(int(v.dom.extent) for v in chosen))
+
+    spatial = [v for v in variables if v.iter_type != _REDUCTION]
+    units: Values = {v.var: _number(0) for v in variables if int(v.dom.extent) == 1}
+    left, right = substituted(left, units), substituted(right, units)
+    result = Element(result.tensor, tuple(substituted(list(result.index), units)), substituted(result.value, units))
+    found = Contraction(
+        parameters=tuple(narrow["main"].params),
+        batch=group(v for v in spatial if v.var in of_left and v.var in of_right),
+        rows=group(v for v in spatial if v.var not in of_right),
+        columns=group(v for v in spatial if v.var in of_right and v.var not in of_left),
+        terms=group(v for v in variables if v.iter_type == _REDUCTION),
+        left=left,
+        right=right,
+        total=total,
+        result=result,
+    )
+    # Neighbouring threads take neighbouring columns: they should store what lies together.
+    stored = strides(result, (found.batch, found.rows, found.columns))
+    return found.transposed() if stored is not None and stored.runs_along(1) else found
+
+
+def _as_module(function: tirx.PrimFunc) -> Any:
+    import tvm
+
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+
+
+def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
+    """The only reduction and what stores the result (None: the reduction itself); everything else is inlined."""
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    kinds = [any(v.iter_type == _REDUCTION for v in schedule.get(block).iter_vars) for block in blocks]
+    if kinds.count(True) != 1:
+        return None
+    at = kinds.index(True)
+    for block in [*blocks[:at], *blocks[at + 1 : -1]]:
+        schedule.compute_inline(block)
+    reduction = schedule.get(blocks[at])
+    last = None if at == len(blocks) - 1 else schedule.get(blocks[-1])
+    return reduction, last
+
+
+def _product(block: Any) -> tuple[Any, Any] | None:
+    """The factors of what a block adds up, beginning with zero."""
+    store, init = block.body, block.init
+    if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
+        return None
+    if not isinstance(init.value, tirx.FloatImm) or init.value.value != 0 or not isinstance(store.value, tirx.Add):
+        return None
+    for sum_so_far, term in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
+        if isinstance(sum_so_far, ir.TensorLoad) and sum_so_far.source.same_as(store.buffer):
+            return (term.a, term.b) if isinstance(term, tirx.Mul) else None
+    return None
+
+
+def _result(reduction: Any, last: Any, total: tirx.Var) -> Element | None:
+    """What is stored for a sum, in the variables of its loops; None if that cannot be told."""
+    place = tuple(reduction.body.indices)
+    if last is None:
+        return Element(reduction.body.buffer, place, total)
+    store = last.body
+    if not isinstance(store, tirx.BufferStore):
+        return None
+    loads: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.TensorLoad) and node.source.same_as(reduction.body.buffer):
+            loads.append(node)
+
+    tvm_ffi.structural_walk(store.value, visit)
+    if not loads or any(not tvm_ffi.structural_equal(load.indices, loads[0].indices) for load in loads):
+        return None
+    value = tvm_ffi.structural_map(
+        store.value,
+        (ir.TensorLoad, lambda load: total if load.source.same_as(reduction.body.buffer) else load),
+    )
+    # From the loops of the last block to those of the sum, and back.
+    variables = [v.var for v in last.iter_vars]
+    try:
+        back = tirx.IndexMap(variables, list(loads[0].indices), None).inverse([v.dom for v in last.iter_vars])
+    except (RuntimeError, ValueError):
+        return None
+    values: Values = dict(zip(variables, back.map_indices(list(place)), strict=True))
+    return Element(store.buffer, tuple(substituted(list(store.indices), values)), substituted(value, values))
+
+
+def _variables(expression: Any) -> set[tirx.Var]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, lambda node: found.append(node) if isinstance(node, tirx.Var) else None)
+    return set(found)
+
+
+def _number(value: int) -> Any:
+    return tirx.const(value, "int32")
+
+
+def _constant(value: Any) -> int | None:
+    return int(value) if isinstance(value, tirx.IntImm) else None
