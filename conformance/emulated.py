@@ -10,6 +10,7 @@ import numpy as np
 from harness.runtime.artifact import Artifact
 from harness.runtime.executable import Executable
 from harness.targets import TARGETS
+from harness.targets.emulation import device
 from harness.targets.emulation.device import install
 
 
@@ -18,6 +19,12 @@ def run(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], _announce:
     kind, library, parameters, inputs = request
     install(kind)
     return Executable(Path(library), TARGETS[kind].device(), parameters).run(inputs)
+
+
+def run_descending(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], announce: object) -> list[np.ndarray]:
+    """The same with the threads of a block in the other order, in which a missing barrier shows."""
+    device.OPTIONS = (*device.OPTIONS, "-DEMULATED_DESCENDING")
+    return run(request, announce)
 
 
 Calls = list[tuple[str, dict[str, np.ndarray | str]]]

@@ -32,6 +32,7 @@ def gpu_pipeline(
     import tvm
     from tvm import relax
 
+    from harness.schedules.gpu import legalization
     from harness.schedules.gpu.rewrite import call_attention
     from harness.schedules.vm import lower_to_vm
 
@@ -40,7 +41,7 @@ def gpu_pipeline(
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             call_attention(target),
-            relax.transform.LegalizeOps(),
+            relax.transform.LegalizeOps(legalization.LEGALIZE),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
@@ -112,7 +113,8 @@ def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = Non
     if rules is None:
         from harness.schedules.gpu.product import Product
 
-        rules = [Product(), *(getattr(dlight.gpu, name)() for name in rule_names(skip)), OuterLoops()]
+        dlights = [getattr(dlight.gpu, name)() for name in rule_names(skip)]
+        rules = [Product(), *dlights[:1], Product(tensor_cores=True), *dlights[1:], OuterLoops()]
     chosen = list(rules)
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")

@@ -35,12 +35,21 @@ _MOST_BLOCKS = 65535
 
 
 class Product:
-    """The rule for sums of products; it leaves to others a single sum, and few terms of single rows."""
+    """The rule for sums of products; it leaves to others a single sum, and few terms of single rows.
+
+    Args:
+        tensor_cores: Whether it takes products too that DLight's rule computes with tensor cores.
+    """
+
+    def __init__(self, tensor_cores: bool = False) -> None:
+        self._tensor_cores = tensor_cores
 
     def apply(self, function: tirx.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
         """The kernel as a schedule that is done; None if the function is no such sum."""
         contraction = recognised(function)
         if contraction is None or _is_thin(contraction):
+            return None
+        if not self._tensor_cores and _fits_tensor_cores(contraction, target):
             return None
         tile = choose_tile(
             contraction.batch.size,
@@ -57,6 +66,14 @@ class Product:
 def _is_thin(contraction: Contraction) -> bool:
     shorter, longer = sorted((contraction.rows.size, contraction.columns.size))
     return longer == 1 or (shorter == 1 and contraction.batch.size > 1 and contraction.terms.size < 64)
+
+
+def _fits_tensor_cores(contraction: Contraction, target: Any) -> bool:
+    """Whether DLight's Matmul uses tensor cores: float16 on CUDA, more than 64 rows, columns and terms."""
+    loads = [plain_load(operand) for operand in (contraction.left, contraction.right)]
+    halves = all(load is not None and str(load.value.ty) == "float16" for load in loads)
+    extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
+    return halves and str(target.kind.name) == "cuda" and min(extents) > 64
 
 
 @dataclass(frozen=True)
