@@ -419,6 +419,20 @@ def test_constants_keep_every_bit_in_metal():
 
 
 @pytest.mark.metal
+def test_maxima_are_spread_over_threads_in_metal():
+    from tvm import te, topi
+
+    x = te.placeholder((64, 512), name="x")
+    softmax = te.create_prim_func([x, topi.nn.softmax(x)])
+    target = TARGETS["metal"].tvm_target()
+    with target:
+        passes = tvm.transform.Sequential([gpu.schedule_kernels(), exact_constants()])
+        source = tvm.tirx.build(passes(tvm.IRModule({"softmax": softmax})), target).imports[0].inspect_source("metal")
+    assert "max(red_buf" in source and "-3.402823e+38f" in source
+    check_metal(completed(source), {})
+
+
+@pytest.mark.metal
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="TVM writes float constants for Metal with seven digits")
 def test_raw_constants_lose_bits_in_metal():
     (written,) = re.findall(r"[\d.]+e[-+]\d+(?=f)", scaled_in_metal())
