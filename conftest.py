@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select, targets_of
+from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select
 from harness.components import COMPONENTS
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
@@ -129,14 +129,13 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
 def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
     """The cases of the whole model that the command line asks for; only the default strategy unless one is named."""
     components = config.getoption("component")
-    targets = [name for name in config.getoption("target") or TARGETS if name in targets_of(END_TO_END.name)]
     precisions = config.getoption("precision") or [DEFAULT_PRECISION]
-    if not targets or DEFAULT_PRECISION not in precisions or (components and END_TO_END.name not in components):
+    if DEFAULT_PRECISION not in precisions or (components and END_TO_END.name not in components):
         return ()
     return select(
         [END_TO_END.name],
         config.getoption("strategy") or [DEFAULT_STRATEGY],
-        targets,
+        config.getoption("target"),
         config.getoption("scale") or [Scale.SHALLOW.value],
         config.getoption("seed"),
     )

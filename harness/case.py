@@ -53,11 +53,6 @@ def strategies_of(component: str) -> tuple[str, ...]:
     return tuple(STRATEGIES) if SUBJECTS[component].uses_rope else (DEFAULT_STRATEGY,)
 
 
-def targets_of(component: str) -> tuple[str, ...]:
-    """The targets that a component is compiled for: all of them; for the whole model, those that it runs on."""
-    return tuple(TARGETS) if component in COMPONENTS else END_TO_END.targets
-
-
 def precisions_of(component: str, target: str) -> tuple[str, ...]:
     """The precisions that a component is compiled in for a target; the whole model is in fp32."""
     return TARGETS[target].precisions if component in COMPONENTS else (DEFAULT_PRECISION,)
@@ -91,7 +86,7 @@ def select(
 
     Raises:
         HarnessError: If a name is unknown, a named target compiles in none of the precisions, or none of the
-            strategies, targets and precisions applies to any of the components.
+            strategies and precisions applies to any of the components.
     """
     precisions = checked("precision", precisions, tuple(PRECISIONS))
     for name in checked("target", targets, tuple(TARGETS)) if targets else ():
@@ -106,15 +101,10 @@ def select(
         for scale in scales
         for precision in precisions
         for component in components
-        if target in targets_of(component) and precision in precisions_of(component, target)
+        if precision in precisions_of(component, target)
         for strategy in strategies_of(component)
         if strategy in strategies
     )
-    if not cases and not any(target in targets_of(component) for component in components for target in targets):
-        raise HarnessError(
-            f"No case to run: the whole model is compiled for {', '.join(END_TO_END.targets)} only, "
-            f"so give --target {END_TO_END.targets[0]}."
-        )
     if not cases and not any(
         strategy in strategies_of(component) for component in components for strategy in strategies
     ):

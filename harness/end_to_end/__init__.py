@@ -14,7 +14,6 @@ class EndToEnd:
         summary: One line for `sam3-tvm list`.
         inputs: What goes in.
         outputs: What is judged of every answer: the model's raw outputs, then what a user gets.
-        targets: Names of the targets that the whole model is compiled for.
         uses_rope: Whether rotary position encoding is inside.
     """
 
@@ -22,7 +21,6 @@ class EndToEnd:
     summary: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    targets: tuple[str, ...]
     uses_rope: bool = True
 
 
@@ -36,5 +34,4 @@ END_TO_END = EndToEnd(
     summary="the whole model: photographs and prompts of fixtures/end_to_end.toml to masks",
     inputs=("photograph", "texts", "boxes", "points"),
     outputs=RAW + FINAL,
-    targets=("llvm", "cuda", "metal"),
 )

@@ -255,13 +255,9 @@ def compile_problem() -> str | None:
 
 def run_problem() -> str | None:
     """Why this machine cannot run CUDA kernels, or None."""
-    import tvm
+    from harness.runtime.devices import device_problem
 
-    if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
-        return "no NVIDIA driver on this machine: TVM could not load its CUDA runtime"  # it needs libcuda.so.1
-    if not tvm.cuda().exist:
-        return "no NVIDIA GPU on this machine"
-    return llvm.run_problem()  # the library's other half runs on the CPU
+    return device_problem("cuda") or llvm.run_problem()  # the library's other half runs on the CPU
 
 
 def cuda_device() -> tvm.runtime.Device:

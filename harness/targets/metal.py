@@ -71,13 +71,9 @@ def examine(source: str, threads: Mapping[str, int], _target: tvm.target.Target)
 
 def run_problem() -> str | None:
     """Why this machine cannot run Metal code, or None."""
-    import tvm
+    from harness.runtime.devices import device_problem
 
-    if tvm.get_global_func("device_api.metal", allow_missing=True) is None:
-        return "this TVM runtime has no Metal: it comes with the macOS arm64 wheel only"
-    if not tvm.metal().exist:
-        return "no Metal device on this machine"
-    return None
+    return device_problem("metal")
 
 
 def metal_device() -> tvm.runtime.Device:
