@@ -89,12 +89,13 @@ def architecture_problem(compiled_for: Iterable[str], found: tuple[int, int]) ->
         found: Compute capability of the device.
     """
     names = tuple(compiled_for)
-    if any(_runs(*name.split("_"), found) for name in names):
+    if any(_runs(name, found) for name in names):
         return None
     return f"compiled for {', '.join(names)}, and this GPU is sm_{found[0]}{found[1]}"
 
 
-def _runs(form: str, number: str, found: tuple[int, int]) -> bool:
+def _runs(name: str, found: tuple[int, int]) -> bool:
+    form, _, number = name.partition("_")
     digits = number.rstrip("af")
     compiled = int(digits[:-1]), int(digits[-1])
     if digits != number:
