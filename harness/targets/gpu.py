@@ -32,7 +32,7 @@ def gpu_pipeline(
     import tvm
     from tvm import relax
 
-    from harness.schedules.gpu import legalization
+    from harness.schedules.gpu import legalization, normalization, reduction
     from harness.schedules.gpu.rewrite import call_attention
     from harness.schedules.vm import lower_to_vm
 
@@ -41,7 +41,8 @@ def gpu_pipeline(
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             call_attention(target),
-            relax.transform.LegalizeOps(legalization.LEGALIZE),
+            relax.transform.LegalizeOps({**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE}),
+            relax.transform.CanonicalizeBindings(),  # no operation is fused with another name of a result
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),

@@ -1,0 +1,222 @@
+"""Layer and group normalization with careful moments, in fp32.
+
+The mean is found in two passes: its rounded value, and what is left of it as the mean of the deviations from that. So a
+large common offset of the inputs costs no digits. A long line is cut into chunks, each reduced by a block; their
+moments are merged (Chan, Golub and LeVeque, 1979), and the elementwise rest is left to TVM, which fuses it with what
+follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
+from harness.schedules.cpu.lowering import call, static_shape
+from harness.schedules.cpu.reduction import Legalize, default, reshaped
+from harness.schedules.gpu.lines import CHUNK, LONGEST, Line, added, chunk_of, each_line, store
+from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
+
+
+def normalize_kernel(
+    extents: tuple[int, int, int], groups: int, epsilon: float, scaled: bool, shifted: bool, dtype: str
+) -> tirx.PrimFunc:
+    """Normalizes each line of [lines, channels, inner] over channels and inner.
+
+    The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out; line i is of group i modulo
+    `groups`.
+    """
+    lines, channels, inner = extents
+    count = channels * inner
+
+    def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
+        *affine, out = rest
+        with each_line(lines, count) as (i, there, threads, thread):
+            line = Line(count, threads, thread, lambda k: fp32(data[i, k // inner, k % inner]))
+            _, left, squares = _centre(line, count)
+            factor = scalar(_inverse_root(squares, count, epsilon))
+
+            def write(deviation: Any, k: Any) -> None:
+                value = (deviation - left) * factor
+                if scaled:
+                    value = value * fp32(affine[0][i % groups, k // inner])
+                if shifted:
+                    value = value + fp32(affine[-1][i % groups, k // inner])
+                store(there, out, converted(value, dtype), [i, k // inner, k % inner])
+
+            line.for_each(write)
+
+    names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
+    parameters = [Argument(name, (groups, channels), dtype) for name in names]
+    return prim_func(
+        "normalize", [Argument("data", extents, dtype), *parameters, Argument("out", extents, dtype)], body
+    )
+
+
+def _centre(line: Line, count: Any) -> tuple[Any, Any, Any]:
+    """Emits deviations from the rounded mean in place of the elements.
+
+    Returns:
+        The rounded mean; what is left of the mean; the sum of squared deviations from both together.
+    """
+    length = fp32(count)
+    (total,) = line.fold([added(lambda value, k: value)])
+    mean = scalar(total / length)
+    line.replace(lambda value: value - mean)
+    first, second = line.fold([added(lambda value, k: value), added(lambda value, k: value * value)])
+    left = scalar(first / length)
+    return mean, left, scalar(second - first * left)
+
+
+def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
+    """1/√(variance + ε)."""
+    variance = T.max(squares / fp32(count), fp32(0.0))
+    return fp32(1.0) / T.sqrt(variance + fp32(epsilon))
+
+
+def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
+    """Mean and sum of squared deviations of each chunk of each line: data [lines, count], out [lines, chunks, 2]."""
+    chunks = ceil_div(count, CHUNK)
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        with each_line(lines * chunks, CHUNK) as (task, _, threads, thread):
+            i, c = T.Bind(task // chunks), T.Bind(task % chunks)
+            first, length = chunk_of(count, c)
+            limit = None if isinstance(length, int) else length
+            line = Line(CHUNK, threads, thread, lambda k: fp32(data[i, first + k]), limit)
+            mean, left, squares = _centre(line, length)
+            with T.If(tirx.EQ(thread, 0)), T.Then():
+                T.buffer_store(out, mean + left, [i, c, 0])
+                T.buffer_store(out, squares, [i, c, 1])
+
+    return prim_func(
+        "chunk_moments", [Argument("data", (lines, count), dtype), Argument("out", (lines, chunks, 2))], body
+    )
+
+
+def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
+    """Moments of lines from those of their chunks: moments [lines, chunks, 2], out [lines, 3].
+
+    Of each line out has the mean in two parts, the second far smaller, and 1/√(variance + ε).
+    """
+    chunks = ceil_div(count, CHUNK)
+
+    def body(moments: tirx.Buffer, out: tirx.Buffer) -> None:
+        with each_line(lines, chunks) as (i, there, threads, thread):
+
+            def length(c: Any) -> Any:
+                return fp32(CHUNK) if count % CHUNK == 0 else fp32(T.min(CHUNK, count - c * CHUNK))
+
+            line = Line(chunks, threads, thread, lambda c: moments[i, c, 0])
+            (total,) = line.fold([added(lambda mean, c: length(c) * mean)])
+            mean = scalar(total / fp32(count))
+            first, between, within = line.fold(
+                [
+                    added(lambda value, c: length(c) * (value - mean)),
+                    added(lambda value, c: length(c) * ((value - mean) * (value - mean))),
+                    added(lambda value, c: moments[i, c, 1]),
+                ]
+            )
+            left = scalar(first / fp32(count))
+            squares = scalar(within + (between - first * left))
+            with T.If(tirx.EQ(thread % threads, 0)), T.Then():
+                store(there, out, mean, [i, 0])
+                store(there, out, left, [i, 1])
+                store(there, out, _inverse_root(squares, count, epsilon), [i, 2])
+
+    return prim_func("merged_moments", [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))], body)
+
+
+def _normalized(
+    bb: relax.BlockBuilder,
+    data: relax.Expr,
+    extents: tuple[int, int, int],
+    groups: int,
+    affine: Sequence[relax.Expr | None],
+    epsilon: float,
+) -> relax.Expr:
+    """Emits the normalization of each line of data, viewed as [lines, channels, inner], over channels and inner."""
+    lines, channels, inner = extents
+    count, dtype = channels * inner, str(data.ty.dtype)
+    shape = static_shape(data, None) or ()
+    values = [value for value in affine if value is not None]
+    scaled, shifted = (value is not None for value in affine)
+    label = "x".join(map(str, extents))
+    if count <= LONGEST:
+        function = normalize_kernel(extents, groups, epsilon, scaled, shifted, dtype)
+        arguments = [reshaped(bb, data, extents), *(reshaped(bb, value, (groups, channels)) for value in values)]
+        return reshaped(bb, bb.emit(call(bb, f"normalize_{label}", function, arguments)), shape)
+    chunk_moments = chunk_moments_kernel(lines, count, dtype)
+    moments = bb.emit(call(bb, f"chunk_moments_{label}", chunk_moments, [reshaped(bb, data, (lines, count))]))
+    merged = bb.emit(call(bb, f"merged_moments_{label}", merged_moments_kernel(lines, count, epsilon), [moments]))
+
+    def finish(x: te.Tensor, statistics: te.Tensor, *rest: te.Tensor) -> te.Tensor:
+        def wide(value: te.TensorSlice) -> Any:
+            return value if dtype == "float32" else value.astype("float32")
+
+        def element(*index: Any) -> Any:
+            flat = tirx.const(0, "int32")
+            for i, extent in zip(index, shape, strict=True):
+                flat = flat * extent + i
+            line, channel = flat // count, flat // inner % (groups * channels)
+            value = ((wide(x[index]) - statistics[line, 0]) - statistics[line, 1]) * statistics[line, 2]
+            if scaled:
+                value = value * wide(rest[0][channel])
+            if shifted:
+                value = value + wide(rest[-1][channel])
+            return converted(value, dtype)
+
+        return te.compute(shape, element, name="normalized")
+
+    flattened = [reshaped(bb, value, (groups * channels,)) for value in values]
+    return bb.emit(bb.call_te(finish, data, merged, *flattened, primfunc_name_hint="normalized"))
+
+
+def _affine(node: relax.Call) -> list[relax.Expr | None]:
+    """Scale and shift as far as there are any: an importer may leave them out or null."""
+    given = [node.args[n] if n < len(node.args) else None for n in (1, 2)]
+    used = (bool(node.attrs.scale), bool(node.attrs.center))
+    return [value if use else None for value, use in zip(given, used, strict=True)]
+
+
+def _supported(node: relax.Call, affine: Sequence[relax.Expr | None]) -> tuple[int, ...] | None:
+    """The shape of the data, if everything is of one known float type and static shape."""
+    data = node.args[0]
+    shape, dtype = static_shape(data, None), str(data.ty.dtype)
+    static = all(value is None or static_shape(value, dtype) is not None for value in affine)
+    return shape if shape and dtype in FLOATS and static and math.prod(shape) else None
+
+
+def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    affine = _affine(node)
+    shape = _supported(node, affine)
+    if shape is None:
+        return default(bb, node)
+    rank = len(shape)
+    axes = sorted(int(axis) % rank for axis in node.attrs.axes)
+    if axes != list(range(rank - len(axes), rank)):
+        return default(bb, node)
+    count = math.prod(shape[rank - len(axes) :])
+    extents = (math.prod(shape) // count, count, 1)
+    return _normalized(bb, node.args[0], extents, 1, affine, float(node.attrs.epsilon))
+
+
+def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    affine = _affine(node)
+    shape = _supported(node, affine)
+    if shape is None:
+        return default(bb, node)
+    rank, groups = len(shape), int(node.attrs.num_groups)
+    axes = sorted(int(axis) % rank for axis in node.attrs.axes)
+    if int(node.attrs.channel_axis) % rank != 1 or axes != list(range(2, rank)) or shape[1] % groups:
+        return default(bb, node)
+    extents = (shape[0] * groups, shape[1] // groups, math.prod(shape[2:]))
+    return _normalized(bb, node.args[0], extents, groups, affine, float(node.attrs.epsilon))
+
+
+LEGALIZE: dict[str, Legalize] = {"relax.nn.layer_norm": _layer_norm, "relax.nn.group_norm": _group_norm}
+"""Legalizations of normalizations, by operator."""
