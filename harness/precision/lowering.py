@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
+HALF_DTYPES = ("float16", "bfloat16")
+
 SHORTEST_SUM = 16
 """Terms of one step of a matrix unit, in both half types (PTX ISA, mma.m16n8k16): shorter sums would not be faster."""
 
@@ -134,7 +136,7 @@ def has_half_parameters(module: tvm.IRModule) -> bool:
     from tvm import relax
 
     return any(
-        isinstance(parameter.ty, relax.TensorType) and str(parameter.ty.dtype) in ("float16", "bfloat16")
+        isinstance(parameter.ty, relax.TensorType) and str(parameter.ty.dtype) in HALF_DTYPES
         for function in module.functions.values()
         if isinstance(function, relax.Function)
         for parameter in function.params
