@@ -32,6 +32,7 @@ def gpu_pipeline(
     import tvm
     from tvm import relax
 
+    from harness.precision.legalize import LEGALIZE as HALF_ATTENTION
     from harness.schedules.gpu import legalization, normalization, reduction
     from harness.schedules.gpu.rewrite import call_attention
     from harness.schedules.vm import lower_to_vm
@@ -41,7 +42,9 @@ def gpu_pipeline(
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             call_attention(target),
-            relax.transform.LegalizeOps({**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE}),
+            relax.transform.LegalizeOps(
+                {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE, **HALF_ATTENTION}
+            ),
             relax.transform.CanonicalizeBindings(),  # no operation is fused with another name of a result
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
