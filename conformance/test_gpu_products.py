@@ -83,11 +83,15 @@ def emulated(kind: str, calls: Sequence[Call], arrays: Sequence[np.ndarray], ord
     return ended.value
 
 
-def hold(kind: str, calls: Sequence[Call], order: str = "run") -> None:
-    """Holds all results to PyTorch in float64: no element further off than PyTorch's fp32 and a few roundings."""
+def operands(calls: Sequence[Call]) -> list[np.ndarray]:
+    """Random operands of all calls."""
     generator = np.random.default_rng(0)
-    arrays = [generator.standard_normal(s, np.float32) for call in calls for s in call.shapes]
-    results, rest = emulated(kind, calls, arrays, order), iter(arrays)
+    return [generator.standard_normal(shape, np.float32) for call in calls for shape in call.shapes]
+
+
+def hold(calls: Sequence[Call], arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    """Holds all results to PyTorch in float64: no element further off than the strict gate, errors like PyTorch's."""
+    rest = iter(arrays)
     for call, result in zip(calls, results, strict=True):
         tensors = [torch.from_numpy(next(rest)) for _ in call.shapes]
         exact = call.torch(*(t.double() for t in tensors)).numpy()
@@ -158,6 +162,7 @@ CALLS = [
     transposed_convolution((1, 6, 5, 7), (6, 9, 2, 2), strides=2),
     transposed_convolution((1, 4, 5, 5), (4, 3, 3, 3), strides=2),  # pixels meet: TVM's way
 ]
+LONG = Call(op.matmul, torch.matmul, ((24, 4096), (4096, 24)))
 LARGEST, SMALLER = Tile(8, 8, 16, 8), Tile(8, 8, 8, 8)
 TILES = {
     "cuda": (None, "run"),
@@ -173,7 +178,9 @@ def test_any_shape_with_what_is_fused_behind(name, monkeypatch, caplog):
     if tile is not None:
         monkeypatch.setattr(product, "choose_tile", lambda *_: tile)
     with caplog.at_level(logging.INFO, logger="harness.targets.gpu"):
-        hold(name.split(",")[0], CALLS, order)
+        arrays = operands(CALLS)
+        results = emulated(name.split(",")[0], CALLS, arrays, order)
+    hold(CALLS, arrays, results)
     others = [m for m in caplog.messages if ("matmul" in m or "conv2d" in m) and not m.endswith("by rule Product")]
     assert not others
 
@@ -183,20 +190,16 @@ SIZES = st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 150), st
 
 @settings(max_examples=1, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(SIZES, min_size=8, max_size=8))
-def test_products_of_any_size(sizes):
-    hold("cuda", [matrices(*size[:4], transposed=size[4]) for size in sizes], "run_descending")
-
-
-def test_long_sums_are_more_accurate_than_running_ones():
-    call = Call(op.matmul, torch.matmul, ((24, 4096), (4096, 24)))
-    generator = np.random.default_rng(0)
-    left, right = (generator.standard_normal(shape, np.float32) for shape in call.shapes)
-    exact = left.astype(np.float64) @ right
-    running = np.zeros((24, 24), np.float32)
-    for k in range(4096):
+def test_products_of_any_size_and_long_sums(sizes):
+    """Long sums are far more accurate than running ones."""
+    calls = [*(matrices(*size[:4], transposed=size[4]) for size in sizes), LONG]
+    *arrays, left, right = operands(calls)
+    *results, long = emulated("cuda", calls, [*arrays, left, right], "run_descending")
+    hold(calls[:-1], arrays, results)
+    exact, running = left.astype(np.float64) @ right, np.zeros(long.shape, np.float32)
+    for k in range(left.shape[1]):
         running += left[:, k : k + 1] * right[k]
-    (result,) = emulated("cuda", [call], [left, right])
-    assert rms(result - exact) < 0.2 * rms(running - exact)
+    assert rms(long - exact) < 0.2 * rms(running - exact)
 
 
 @given(*[st.integers(1, 9000)] * 3, st.sampled_from([32768, 49152]))

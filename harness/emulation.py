@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EMULATED_TARGET = "cuda"
 """Metal's host code is for macOS; `conformance/test_emulation.py` emulates its kernels beside host code for here."""
 
-CHEAP = frozenset({"box_head", "scoring_head", "transformer_decoder"})
+CHEAP = frozenset({"box_head", "geometry_encoder", "scoring_head", "transformer_decoder"})
 """Components whose kernels take seconds on a CPU; docs/GPU_KERNELS.md has the times."""
 
 

@@ -42,6 +42,8 @@ def gpu_pipeline(
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             call_attention(target),
+            relax.transform.FuseTransposeMatmul(),  # weights are read as they lie, and not transposed in every run
+            relax.transform.DeadCodeElimination(),
             relax.transform.LegalizeOps(
                 {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE, **HALF_ATTENTION}
             ),
@@ -117,8 +119,7 @@ def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = Non
     if rules is None:
         from harness.schedules.gpu.product import Product
 
-        dlights = [getattr(dlight.gpu, name)() for name in rule_names(skip)]
-        rules = [Product(), *dlights[:1], Product(tensor_cores=True), *dlights[1:], OuterLoops()]
+        rules = [Product(), *(getattr(dlight.gpu, name)() for name in rule_names(skip)), OuterLoops()]
     chosen = list(rules)
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")

@@ -156,10 +156,14 @@ def substituted(expression: Any, values: Mapping[tirx.Var, Any]) -> Any:
     return tvm_ffi.structural_map(expression, (tirx.Var, lambda variable: values.get(variable, variable)))
 
 
+def stored(operand: Any) -> Any:
+    """An operand before it is converted to the type of the sum."""
+    return operand.value if isinstance(operand, tirx.Cast) else operand
+
+
 def plain_load(operand: Any) -> Element | None:
-    """The element that an operand is, perhaps converted; None if more is computed."""
-    load = operand.value if isinstance(operand, tirx.Cast) else operand
-    return Element(load.source, tuple(load.indices), load) if isinstance(load, ir.TensorLoad) else None
+    """The element that an operand is; None if more is computed."""
+    return Element(operand.source, tuple(operand.indices), operand) if isinstance(operand, ir.TensorLoad) else None
 
 
 def recognised(function: tirx.PrimFunc) -> Contraction | None:
