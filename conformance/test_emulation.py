@@ -7,6 +7,7 @@ import ctypes
 import platform
 import struct
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -36,10 +37,12 @@ pytestmark = pytest.mark.skipif(
 def launched(body: str, grid: int, block: int, arrays: list[np.ndarray], *options: str, scalars: tuple = ()) -> None:
     """Runs a CUDA kernel, written as TVM writes them, with the arrays as arguments `a`, `b`, … and scalars after."""
     kinds = {"float32": "float", "int32": "int", "int64": "int64_t", "int8": "signed char"}
+    kinds |= {"float16": "half", "uint16": "nv_bfloat16"}
     parameters = [f"{kinds[array.dtype.name]}* __restrict__ {'abcdef'[i]}" for i, array in enumerate(arrays)]
     parameters += [f"{'float' if isinstance(x, float) else 'int64_t'} s{i}" for i, x in enumerate(scalars)]
     signature = f'extern "C" __global__ void __launch_bounds__({block}) k({", ".join(parameters)})'
-    source = f"#include <cstdint>\n#include <cuda.h>\n{signature};\n{signature} {{\n{body}\n}}\n"
+    headers = "".join(f"#include <{name}>\n" for name in ("cstdint", "cuda.h", "cuda_fp16.h", "cuda_bf16.h", "mma.h"))
+    source = f"{headers}{signature};\n{signature} {{\n{body}\n}}\n"
     module = DeviceModule(source, (Launch("k", len(parameters), ("blockIdx.x", "threadIdx.x")),))
     assert all(array.flags.c_contiguous for array in arrays)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
@@ -123,9 +126,57 @@ def test_a_lane_that_takes_no_part_gives_nothing_that_looks_right():
 
 
 def test_source_that_is_not_emulated_is_told():
-    for body in ("  __nv_bfloat16 x = a[0];", "  mma_sync(a);"):
+    for body in ("  __nv_fp8_e4m3 x = a[0];", "  cp_async(a);"):
         with pytest.raises(RuntimeError, match=r"clang rejected the generated kernels: .*(undeclared|unknown type)"):
             launched(body, 1, 32, [np.zeros(1, np.float32)])
+
+
+def floats_at_the_edges() -> np.ndarray:
+    """Every bfloat16 that is a number, the values halfway to the next, and what lies just beside those."""
+    bits = np.arange(1 << 16, dtype=np.uint32) << 16
+    every = np.concatenate([bits, bits | 0x7FFF, bits | 0x8000, bits | 0x8001]).view(np.float32)
+    return every[np.isfinite(every)]
+
+
+def test_floats_are_rounded_to_the_nearest_half_and_bfloat16():
+    x = np.concatenate(
+        [floats_at_the_edges(), np.float32([np.inf, -np.inf, 65519.9, 65520, 1 + 2**-11, 1 + 3 * 2**-11])]
+    )
+    x = np.resize(x, -(-len(x) // 256) * 256)
+    half, brain, back = np.zeros(len(x), np.float16), np.zeros(len(x), np.uint16), np.zeros_like(x)
+    body = """  int i = blockIdx.x * 256 + (int)threadIdx.x;
+  b[i] = (half)a[i];
+  c[i] = (nv_bfloat16)a[i];
+  d[i] = (float)c[i];"""
+    launched(body, len(x) // 256, 256, [x, half, brain, back])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(half, x.astype(np.float16))
+    expected = x.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(brain, expected.view(np.uint16))
+    np.testing.assert_array_equal(back, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (32, 8), (8, 32)])
+@pytest.mark.parametrize("layout", ["row", "col"])
+def test_a_warp_multiplies_matrices_with_float32_sums(shape, layout):
+    m, n = shape
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-300, 300, size).astype(np.float16) for size in ((m, 16), (16, n)))
+    result = np.zeros((m, n), np.float32)
+    stored = b if layout == "row" else np.ascontiguousarray(b.T)
+    tile = f"{m}, {n}, 16"
+    body = f"""  using namespace nvcuda::wmma;
+  fragment<matrix_a, {tile}, half, row_major> x;
+  fragment<matrix_b, {tile}, half, {layout}_major> y;
+  fragment<accumulator, {tile}, float> sums;
+  fill_fragment(sums, 1.0f);
+  load_matrix_sync(x, a, 16);
+  load_matrix_sync(y, b, {n if layout == "row" else 16});
+  mma_sync(sums, x, y, sums);
+  for (int i = 0; i < sums.num_elements; ++i) sums.x[i] *= 2.0f;
+  store_matrix_sync(c, sums, {n}, mem_row_major);"""
+    launched(body, 1, 32, [a, stored, result])
+    np.testing.assert_array_equal(result, 2 * (1 + a.astype(np.float32) @ b.astype(np.float32)))
 
 
 # --- what a library carries ---
