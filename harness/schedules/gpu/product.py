@@ -215,7 +215,7 @@ def _store(
             first[0] + (row // down * tile.down + place[0]) * down + row % down,
             first[1] + (part * tile.across + place[1]) * across,
             across,
-            lambda lane, own=own: sums[own + lane * tile.threads],
+            lambda lane: sums[own + lane * tile.threads],
             registers,
         )
 
