@@ -170,7 +170,7 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
     longest = max(16, power_of_two(attention.keys))
     heads = attention.batch * attention.heads
     wide = [Tiling(queries, keys, 1, 128 // columns, columns) for queries in (64, 32, 16) for keys in (64, 32, 16)]
-    split = [Tiling(16, keys, 4, 4, 8) for keys in (64, 32)]
+    split = [Tiling(16, keys, 4, 4, 8) for keys in (32, 64)]
     few = power_of_two(attention.queries)
     narrow = [Tiling(few, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
     if few <= 8:
