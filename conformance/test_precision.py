@@ -33,6 +33,7 @@ from harness.report import Result, repro_command
 from harness.report.document import build_report
 from harness.report.markdown import render_report
 from harness.targets import TARGETS
+from harness.targets.cuda import ARCHITECTURE_VARIABLE
 from harness.verification import verify_case
 
 HALVES = ("fp16", "bf16")
@@ -367,10 +368,11 @@ def test_an_oracle_verdict_is_expected_in_half_precision_only():
 
 @pytest.mark.parametrize(("component", "precision"), [("box_head", "fp16"), ("scoring_head", "bf16")])
 @pytest.mark.cuda
-def test_a_component_in_half_precision(component, precision):
+def test_a_component_in_half_precision(component, precision, monkeypatch):
     problem = TARGETS["cuda"].compile_problem()
     if problem:
         pytest.skip(problem)
+    monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90")  # machine code for one is enough here
     case = Case(component, "real", "cuda", precision=precision)
     result = verify_case(case)
     assert result.expected, result.problem
