@@ -202,6 +202,45 @@ def test_products_of_any_size_and_long_sums(sizes):
     assert rms(long - exact) < 0.2 * rms(running - exact)
 
 
+def half_calls(dtype: str) -> list[Call]:
+    """Products and a convolution of operands that are rounded to half precision, sums in float32."""
+
+    def rounded(x: relax.Expr | torch.Tensor) -> relax.Expr | torch.Tensor:
+        if isinstance(x, torch.Tensor):
+            return x.to(getattr(torch, dtype)).to(x.dtype)
+        return op.astype(x, dtype)
+
+    def product(left: relax.Expr, right: relax.Expr) -> relax.Expr:
+        return op.matmul(left, right, out_dtype="float32")
+
+    return [
+        Call(
+            lambda x, w, b: op.nn.gelu(op.add(product(rounded(x), op.permute_dims(rounded(w))), b)),
+            lambda x, w, b: F.gelu(F.linear(rounded(x), rounded(w), b)),
+            ((150, 136), (140, 136), (140,)),
+        ),
+        Call(
+            lambda a, b: product(rounded(a), rounded(b)),
+            lambda a, b: torch.matmul(rounded(a), rounded(b)),
+            ((2, 37, 50), (2, 50, 45)),
+        ),
+        Call(
+            lambda x, w: op.nn.conv2d(rounded(x), rounded(w), padding=1, out_dtype="float32"),
+            lambda x, w: F.conv2d(rounded(x), rounded(w), padding=1),
+            ((1, 40, 9, 11), (48, 40, 3, 3)),
+        ),
+    ]
+
+
+def test_half_operands_on_tensor_cores(caplog):
+    calls = [*half_calls("float16"), *half_calls("bfloat16")]
+    arrays = operands(calls)
+    with caplog.at_level(logging.INFO, logger="harness.targets.gpu"):
+        results = emulated("cuda", calls, arrays, "run_descending")
+    hold(calls, arrays, results)
+    assert sum(message.endswith("by rule Product") for message in caplog.messages) == len(calls)
+
+
 @given(*[st.integers(1, 9000)] * 3, st.sampled_from([32768, 49152]))
 def test_a_tile_fits_a_block(batch, rows, columns, shared_bytes):
     tile = choose_tile(batch, rows, columns, shared_bytes, 1024)

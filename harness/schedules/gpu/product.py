@@ -23,7 +23,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.emit import ceil_div, chunk_length
-from harness.schedules.gpu.contraction import Contraction, recognised, stored
+from harness.schedules.gpu import tensor_cores
+from harness.schedules.gpu.contraction import Contraction, recognised
 from harness.schedules.gpu.staging import Result, Stage, operand
 from harness.schedules.gpu.threads import barrier
 from harness.schedules.gpu.tile import Tile, choose_tile
@@ -45,9 +46,8 @@ class Product:
             return None
         extents = (contraction.batch.size, contraction.rows.size, contraction.columns.size)
         limits = (int(target.attrs["max_shared_memory_per_block"]), int(target.attrs["max_threads_per_block"]))
-        if _fits_tensor_cores(contraction, target):
-            return None  # DLight's rule uses them
-        tile = choose_tile(*extents, *limits)
+        halves = tensor_cores.fits(contraction, target)
+        tile = tensor_cores.choose_warp_tile(*extents) if halves else choose_tile(*extents, *limits)
         if max(extents[0], ceil_div(extents[1], tile.height)) > _MOST_BLOCKS:
             return None
         return s_tir.Schedule(kernel(contraction, tile))
@@ -58,14 +58,7 @@ def _is_thin(contraction: Contraction) -> bool:
     return longer == 1 or (shorter == 1 and contraction.batch.size > 1 and contraction.terms.size < 64)
 
 
-def _fits_tensor_cores(contraction: Contraction, target: Any) -> bool:
-    """Whether both operands are half, on CUDA, and there are rows, columns and terms enough."""
-    types = {str(stored(side).ty) for side in (contraction.left, contraction.right)}
-    extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
-    return str(target.kind.name) == "cuda" and types <= {"float16", "bfloat16"} and min(extents) > 64
-
-
-def kernel(contraction: Contraction, tile: Tile) -> tirx.PrimFunc:
+def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx.PrimFunc:
     """The sum of products as a function with its threads.
 
     Args:
@@ -81,7 +74,10 @@ def kernel(contraction: Contraction, tile: Tile) -> tirx.PrimFunc:
             with T.sblock("root"):
                 T.reads()
                 T.writes()
-                _body(contraction, tile)
+                if isinstance(tile, tensor_cores.WarpTile):
+                    tensor_cores.emit(contraction, tile)
+                else:
+                    _body(contraction, tile)
         return builder.get()
 
 
