@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -63,10 +64,18 @@ def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
     def load(b: Any, at: Any, term: Any, lane: Any) -> Any:
         return flat[places.offset((b, at, term)) + lane]
 
-    lanes = [n for n in (8, 4) if n * (4 if dtype == "float32" else 2) <= _BYTES and dtype in FLOATS]
+    lanes = [
+        n for n in (8, 4) if n <= _most_lanes() and n * (4 if dtype == "float32" else 2) <= _BYTES and dtype in FLOATS
+    ]
     along_terms = places.runs_along(2)
     runs = tuple(n for n in lanes if places.runs_along(2 if along_terms else 1, n))
     return Operand(load, along.size, terms.size, dtype, along_terms, (*runs, 1))
+
+
+def _most_lanes() -> int:
+    """Of a vector: Metal's have four elements at most (Metal Shading Language Specification 2.2)."""
+    target = tvm.target.Target.current(allow_none=True)
+    return 4 if target is not None and str(target.kind.name) == "metal" else 8
 
 
 @dataclass(frozen=True)
