@@ -142,13 +142,19 @@ def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], problem: P
             row = first + i if problem.rows % tile.rows == 0 else T.min(first + i, problem.rows - 1)
             T.buffer_store(begin, starts(b, row), [i])
 
+        def copy(put: Put, i: int, start: Any, count: Any) -> None:
+            def move(k: Any) -> None:
+                put(k, i, data[begin[i] + start + k])
+
+            if isinstance(count, int):
+                for_each_vector(count, tile.lanes, move)
+            else:
+                with T.serial(0, count) as k:
+                    move(k)
+
         def fill(put: Put, start: Any, count: Any) -> None:
             for i in range(tile.rows):
-                if isinstance(count, int):
-                    for_each_vector(count, tile.lanes, lambda k, i=i: put(k, i, data[begin[i] + start + k]))
-                else:
-                    with T.serial(0, count) as k:
-                        put(k, i, data[begin[i] + start + k])
+                copy(put, i, start, count)
 
         return fill
 
