@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 
 from conformance.tuning import record
+from harness.targets import TARGETS
 from harness.threads import OPTION_VARIABLE
 from harness.tuning.database import store
 
@@ -22,6 +23,13 @@ def one_thread() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(OPTION_VARIABLE, "1")
         yield
+
+
+@pytest.fixture
+def nvcc() -> None:
+    """Skips a test where CUDA kernels cannot be compiled."""
+    if problem := TARGETS["cuda"].compile_problem():
+        pytest.skip(problem)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import tvm
 
@@ -17,6 +18,10 @@ from harness.targets import TARGETS, llvm
 from harness.targets.compiling import build_library, lower_module
 from harness.worker import WorkerEnd, run_isolated
 
+KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]
+"""What a test of both kinds is parametrized with."""
+ORDERS = {"cuda": ("run_descending",), "metal": ("run",)}
+"""CUDA's threads take turns in one order and Metal's in the other: a missing barrier shows in one of them."""
 RATIO = 1.5
 """How much larger than PyTorch's the rms error against float64 may be."""
 
@@ -40,6 +45,14 @@ class Program(torch.nn.Module):
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         waiting = iter(arguments)
         return tuple(e.function(*(next(waiting) for _ in e.arguments)) for e in self.expressions)
+
+
+def skip_unless_emulated(kind: str) -> None:
+    """Skips a test where the kind cannot be compiled, or need not be emulated."""
+    if problem := TARGETS[kind].compile_problem():
+        pytest.skip(problem)
+    if TARGETS[kind].run_problem() is None:
+        pytest.skip(f"{kind} runs on this machine, and nothing needs to be emulated")
 
 
 def target_of(kind: str) -> tvm.target.Target:

@@ -101,13 +101,6 @@ def images_of(fatbin: bytes) -> list[tuple[str, int]]:
     return images
 
 
-@pytest.fixture
-def nvcc():
-    problem = TARGETS["cuda"].compile_problem()
-    if problem:
-        pytest.skip(problem)
-
-
 @pytest.mark.cuda
 def test_a_library_carries_machine_code_of_every_architecture(nvcc, monkeypatch, tmp_path):
     if tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True):

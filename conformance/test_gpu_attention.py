@@ -12,13 +12,20 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from conformance.gpu_programs import Expression, emulated, hold, lowered, target_of
+from conformance.gpu_programs import (
+    KINDS,
+    ORDERS,
+    Expression,
+    emulated,
+    hold,
+    lowered,
+    skip_unless_emulated,
+    target_of,
+)
 from harness.schedules.gpu.attention import Attention, layout_of, tiling_of
 from harness.targets import TARGETS
 from harness.targets.compiling import build_library
 
-KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]
-ORDERS = {"cuda": ("run_descending",), "metal": ("run",)}
 emulation = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"
 )
@@ -80,11 +87,7 @@ LARGE = EXPRESSIONS[-1]
 @emulation
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_of_any_shape_and_mask(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's threads take turns in one order and Metal's in the other: a missing barrier shows in one of them."""
-    if problem := TARGETS[kind].compile_problem():
-        pytest.skip(problem)
-    if TARGETS[kind].run_problem() is None:
-        pytest.skip(f"{kind} runs on this machine, and nothing needs to be emulated")
+    skip_unless_emulated(kind)
     monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
     for results in emulated(EXPRESSIONS, kind, tmp_path, ORDERS[kind]):
         for expression, actual in zip(EXPRESSIONS[:-1], results[:-1], strict=True):

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conformance.gpu_programs import Expression, emulated, hold, lowered
+from conformance.gpu_programs import KINDS, ORDERS, Expression, emulated, hold, lowered, skip_unless_emulated
 from harness.targets import TARGETS
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"
 )
-KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]
-ORDERS = {"cuda": ("run_descending",), "metal": ("run",)}
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> torch.Tensor:
@@ -66,11 +64,7 @@ EXPRESSIONS = (
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_are_as_accurate_as_pytorch(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's threads take turns in one order and Metal's in the other: a missing barrier shows in one of them."""
-    if problem := TARGETS[kind].compile_problem():
-        pytest.skip(problem)
-    if TARGETS[kind].run_problem() is None:
-        pytest.skip(f"{kind} runs on this machine, and nothing needs to be emulated")
+    skip_unless_emulated(kind)
     monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
     for results in emulated(EXPRESSIONS, kind, tmp_path, ORDERS[kind]):
         for expression, actual in zip(EXPRESSIONS, results, strict=True):

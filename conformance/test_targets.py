@@ -204,13 +204,6 @@ def test_llvm_runs_what_it_compiled(name, tmp_path):
 # --- cuda ---
 
 
-@pytest.fixture
-def nvcc():
-    problem = TARGETS["cuda"].compile_problem()
-    if problem:
-        pytest.skip(problem)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", MODULES)
 def test_cuda_kernels_are_compiled_by_nvcc(nvcc, name, monkeypatch):

@@ -141,6 +141,26 @@ def each_line(lines: int, count: int) -> Iterator[tuple[Any, Any, int, Any]]:
             yield line, None, threads, thread
 
 
+@contextmanager
+def each_chunk(lines: int, count: int, read: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any, Line, Any, Any]]:
+    """Emits a kernel in which each chunk of each of `lines` of `count` elements is reduced by a block.
+
+    Args:
+        lines: Number of lines.
+        count: Elements of each.
+        read: (line, index of an element) → its fp32 value.
+
+    Yields:
+        The line's index; the chunk's; the chunk; how long it is; the thread's index in the block.
+    """
+    chunks = ceil_div(count, CHUNK)
+    with each_line(lines * chunks, CHUNK) as (task, _, threads, thread):
+        i, c = T.Bind(task // chunks), T.Bind(task % chunks)
+        first, length = chunk_of(count, c)
+        limit = None if isinstance(length, int) else length
+        yield i, c, Line(CHUNK, threads, thread, lambda k: read(i, first + k), limit), length, thread
+
+
 def store(condition: Any, buffer: tirx.Buffer, value: Any, index: Sequence[Any]) -> None:
     """Emits a store, under a condition if it is not None."""
     if condition is None:

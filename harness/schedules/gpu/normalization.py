@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
 from harness.schedules.cpu.lowering import call, static_shape
 from harness.schedules.cpu.reduction import Legalize, default, reshaped
-from harness.schedules.gpu.lines import CHUNK, LONGEST, Line, added, chunk_of, each_line, store
+from harness.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
 
@@ -83,11 +83,7 @@ def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
     chunks = ceil_div(count, CHUNK)
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
-        with each_line(lines * chunks, CHUNK) as (task, _, threads, thread):
-            i, c = T.Bind(task // chunks), T.Bind(task % chunks)
-            first, length = chunk_of(count, c)
-            limit = None if isinstance(length, int) else length
-            line = Line(CHUNK, threads, thread, lambda k: fp32(data[i, first + k]), limit)
+        with each_chunk(lines, count, lambda i, k: fp32(data[i, k])) as (i, c, line, length, thread):
             mean, left, squares = _centre(line, length)
             with T.If(tirx.EQ(thread, 0)), T.Then():
                 T.buffer_store(out, mean + left, [i, c, 0])

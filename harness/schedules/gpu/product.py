@@ -25,7 +25,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu.emit import ceil_div, chunk_length
 from harness.schedules.gpu import tensor_cores
 from harness.schedules.gpu.contraction import Contraction, recognised
-from harness.schedules.gpu.staging import Result, Stage, operand
+from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
 from harness.schedules.gpu.threads import barrier
 from harness.schedules.gpu.tile import Tile, choose_tile
 
@@ -92,16 +92,9 @@ def _body(contraction: Contraction, tile: Tile) -> None:
             strict=True,
         )
     )
-    with (
-        T.launch_thread("blockIdx.z", batch.size) as b,
-        T.launch_thread("blockIdx.y", ceil_div(rows.size, tile.height)) as block_down,
-        T.launch_thread("blockIdx.x", ceil_div(columns.size, tile.width)) as block_across,
-        T.launch_thread("threadIdx.x", tile.threads) as thread,
-        T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
-    ):
+    with launch_tiles(contraction, tile.height, tile.width, tile.threads) as (b, first, thread):
         across, down, group = _digits(thread, tile.across, tile.down, tile.split)
         sums = T.alloc_buffer((tile.rows * tile.columns * tile.threads,), "float32", scope="shared")
-        first = (block_down * tile.height, block_across * tile.width)
         total = _add_up(tile, terms.size, (left, right), (b, *first), (down, across, group), thread, sums)
         if tile.split > 1:
             _add_groups(tile, group, thread, total, sums)

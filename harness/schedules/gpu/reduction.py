@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
 from harness.schedules.cpu.lowering import call, static_shape
 from harness.schedules.cpu.reduction import Legalize, default, reshaped
-from harness.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, chunk_of, each_line, store
+from harness.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
 _SHORTEST = 64
@@ -65,13 +65,8 @@ def chunk_sums_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
     chunks = ceil_div(count, CHUNK)
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
-        with each_line(lines * chunks, CHUNK) as (task, _, threads, thread):
-            i, c = T.Bind(task // chunks), T.Bind(task % chunks)
-            first, length = chunk_of(count, c)
-            limit = None if isinstance(length, int) else length
-            (total,) = Line(CHUNK, threads, thread, lambda k: fp32(data[i, first + k]), limit).fold(
-                [added(lambda value, k: value)]
-            )
+        with each_chunk(lines, count, lambda i, k: fp32(data[i, k])) as (i, c, line, _, thread):
+            (total,) = line.fold([added(lambda value, k: value)])
             with T.If(tirx.EQ(thread, 0)), T.Then():
                 T.buffer_store(out, total, [i, c])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,6 +239,26 @@ class Result:
         else:
             values = {**of.batch.values(b), **of.rows.values(i), **of.columns.values(j)}
             T.buffer_store(of.result.tensor, value, [substituted(at, values) for at in of.result.index])
+
+
+@contextmanager
+def launch_tiles(
+    contraction: Contraction, height: int, width: int, threads: int
+) -> Iterator[tuple[Any, tuple[Any, Any], Any]]:
+    """The body of a kernel whose blocks compute tiles of the result.
+
+    Yields:
+        The product of the batch; first row and first column of the block's tile; the thread's index in the block.
+    """
+    batch, rows, columns = contraction.batch.size, contraction.rows.size, contraction.columns.size
+    with (
+        T.launch_thread("blockIdx.z", batch) as b,
+        T.launch_thread("blockIdx.y", ceil_div(rows, height)) as down,
+        T.launch_thread("blockIdx.x", ceil_div(columns, width)) as across,
+        T.launch_thread("threadIdx.x", threads) as thread,
+        T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
+    ):
+        yield b, (down * height, across * width), thread
 
 
 def each_lane(lanes: int, body: Callable[[Any], None]) -> None:

@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.emit import ceil_div
 from harness.schedules.gpu.contraction import Contraction, stored
-from harness.schedules.gpu.staging import Result, Stage, operand
+from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
 from harness.schedules.gpu.threads import WARP, barrier
 
 _SIDE = 16
@@ -89,7 +89,7 @@ def choose_warp_tile(batch: int, rows: int, columns: int) -> WarpTile:
 
 def emit(contraction: Contraction, tile: WarpTile) -> None:
     """Emits the body of a kernel."""
-    batch, rows, columns, terms = contraction.batch, contraction.rows, contraction.columns, contraction.terms
+    rows, columns, terms = contraction.rows, contraction.columns, contraction.terms
     left, right = (
         _stage(side, along, span, contraction, tile)
         for side, along, span in (
@@ -98,16 +98,9 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
         )
     )
     half = left.dtype
-    with (
-        T.launch_thread("blockIdx.z", batch.size) as b,
-        T.launch_thread("blockIdx.y", ceil_div(rows.size, tile.height)) as block_down,
-        T.launch_thread("blockIdx.x", ceil_div(columns.size, tile.width)) as block_across,
-        T.launch_thread("threadIdx.x", tile.threads) as thread,
-        T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
-    ):
+    with launch_tiles(contraction, tile.height, tile.width, tile.threads) as (b, first, thread):
         warp, lane = thread // WARP, thread % WARP
         down, across = warp // tile.across * tile.rows * _SIDE, warp % tile.across * tile.columns * _SIDE
-        first = (block_down * tile.height, block_across * tile.width)
         shared = [T.alloc_buffer((stage.size,), half, scope="shared") for stage in (left, right)]
         written = T.alloc_buffer((tile.down * tile.across * _SIDE * _SIDE,), "float32", scope="shared")
         loaded = [T.alloc_buffer((s.registers,), s.operand.dtype, scope="local") for s in (left, right)]
