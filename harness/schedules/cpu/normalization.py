@@ -7,7 +7,6 @@ inputs costs no digits.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tvm import relax, tirx
@@ -15,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import reduction
 from harness.schedules.cpu.emit import Argument, for_each_vector, prim_func
-from harness.schedules.cpu.lowering import call, static_shape
+from harness.schedules.cpu.lowering import call
 from harness.schedules.cpu.reduction import (
     LANES,
     Legalize,
@@ -29,6 +28,9 @@ from harness.schedules.cpu.reduction import (
     scalar,
     tasks,
 )
+from harness.schedules.normalization import recognized
+
+_DTYPES = ("float32",)
 
 
 def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
@@ -105,52 +107,29 @@ def group_norm_kernel(
     return prim_func("group_norm", [Argument("data", shape), *affine, Argument("out", shape)], body)
 
 
-def _affine(node: relax.Call) -> tuple[list[relax.Expr], bool, bool]:
-    """The scale and shift that a normalization really applies, and which of the two there are.
-
-    An importer that finds no weight or bias may leave the argument out or null; TVM's own legalization crashes on it.
-    """
-    given = [node.args[n] if n < len(node.args) else None for n in (1, 2)]
-    scaled, shifted = given[0] is not None and bool(node.attrs.scale), given[1] is not None and bool(node.attrs.center)
-    return [value for value, used in zip(given, (scaled, shifted), strict=True) if used], scaled, shifted
-
-
 def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    data = node.args[0]
-    shape = static_shape(data)
-    operands, scaled, shifted = _affine(node)
-    if shape is None or math.prod(shape) == 0 or any(static_shape(operand) is None for operand in operands):
+    found = recognized(node, _DTYPES)
+    if found is None:
         return default(bb, node)
-    rank = len(shape)
-    axes = sorted(int(axis) % rank for axis in node.attrs.axes)
-    if axes != list(range(rank - len(axes), rank)):
-        return default(bb, node)
-    count = math.prod(shape[rank - len(axes) :])
-    rows = math.prod(shape) // count
-    function = layer_norm_kernel(rows, count, float(node.attrs.epsilon), scaled, shifted)
-    lines = [reshaped(bb, operand, (count,)) for operand in operands]
-    arguments = [reshaped(bb, data, (rows, count)), *lines]
-    return reshaped(bb, bb.emit(call(bb, f"layer_norm_{rows}x{count}", function, arguments)), shape)
+    rows, count = found.lines, found.channels
+    scaled, shifted = found.scale is not None, found.shift is not None
+    function = layer_norm_kernel(rows, count, found.epsilon, scaled, shifted)
+    lines = [reshaped(bb, operand, (count,)) for operand in found.affine]
+    arguments = [reshaped(bb, found.data, (rows, count)), *lines]
+    return reshaped(bb, bb.emit(call(bb, f"layer_norm_{rows}x{count}", function, arguments)), found.shape)
 
 
 def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    data = node.args[0]
-    shape = static_shape(data)
-    operands, scaled, shifted = _affine(node)
-    if shape is None or math.prod(shape) == 0 or any(static_shape(operand) is None for operand in operands):
+    found = recognized(node, _DTYPES)
+    if found is None:
         return default(bb, node)
-    rank = len(shape)
-    groups = int(node.attrs.num_groups)
-    axes = sorted(int(axis) % rank for axis in node.attrs.axes)
-    if int(node.attrs.channel_axis) % rank != 1 or axes != list(range(2, rank)) or shape[1] % groups:
-        return default(bb, node)
-    channels, inner = shape[1] // groups, math.prod(shape[2:])
-    lines = shape[0] * groups
-    function = group_norm_kernel(shape[0], groups, channels, inner, float(node.attrs.epsilon), scaled, shifted)
-    affine = [reshaped(bb, operand, (groups, channels)) for operand in operands]
-    arguments = [reshaped(bb, data, (lines, channels, inner)), *affine]
+    lines, groups, channels, inner = found.lines, found.groups, found.channels, found.inner
+    scaled, shifted = found.scale is not None, found.shift is not None
+    function = group_norm_kernel(lines // groups, groups, channels, inner, found.epsilon, scaled, shifted)
+    affine = [reshaped(bb, operand, (groups, channels)) for operand in found.affine]
+    arguments = [reshaped(bb, found.data, (lines, channels, inner)), *affine]
     name = f"group_norm_{lines}x{channels}x{inner}"
-    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), shape)
+    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), found.shape)
 
 
 LEGALIZE: dict[str, Legalize] = {

@@ -8,18 +8,17 @@ follows.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
-from harness.schedules.cpu.lowering import call, static_shape
+from harness.schedules.cpu.lowering import call
 from harness.schedules.cpu.reduction import Legalize, default, reshaped
 from harness.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
+from harness.schedules.normalization import recognized
 
 
 def normalize_kernel(
@@ -127,20 +126,14 @@ def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFu
     return prim_func("merged_moments", [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))], body)
 
 
-def _normalized(
-    bb: relax.BlockBuilder,
-    data: relax.Expr,
-    extents: tuple[int, int, int],
-    groups: int,
-    affine: Sequence[relax.Expr | None],
-    epsilon: float,
-) -> relax.Expr:
-    """Emits the normalization of each line of data, viewed as [lines, channels, inner], over channels and inner."""
-    lines, channels, inner = extents
+def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    found = recognized(node, FLOATS)
+    if found is None:
+        return default(bb, node)
+    data, shape, groups, epsilon, values = found.data, found.shape, found.groups, found.epsilon, found.affine
+    extents = lines, channels, inner = found.lines, found.channels, found.inner
     count, dtype = channels * inner, str(data.ty.dtype)
-    shape = static_shape(data, None) or ()
-    values = [value for value in affine if value is not None]
-    scaled, shifted = (value is not None for value in affine)
+    scaled, shifted = found.scale is not None, found.shift is not None
     label = "x".join(map(str, extents))
     if count <= LONGEST:
         function = normalize_kernel(extents, groups, epsilon, scaled, shifted, dtype)
@@ -172,47 +165,5 @@ def _normalized(
     return bb.emit(bb.call_te(finish, data, merged, *flattened, primfunc_name_hint="normalized"))
 
 
-def _affine(node: relax.Call) -> list[relax.Expr | None]:
-    """Scale and shift as far as there are any: an importer may leave them out or null."""
-    given = [node.args[n] if n < len(node.args) else None for n in (1, 2)]
-    used = (bool(node.attrs.scale), bool(node.attrs.center))
-    return [value if use else None for value, use in zip(given, used, strict=True)]
-
-
-def _supported(node: relax.Call, affine: Sequence[relax.Expr | None]) -> tuple[int, ...] | None:
-    """The shape of the data, if everything is of one known float type and static shape."""
-    data = node.args[0]
-    shape, dtype = static_shape(data, None), str(data.ty.dtype)
-    static = all(value is None or static_shape(value, dtype) is not None for value in affine)
-    return shape if shape and dtype in FLOATS and static and math.prod(shape) else None
-
-
-def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    affine = _affine(node)
-    shape = _supported(node, affine)
-    if shape is None:
-        return default(bb, node)
-    rank = len(shape)
-    axes = sorted(int(axis) % rank for axis in node.attrs.axes)
-    if axes != list(range(rank - len(axes), rank)):
-        return default(bb, node)
-    count = math.prod(shape[rank - len(axes) :])
-    extents = (math.prod(shape) // count, count, 1)
-    return _normalized(bb, node.args[0], extents, 1, affine, float(node.attrs.epsilon))
-
-
-def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    affine = _affine(node)
-    shape = _supported(node, affine)
-    if shape is None:
-        return default(bb, node)
-    rank, groups = len(shape), int(node.attrs.num_groups)
-    axes = sorted(int(axis) % rank for axis in node.attrs.axes)
-    if int(node.attrs.channel_axis) % rank != 1 or axes != list(range(2, rank)) or shape[1] % groups:
-        return default(bb, node)
-    extents = (shape[0] * groups, shape[1] // groups, math.prod(shape[2:]))
-    return _normalized(bb, node.args[0], extents, groups, affine, float(node.attrs.epsilon))
-
-
-LEGALIZE: dict[str, Legalize] = {"relax.nn.layer_norm": _layer_norm, "relax.nn.group_norm": _group_norm}
+LEGALIZE: dict[str, Legalize] = {"relax.nn.layer_norm": _normalize, "relax.nn.group_norm": _normalize}
 """Legalizations of normalizations, by operator."""
