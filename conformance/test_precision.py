@@ -26,12 +26,12 @@ from harness.parity.expectations import check, load_expectations
 from harness.parity.oracle import oracle, reference
 from harness.parity.verdict import judge
 from harness.precision import PRECISIONS
-from harness.precision.legalize import LEGALIZE
 from harness.precision.lowering import HALF_DTYPES, lower_precision, parameters_for
 from harness.precision.source import half_reference
 from harness.report import Result, repro_command
 from harness.report.document import build_report
 from harness.report.markdown import render_report
+from harness.schedules.gpu.legalization import LEGALIZE
 from harness.targets import TARGETS
 from harness.targets.cuda import ARCHITECTURE_VARIABLE
 from harness.verification import verify_case

@@ -32,7 +32,6 @@ def gpu_pipeline(
     import tvm
     from tvm import relax
 
-    from harness.precision.legalize import LEGALIZE as HALF_ATTENTION
     from harness.schedules.gpu import legalization, normalization, reduction
     from harness.schedules.gpu.rewrite import call_attention
     from harness.schedules.vm import lower_to_vm
@@ -44,9 +43,7 @@ def gpu_pipeline(
             call_attention(target),
             relax.transform.FuseTransposeMatmul(),  # weights are read as they lie, and not transposed in every run
             relax.transform.DeadCodeElimination(),
-            relax.transform.LegalizeOps(
-                {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE, **HALF_ATTENTION}
-            ),
+            relax.transform.LegalizeOps({**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE}),
             relax.transform.CanonicalizeBindings(),  # no operation is fused with another name of a result
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),

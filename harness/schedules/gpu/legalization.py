@@ -1,11 +1,12 @@
-"""Transposed convolutions as products, where that is all they are: our legalization in place of TVM's."""
+"""Legalizations in place of TVM's: transposed convolutions that are products, and attention of half operands."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
+from harness.precision.lowering import HALF_DTYPES
 from harness.schedules.cpu.reduction import Legalize, default
 
 
@@ -46,5 +47,25 @@ def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     return builder.call_te(scattered, image, weight, primfunc_name_hint="conv2d_transpose")
 
 
-LEGALIZE: dict[str, Legalize] = {"relax.nn.conv2d_transpose": conv2d_transpose}
+def attention(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Attention that no kernel of this project takes; of half operands, on widened ones, and its result rounded.
+
+    TVM's legalization would add half operands up in half.
+    """
+    dtype = str(call.args[0].ty.dtype)
+    if dtype not in HALF_DTYPES:
+        return default(builder, call)
+    wide = [
+        builder.emit_te(topi.cast, operand, "float32") if str(operand.ty.dtype) == dtype else operand
+        for operand in call.args
+    ]
+    summed = builder.normalize(relax.Call(call.op, wide, call.attrs, call.ty_args))
+    return builder.call_te(topi.cast, builder.emit(default(builder, summed)), dtype)
+
+
+LEGALIZE: dict[str, Legalize] = {
+    "relax.nn.conv2d_transpose": conv2d_transpose,
+    "relax.nn.attention": attention,
+    "relax.nn.attention_bias": attention,
+}
 """By Relax operator."""
