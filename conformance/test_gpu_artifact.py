@@ -21,9 +21,9 @@ from harness.deployment.entry_points import ENCODE_TEXT
 from harness.model.images import preprocess
 from harness.model.upstream import upstream as upstreams_model
 from harness.runtime.artifact import Artifact
-from harness.runtime.devices import CUDART, architecture_problem, device_problem, to_device, to_numpy
+from harness.runtime.devices import architecture_problem, device_problem, to_device, to_numpy
 from harness.runtime.loading import LoadError
-from harness.runtime.manifest import MANIFEST, RUNTIME_LIBRARIES, read_manifest
+from harness.runtime.manifest import CUDART, MANIFEST, RUNTIME_LIBRARIES, read_manifest
 from harness.targets import TARGETS, cuda
 from harness.worker import WorkerEnd, run_isolated
 

@@ -89,15 +89,15 @@ def select(
             strategies and precisions applies to any of the components.
     """
     precisions = checked("precision", precisions, tuple(PRECISIONS))
-    for name in checked("target", targets, tuple(TARGETS)) if targets else ():
+    chosen = checked("target", targets, tuple(TARGETS))
+    for name in chosen if targets else ():
         _check_precisions(name, precisions)
     components = checked("component", components, tuple(SUBJECTS)) if components else tuple(COMPONENTS)
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
-    targets = checked("target", targets, tuple(TARGETS))
     scales = checked("scale", scales, tuple(scale.value for scale in Scale))
     cases = tuple(
         Case(component, strategy, target, scale, seed, precision)
-        for target in targets
+        for target in chosen
         for scale in scales
         for precision in precisions
         for component in components

@@ -210,7 +210,7 @@ class _Lowering:
             elif _is_product(binding.value):
                 if int(binding.var.ty.shape[-1]) >= NARROWEST_RESULT:
                     results.add(binding.var)
-            elif name in _MOVES | _SELECTS or name in _SCALINGS:
+            elif name in _MOVES | _SELECTS | _SCALINGS:
                 others = [operand for operand in read if operand not in results]
                 fixed = all(_is_constant(operand) or operand in weights for operand in others)
                 if len(others) < len(read) and (fixed or name in _MOVES):

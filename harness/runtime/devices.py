@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.loading import LoadError, find_library, library_name, load_runtime, runtime_library
+from harness.runtime.manifest import CUDART
 from harness.runtime.weights import aligned
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 DEVICES = {"llvm": "cpu", "cuda": "cuda", "metal": "metal"}
 """What TVM calls the device that runs a target's code."""
-
-CUDART = "libcudart.so.13"
-"""CUDA's runtime library, as TVM 0.27 is linked with it; NVIDIA allows to pass it on (CUDA EULA, attachment A)."""
 
 _MISSING = {
     "cuda": "there is no NVIDIA driver on this machine",

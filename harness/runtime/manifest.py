@@ -16,9 +16,11 @@ MANIFEST = "manifest.json"
 LIBRARY = "model.so"
 PACKING_LIBRARY = "packing.so"
 """Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
+CUDART = "libcudart.so.13"
+"""CUDA's runtime library, as TVM 0.27 is linked with it; NVIDIA allows to pass it on (CUDA EULA, attachment A)."""
 RUNTIME_LIBRARIES = (
     *(f"libtvm_runtime{device}.{suffix}" for device in ("", "_cuda", "_metal") for suffix in ("so", "dylib")),
-    "libcudart.so.13",
+    CUDART,
 )
 """What a folder brings along for machines where TVM is not installed."""
 OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
