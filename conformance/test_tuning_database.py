@@ -30,7 +30,7 @@ from harness.tuning.database import (
     this_place,
     told,
 )
-from harness.tuning.trials import Kind, Place, Trial, append_trials, read_trials
+from harness.tuning.trials import Kind, Place, Trial, append_trials, nothing_found, read_trials
 
 HERE = this_place("llvm")
 RECORD = record("product 1x2x3x4 left", {"rows": 6, "vectors": 4})
@@ -95,6 +95,20 @@ def test_the_database_of_this_machine_is_the_default(tmp_path: Path, monkeypatch
     store(tmp_path / HERE.tag, "llvm", RECORD)
     assert default_database("llvm") == tmp_path / HERE.tag
     assert default_database("cuda") is None
+
+
+def test_a_search_that_found_nothing_left_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "TUNED", tmp_path)
+    folder = tmp_path / HERE.tag
+    folder.mkdir()
+    assert default_database("llvm") is None
+    elsewhere = Trial("other", {}, Kind.MEASURED, replace(HERE, threads=99))
+    append_trials(folder, [Trial("a", {"rows": 1}, Kind.MEASURED, HERE), Trial("a", {}, Kind.FAILED, HERE), elsewhere])
+    assert default_database("llvm") == folder
+    assert told(folder, "llvm") == f"untuned: the default ones, the database {HERE.tag} has none that is better"
+    trials, _ = read_trials(folder)
+    assert nothing_found(trials, HERE, {"a", "b"}) == "2 trials of 1 of its 2 kernels found nothing over the defaults"
+    assert nothing_found(trials, HERE, {"b", "other"}) == ""
 
 
 def test_another_run_does_not_overwrite(tmp_path: Path) -> None:

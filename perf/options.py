@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.schedules import Schedules
-
 
 @dataclass(frozen=True)
 class Options:
@@ -35,13 +33,3 @@ class Options:
         from harness.tuning.database import default_database
 
         return default_database(target)
-
-    def schedules_for(self, target: str) -> Schedules:
-        """What that database has found.
-
-        Raises:
-            HarnessError: The database cannot be used.
-        """
-        from harness.tuning.database import schedules_from
-
-        return schedules_from(self.database_for(target), target)

@@ -33,12 +33,14 @@ from harness.outcome import VerdictKind
 from harness.parity.verdict import judge
 from harness.rope import STRATEGIES
 from harness.schedules import UNTUNED as NO_SCHEDULES
-from harness.schedules import Schedules
 from harness.settings import Settings
 from harness.source import Arrays, Source
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.threads import configure_threads
+from harness.tuning.database import schedules_from, this_place
+from harness.tuning.tasks import tasks_of
+from harness.tuning.trials import nothing_found, read_trials
 from perf import peers
 from perf.options import Options
 from perf.peers import COMPILE, PEERS, Peer, PeerError
@@ -85,7 +87,7 @@ def test_component(
     # Not pytest's folder, which stays: at full scale there are gigabytes of weights in it.
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         folder = Path(name)
-        prepared = prepare(case, folder, options.schedules_for(case.target))
+        prepared = prepare(case, folder, options.database_for(case.target))
         gc.collect()
         sides: dict[str, dict[str, Any]] = {}
         seats: dict[str, Seat] = {}
@@ -128,8 +130,8 @@ def test_component(
     component_results.append(result)
 
 
-def prepare(case: Case, folder: Path, schedules: Schedules) -> Prepared:
-    """Compiles the main sample without and with schedules, and saves what the sides load."""
+def prepare(case: Case, folder: Path, database: Path | None) -> Prepared:
+    """Compiles the main sample without and with what a database has found, and saves what the sides load."""
     target, strategy = TARGETS[case.target], STRATEGIES[case.strategy]
     with upstream():
         source = Source(case, Settings())
@@ -145,14 +147,16 @@ def prepare(case: Case, folder: Path, schedules: Schedules) -> Prepared:
         save(source.module, inputs, list(parameters.values()), folder)
     del program, parameters, source
     lowered: tvm.IRModule | None = None
-    for side, chosen in ((UNTUNED, NO_SCHEDULES), (TUNED, schedules)):
-        if side == TUNED and not schedules:
-            break
+    sides = {UNTUNED: NO_SCHEDULES}
+    if database is not None:
+        sides[TUNED] = schedules_from(database, case.target)
+    for side, chosen in sides.items():
         start = time.perf_counter()
         tvm_target = target.tvm_target()
         before, lowered = lowered, lower_module(module, target, tvm_target, chosen)
-        if side == TUNED and tvm_ffi.structural_equal(before, lowered):
-            prepared.note = "tuning found nothing over the defaults for any kernel of this component"
+        if database is not None and side == TUNED and tvm_ffi.structural_equal(before, lowered):
+            tasks = {task.key for task in tasks_of(module, tvm_target)}
+            prepared.note = nothing_found(read_trials(database)[0], this_place(case.target), tasks)
             break
         library = folder / f"{side}{LIBRARY_SUFFIX}"
         build_library(lowered, tvm_target, library)

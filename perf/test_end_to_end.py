@@ -25,6 +25,7 @@ from harness.case import Scale
 from harness.deployment.compiling import Model, compile_model
 from harness.targets import TARGETS
 from harness.threads import configure_threads
+from harness.tuning.database import schedules_from
 from harness.worker import WorkerEnd, run_isolated
 from perf.options import Options
 from perf.probe import measured_peaks
@@ -69,7 +70,7 @@ def sides(scale: str, options: Options) -> Iterator[dict[str, Side]]:
 
         expected = take_part(TORCH, "torch_side", scale, {"compile_seconds": None})
         database = options.database_for(TARGET)
-        for side in (UNTUNED, TUNED) if database else (UNTUNED,):
+        for side in (UNTUNED, TUNED) if schedules_from(database, TARGET) else (UNTUNED,):
             artifact = Path(name) / side
             start = time.perf_counter()
             compile_model(Model(scale=scale, database=database if side == TUNED else None), TARGET, artifact)
@@ -119,7 +120,9 @@ def test_end_to_end(
         | {"memory": memory_bytes(seats[name].memory()) if question == PHOTO_AND_TEXT else None}
         for name, rounds in seconds.items()
     }
-    result = {"what": question, "scale": scale, "sides": results, "ratios": ratios(results)}
+    tried = TUNED not in sides and options.database_for(TARGET) is not None
+    note = "tuning found nothing over the defaults" if tried else ""
+    result = {"what": question, "scale": scale, "sides": results, "ratios": ratios(results), "note": note}
     result |= circumstances(threads, peaks)
     benchmark.extra_info |= result
     end_to_end_results.append(result)

@@ -283,19 +283,21 @@ def check_writable(path: Path) -> None:
 
 
 def default_database(target: str) -> Path | None:
-    """The database in `fixtures/tuned` that fits this machine, if there is one."""
+    """The database in `fixtures/tuned` that fits this machine, be it one of a search that found nothing, or None."""
     if target not in TUNABLE or not TUNED.is_dir():
         return None
     path = TUNED / this_place(target).tag
-    return path if (path / FILE).is_file() else None
+    return path if (path / FILE).is_file() or (path / TRIALS).is_file() else None
 
 
 def told(database: Path | None, target: str) -> str:
     """What a target is compiled with, in words."""
     if database is None or target not in TUNABLE:
         return "untuned: the default ones"
-    opened = open_database(database, target)
-    return f"tuned: {len(opened.schedules())} from the database {database.resolve().name}, the default ones otherwise"
+    count, name = len(open_database(database, target).schedules()), database.resolve().name
+    if not count:
+        return f"untuned: the default ones, the database {name} has none that is better"
+    return f"tuned: {count} from the database {name}, the default ones otherwise"
 
 
 def schedules_from(database: Path | None, target: str) -> Schedules:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -101,6 +101,20 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
                 f"{path} is damaged in line {number}: delete the file to begin a new search, what was found is kept"
             ) from error
     return trials, notices
+
+
+def nothing_found(trials: Iterable[Trial], place: Place, tasks: Collection[str]) -> str:
+    """What is to be said of tasks for which the defaults were found to be the best; nothing if none was tried.
+
+    Args:
+        trials: Of all tasks and places.
+        place: Where they count.
+        tasks: Names of the tasks.
+    """
+    tried = [trial.task for trial in trials if trial.place == place and trial.task in tasks]
+    if not tried:
+        return ""
+    return f"{len(tried)} trials of {len(set(tried))} of its {len(tasks)} kernels found nothing over the defaults"
 
 
 def append_trials(folder: Path, trials: Iterable[Trial]) -> None:

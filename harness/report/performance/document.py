@@ -194,7 +194,7 @@ def judge_goal(goal: Goal, measurements: Sequence[Measurement], names: Mapping[M
     return GoalResult(goal, values, missing)
 
 
-NO_DATABASE = "no tuned database that fits the machine was used"
+NO_DATABASE = "no schedules of its kernels were tried on this machine"
 NOT_ASKED = "it was not measured"
 
 
