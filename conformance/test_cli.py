@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
+from harness.case import Case
 from harness.components import COMPONENTS
 from harness.model.build import build_model
-from harness.report import read_report
+from harness.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.report import Result, read_report
+from harness.verification import exit_code
 
 QUICK = ("--component", "box_head")
 
@@ -69,6 +72,45 @@ def test_verify_with_a_checkpoint(tmp_path: Path) -> None:
     case = read_report(tmp_path / "report" / "verification_report.json")["cases"][0]
     assert [output["verdict"] for output in case["outputs"]] == ["strict", "strict"]
     assert case["repro"].endswith(f"--checkpoint {path}")
+
+
+STRICT = Verdict("boxes", (1,), "float32", 1, 0, 0.0, 0.0, 0.0, 0.0, 99.0, 1.0, 1.0, VerdictKind.STRICT)
+OUTCOMES = {
+    "compiled": Outcome(Stage.COMPILE, Status.UNAVAILABLE, CaseError("CannotRun", "there is no device")),
+    "not compiled": Outcome(Stage.BUILD, Status.UNAVAILABLE, CaseError("CannotCompile", "there is no compiler")),
+    "emulated": Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,), emulated=True),
+    "passed": Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,)),
+    "failed": Outcome(Stage.COMPILE, Status.FAILED, CaseError("RuntimeError", "no kernel")),
+}
+
+
+@pytest.mark.parametrize("target", ["cuda", "metal"])
+@pytest.mark.parametrize(
+    ("names", "code", "required"),
+    [
+        (["compiled"], 0, 1),
+        (["compiled", "emulated"], 0, 1),
+        (["emulated"], 0, 1),
+        (["passed"], 0, 0),
+        (["passed", "compiled"], 0, 1),
+        (["compiled", "not compiled"], 0, 1),
+        (["not compiled"], 1, 1),
+        (["compiled", "failed"], 1, 1),
+        (["passed", "failed"], 1, 1),
+        ([], 1, 1),
+    ],
+)
+def test_the_exit_code_is_the_same_for_every_target(names: list[str], code: int, required: int, target: str) -> None:
+    results = [Result.of(Case("box_head", "real", target), OUTCOMES[name], None) for name in names]
+    assert exit_code(results) == code
+    assert exit_code(results, [target]) == required
+    assert exit_code(results, ["llvm"]) == code
+
+
+def test_a_required_target_has_to_be_among_the_cases(tmp_path: Path) -> None:
+    arguments = ("verify", *QUICK, "--require-target", "cuda", "--report", str(tmp_path / "report"))
+    assert_one_sentence(sam3_tvm(*arguments), "--require-target cuda", "give --target cuda")
+    assert not (tmp_path / "report").exists()
 
 
 def test_list_names_every_component() -> None:

@@ -320,7 +320,7 @@ def test_the_matrix_shows_every_case_with_its_status(tmp_path):
     assert table == [
         f"| component | {' | '.join(f'{column} · shallow' for column in columns)} |",
         "| --- | --- | --- | --- | --- |",
-        "| [neck](#neck) | ✅ strict | · | · | ⏭ unavailable |",
+        "| [neck](#neck) | ✅ strict | · | · | ⏭ compiled |",
         "| [vit](#vit) | 🔷 oracle | ⛔ failed (import) | ❌ unexpected pass | · |",
         "| [masks](#masks) | ❌ failed (judge) | · | · | · |",
         "| [boxes](#boxes) | ❌ crashed (compile) | · | · | · |",
@@ -377,8 +377,12 @@ def test_a_run_that_verified_nothing_does_not_look_like_a_success(tmp_path):
     _, empty = written(tmp_path, [])
     assert "**Nothing was verified:**" in empty.splitlines()[2]
     _, skipped = written(tmp_path, every_status()[-1:])
-    assert "**Nothing was verified: 1 case skipped:**" in skipped.splitlines()[2]
-    assert "✅ **" not in empty + skipped
+    assert "**Nothing was verified: 1 case skipped:** 0 passed, 1 compiled and not run." in skipped.splitlines()[2]
+    missing = replace(every_status()[-1], outcome=Outcome(Stage.BUILD, Status.UNAVAILABLE, CaseError("No", "no nvcc")))
+    _, unable = written(tmp_path, [missing])
+    assert "**Nothing was verified: 1 case skipped:** 0 passed, 1 not available here." in unable.splitlines()[2]
+    assert "⏭ unavailable |" in unable and "⏭ compiled |" not in unable
+    assert "✅ **" not in empty + skipped + unable
 
 
 def test_several_seeds_are_told_apart(tmp_path):

@@ -121,7 +121,8 @@ def test_without_the_check_the_process_would_die(foreign_cpu: str, tmp_path: Pat
 def test_verify_for_another_cpu_compiles_and_says_why_it_does_not_run(foreign_cpu: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "verify", "--component", "box_head", "--report", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1  # nothing was verified
+    assert done.returncode == 0  # what can be compiled was
+    assert "1 of 1 cases were compiled and not run" in done.stdout
     (case,) = read_report(tmp_path / "verification_report.json")["cases"]
     assert (case["status"], case["stage"]) == ("unavailable", "compile")
     assert f"code compiled for {foreign_cpu}, whose" in case["error"]["message"]

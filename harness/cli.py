@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,6 +82,9 @@ def verify(
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
     ] = False,
+    require_target: Annotated[
+        list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
+    ] = None,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
     remote: RemoteOption = None,
@@ -89,7 +92,8 @@ def verify(
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
-    Exit code 0: all as expected; 1: something was not; 2: wrong usage or environment.
+    Exit code 0: all as expected; what no device here can run was compiled. 1: something was not as expected, a required
+    target did not run, or nothing could be compiled. 2: wrong usage or environment.
     """
     require_compiler()
     from harness.machine import describe_machine, versions
@@ -99,7 +103,7 @@ def verify(
     from harness.runtime.images import load_image
     from harness.settings import Settings
     from harness.threads import choose_threads
-    from harness.verification import Limits, is_good, repro_flags, verify_cases
+    from harness.verification import Limits, exit_code, repro_flags, verify_cases
 
     choose_threads(threads)
     cases = select(
@@ -110,6 +114,7 @@ def verify(
         seed,
         precision or (DEFAULT_PRECISION,),
     )
+    required = _required(require_target or (), {case.target for case in cases})
     check_writable(report)
     if image is not None:
         load_image(image)
@@ -129,8 +134,23 @@ def verify(
         lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings, threads)),
     )
     console.print(f"Report: {report / 'VERIFICATION_REPORT.md'}", soft_wrap=True)
-    if not is_good(results):
-        raise typer.Exit(1)
+    if compiled := sum(result.expected is None and result.outcome.compiled for result in results):
+        console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")
+    if code := exit_code(results, required):
+        raise typer.Exit(code)
+
+
+def _required(names: Sequence[str], targets: Collection[str]) -> tuple[str, ...]:
+    """The targets that must run; without names, none.
+
+    Raises:
+        HarnessError: There is no such target, or no case of it was asked for.
+    """
+    required = checked("target", names, tuple(TARGETS)) if names else ()
+    for name in required:
+        if name not in targets:
+            raise HarnessError(f"--require-target {name}, but no case of it was asked for: give --target {name}")
+    return required
 
 
 @app.command(name="explain")

@@ -166,3 +166,10 @@ class Outcome:
     device: Device | None = None
     kernels: tuple[Kernel, ...] = ()
     emulated: bool = False
+
+    @property
+    def compiled(self) -> bool:
+        """Whether code was made for the target: a case that cannot be compiled here does not get that far."""
+        stages = list(Stage)
+        at = stages.index(self.stage) - stages.index(Stage.COMPILE)
+        return at > 0 or (at == 0 and self.status is Status.UNAVAILABLE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -124,6 +124,20 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
     return flags
 
 
-def is_good(results: Sequence[Result]) -> bool:
-    """Whether nothing was unexpected and something was verified at all."""
-    return not any(result.expected is False for result in results) and any(result.expected for result in results)
+def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:
+    """What `sam3-tvm verify` ends with: 0 if nothing is wrong, 1 otherwise.
+
+    A case that was compiled and that nothing here can run is not wrong, whatever its target, unless the target is
+    required, which takes a device and no emulation. A run that could not even compile anything has shown nothing, which
+    is wrong.
+
+    Args:
+        results: Of every case.
+        required: Names of the targets whose cases must run on a device.
+    """
+    unexpected = any(result.expected is False for result in results)
+    missing = any(
+        result.case.target in required and (result.expected is None or result.outcome.emulated) for result in results
+    )
+    shown = any(result.expected or result.outcome.compiled for result in results)
+    return int(unexpected or missing or not shown)

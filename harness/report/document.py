@@ -16,6 +16,7 @@ Schema 1:
                 "emulated": true where the CPU ran the GPU's kernels,
                 "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
+                 "compiled_only": those of the unavailable that were compiled,
                  "emulated", "outputs", "strict_outputs", "oracle_outputs", "elements_outside", "worst_r_rms"}}
 
 Every case is counted once: cases = passed + expected_failures + unexpected + unavailable, where `passed` counts those
@@ -229,6 +230,7 @@ def _summary(results: Sequence[Result]) -> dict[str, Any]:
         "expected_failures": len(expected) - expected.count(Status.PASSED),
         "unexpected": sum(result.expected is False for result in results),
         "unavailable": sum(result.expected is None for result in results),
+        "compiled_only": sum(result.expected is None and result.outcome.compiled for result in results),
         "outputs": len(verdicts),
         "strict_outputs": kinds.count(VerdictKind.STRICT),
         "oracle_outputs": kinds.count(VerdictKind.ORACLE),

@@ -65,9 +65,14 @@ def headline(summary: Mapping[str, Any]) -> str:
     else:
         start = f"✅ **{_plural(summary['cases'], 'case')}, all as expected:**"
     parts = [f"{summary['passed']} passed"]
-    for key, words in (("expected_failures", "failed as predicted"), ("unavailable", "not available here")):
-        if summary[key]:
-            parts.append(f"{summary[key]} {words}")
+    compiled = summary.get("compiled_only", 0)
+    for count, words in (
+        (summary["expected_failures"], "failed as predicted"),
+        (compiled, "compiled and not run"),
+        (summary["unavailable"] - compiled, "not available here"),
+    ):
+        if count:
+            parts.append(f"{count} {words}")
     if summary.get("emulated"):
         parts.append(f"{summary['emulated']} emulated on the CPU")
     if summary["outputs"]:
@@ -80,7 +85,7 @@ def mark(case: Mapping[str, Any]) -> str:
     """A case in one cell of the matrix: a symbol and a word, never the symbol alone."""
     stopped = f"{case['status'].replace('_', ' ')} ({case['stage']})"
     if case["expected"] is None:
-        return "⏭ unavailable"
+        return "⏭ unavailable" if case["stage"] == Stage.BUILD else "⏭ compiled"
     if not case["expected"]:
         return f"❌ {'unexpected pass' if case['status'] == 'passed' else stopped}"
     if case["status"] != "passed":
