@@ -129,8 +129,7 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
 def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
     """The cases of the whole model that the command line asks for; only the default strategy unless one is named."""
     components = config.getoption("component")
-    precisions = config.getoption("precision") or [DEFAULT_PRECISION]
-    if DEFAULT_PRECISION not in precisions or (components and END_TO_END.name not in components):
+    if components and END_TO_END.name not in components:
         return ()
     return select(
         [END_TO_END.name],
@@ -138,6 +137,7 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
         config.getoption("target"),
         config.getoption("scale") or [Scale.SHALLOW.value],
         config.getoption("seed"),
+        config.getoption("precision") or [DEFAULT_PRECISION],
     )
 
 
@@ -158,3 +158,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("measured_case", [parameter(case) for case in cases])
     if "whole_case" in metafunc.fixturenames:
         metafunc.parametrize("whole_case", [parameter(case) for case in whole_cases(config)])
+    if "whole_fp32_case" in metafunc.fixturenames:
+        cases = [case for case in whole_cases(config) if case.precision == DEFAULT_PRECISION]
+        metafunc.parametrize("whole_fp32_case", [parameter(case) for case in cases])

@@ -11,13 +11,15 @@ import pytest
 
 from harness.case import Case
 from harness.end_to_end import FINAL, RAW
+from harness.end_to_end.half import decided
 from harness.end_to_end.questions import QUESTIONS, load_questions
 from harness.end_to_end.source import Answer, EndToEndSource
-from harness.end_to_end.walk import judged, prompts
+from harness.end_to_end.walk import judged, prompts, source_of
 from harness.errors import HarnessError
 from harness.model.upstream import upstream
 from harness.outcome import Status, VerdictKind
 from harness.parity.found import SCORE, UNDECIDED
+from harness.precision import PRECISIONS
 from harness.report import repro_command
 from harness.runtime.images import load_image
 from harness.settings import Settings
@@ -36,7 +38,9 @@ def test_end_to_end(whole_case: Case, verification_settings: Settings, request: 
     assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {again}"
     if result.outcome.status is Status.PASSED:
         names = [verdict.name for verdict in result.outcome.verdicts]
-        answers = [name for question in load_questions() for name in question.answers]
+        half = PRECISIONS[whole_case.precision].is_half
+        questions = [question for question in load_questions() if question.float64 or not half]
+        answers = [name for question in questions for name in question.answers]
         assert names == [f"{answer}/{name}" for answer in answers for name in (*RAW, *FINAL)]
 
 
@@ -48,8 +52,8 @@ def upstreams(case: Case) -> Iterator[Answer]:
             yield from source.answers(question)
 
 
-def test_the_threshold_decides_something_in_every_answer(whole_case: Case) -> None:
-    for answer in upstreams(whole_case):
+def test_the_threshold_decides_something_in_every_answer(whole_fp32_case: Case) -> None:
+    for answer in upstreams(whole_fp32_case):
         kept = answer.truth.found.queries
         assert 0 < kept.sum() < kept.size, answer.name
         raw = {name: array.astype(np.float64) for name, array in (answer.oracle or answer.reference).items()}
@@ -126,8 +130,8 @@ FAULTS: dict[Fault, set[str]] = {
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda fault: fault.__name__ if fault else "none")
-def test_faults_are_seen_where_they_are(whole_case: Case, fault: Fault | None) -> None:
-    answer = first(whole_case)
+def test_faults_are_seen_where_they_are(whole_fp32_case: Case, fault: Fault | None) -> None:
+    answer = first(whole_fp32_case)
     actual = as_compiled(answer)
     if fault is not None:
         fault(actual, answer)
@@ -137,14 +141,100 @@ def test_faults_are_seen_where_they_are(whole_case: Case, fault: Fault | None) -
     assert failed == (FAULTS[fault] if fault else set())
 
 
-def test_undecided_pixels_may_differ_and_are_counted(whole_case: Case) -> None:
-    answer = first(whole_case)
+def test_undecided_pixels_may_differ_and_are_counted(whole_fp32_case: Case) -> None:
+    answer = first(whole_fp32_case)
     actual, undecided = as_compiled(answer), answer.truth.undecided
     actual["found/masks"] ^= undecided
     verdict = judged(actual, answer)[-3]
     assert verdict.kind is VerdictKind.STRICT
     assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")
     assert f"within {UNDECIDED:g} of zero" in verdict.reason
+
+
+SIZE = (67, 45)
+
+
+@cache
+def in_half(precision: str) -> tuple[Answer, Arrays]:
+    """Random raw outputs: as an answer with oracle, and as a model in half precision might answer."""
+    rng = np.random.default_rng(0)
+    shapes = {"logits": (1, 200, 1), "boxes": (1, 200, 4), "masks": (1, 200, 24, 24), "presence": (1, 1)}
+    exact = {name: rng.standard_normal(shape) for name, shape in (shapes | {"semantic": (1, 1, 24, 24)}).items()}
+    exact["presence"] += 5
+    error = 2e-3 if precision == "bf16" else 2e-4
+    reference, actual = (
+        {name: (array + error * rng.standard_normal(array.shape)).astype(np.float32) for name, array in exact.items()}
+        for _ in range(2)
+    )
+    with upstream():
+        truth, found = decided(reference, SIZE), decided(actual, SIZE).found
+    answer = Answer("text", reference, reference, exact, truth)
+    return answer, actual | {f"found/{name}": array for name, array in vars(found).items()}
+
+
+def flip_every_pixel(actual: Arrays, answer: Answer) -> None:
+    actual["found/masks"] = ~actual["found/masks"]
+
+
+def change_a_mask_logit_a_lot(actual: Arrays, answer: Answer) -> None:
+    actual["masks"][0, 7, 10, 20] += 0.1
+
+
+def double_a_box(actual: Arrays, answer: Answer) -> None:
+    actual["boxes"][0, np.flatnonzero(actual["found/queries"])[0]] *= 2
+
+
+HALF_FAULTS: dict[Fault, set[str]] = {
+    flip_every_pixel: {"found/masks"},
+    shift_a_box: {"found/boxes"},
+    change_a_score: {"found/scores"},
+    drop_a_query: set(FINAL),
+    swap_two_queries: {"found/masks", "found/boxes", "found/scores"},
+    change_a_mask_logit_a_lot: {"masks"},
+    double_a_box: {"boxes", "found/boxes"},
+}
+
+
+@pytest.mark.parametrize("fault", [None, *HALF_FAULTS], ids=lambda fault: fault.__name__ if fault else "none")
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_half_answer_is_held_to_float64_and_to_upstreams_decisions_on_it(precision: str, fault: Fault | None) -> None:
+    answer, right = in_half(precision)
+    actual = {name: array.copy() for name, array in right.items()}
+    if fault is not None:
+        fault(actual, answer)
+    with upstream():
+        verdicts = judged(actual, answer, precision=PRECISIONS[precision])
+        strict = judged(actual, answer)
+    assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in (*RAW, *FINAL)]
+    good = (VerdictKind.STRICT, VerdictKind.ORACLE)
+    failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind not in good}
+    assert failed == (HALF_FAULTS[fault] if fault else set())
+    assert {verdict.kind for verdict in strict[: len(RAW)]} == {VerdictKind.FAILED}, "in fp32 that is not enough"
+
+
+def test_a_half_answer_of_another_shape_fails() -> None:
+    answer, right = in_half("fp16")
+    actual = {**right, "semantic": right["semantic"][0]}
+    with upstream():
+        verdicts = judged(actual, answer, precision=PRECISIONS["fp16"])
+    failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind is VerdictKind.FAILED}
+    assert "semantic" in failed
+
+
+@pytest.mark.cuda
+def test_upstream_under_autocast_is_a_half_answer() -> None:
+    """The reference of a half-precision case, in the place of the compiled model: raw outputs are of its accuracy."""
+    case = Case("end_to_end", "real", "cuda", precision="bf16")
+    with upstream():
+        source = source_of(case, Settings())
+        answer = next(source.answers(source.questions[0]))
+        found = decided(answer.reference, load_image(source.questions[0].image).size).found
+        actual = answer.reference | {f"found/{name}": array for name, array in vars(found).items()}
+        verdicts = judged(actual, answer, precision=PRECISIONS["bf16"])
+    assert {verdict.kind for verdict in verdicts[: len(RAW)]} == {VerdictKind.ORACLE}
+    assert {verdict.kind for verdict in verdicts[len(RAW) :]} == {VerdictKind.STRICT}
+    np.testing.assert_allclose([verdict.r_rms for verdict in verdicts[: len(RAW)]], 1)
+    assert 0 < found.queries.sum() < found.queries.size
 
 
 def test_every_kind_of_prompt_and_photograph_is_asked() -> None:

@@ -6,12 +6,15 @@ import os
 import shutil
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
 import numpy as np
 import pytest
+import torch
 import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import load_file
 
 from conformance.shallow import shallow_model
 from conformance.test_mask_resizing import NORMAL, upstream
@@ -20,30 +23,43 @@ from harness.deployment.compiling import Compiled, Model, compile_into
 from harness.deployment.entry_points import ENCODE_TEXT
 from harness.model.images import preprocess
 from harness.model.upstream import upstream as upstreams_model
+from harness.outcome import VerdictKind
+from harness.parity.oracle import oracle
+from harness.parity.verdict import judge
+from harness.precision import PRECISIONS
+from harness.precision.source import half_reference
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import architecture_problem, device_problem, to_device, to_numpy
 from harness.runtime.loading import LoadError
 from harness.runtime.manifest import CUDART, MANIFEST, RUNTIME_LIBRARIES, read_manifest
+from harness.runtime.weights import MappedWeights, write_weights
 from harness.targets import TARGETS, cuda
 from harness.worker import WorkerEnd, run_isolated
 
 TOKENS = np.array([[49406, 2368, 49407, *[0] * 29]], np.int64)
-GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]
+GPUS = [pytest.param((name, "fp32"), marks=getattr(pytest.mark, name), id=name) for name in ("cuda", "metal")]
+HALVES = [
+    pytest.param((name, precision), marks=getattr(pytest.mark, name), id=f"{name}-{precision}")
+    for name in ("cuda", "metal")
+    for precision in TARGETS[name].precisions[1:]
+]
 
 
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Compiled]:
     """The text encoder and what is done to images, compiled for a GPU, with source."""
-    target = request.param
+    target, precision = request.param
     problem = TARGETS[target].compile_problem()
     if problem:
         pytest.skip(problem)
-    folder = tmp_path_factory.mktemp(target)
-    return folder, compile_into(Model(scale="shallow"), target, folder, entry_points=(ENCODE_TEXT,), keep_source=True)
+    folder, model = tmp_path_factory.mktemp(target), Model(scale="shallow", precision=precision)
+    return folder, compile_into(model, target, folder, entry_points=(ENCODE_TEXT,), keep_source=True)
 
 
 for_gpus = pytest.mark.parametrize("compiled", GPUS, indirect=True)
+in_half = pytest.mark.parametrize("compiled", HALVES, indirect=True)
 for_cuda = pytest.mark.parametrize("compiled", GPUS[:1], indirect=True)
+for_cuda_in_half = pytest.mark.parametrize("compiled", HALVES[:2], indirect=True)
 
 
 @for_gpus
@@ -61,11 +77,22 @@ def test_the_folder_is_what_the_manifest_says(compiled: tuple[Path, Compiled], r
         assert (manifest.system, manifest.architecture, manifest.architectures) == ("macOS", "aarch64", ())
 
 
+def called(folder: Path, calls: list[tuple[str, dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
+    """What a folder's entry points give, on the device or, where there is none, emulated."""
+    if TARGETS["cuda"].run_problem() is None:
+        artifact = Artifact.load(folder)
+        results = (artifact.call(entry, **given) for entry, given in calls)
+        return {name: artifact.fetch(value) for result in results for name, value in result.items()}
+    ended = run_isolated("conformance.emulated:call", ("cuda", folder, calls), timeout=600)
+    assert ended.kind is WorkerEnd.OK, ended.error
+    found, where = ended.value
+    assert where == {"cuda"}
+    return dict(found)
+
+
 @for_cuda
 def test_it_computes_what_pytorch_does(compiled: tuple[Path, Compiled]) -> None:
     """On the device where there is one, otherwise emulated: weights and inputs go there, results come back."""
-    import torch
-
     folder, _ = compiled
     image = np.random.default_rng(0).integers(0, 256, (301, 451, 3), dtype=np.uint8)
     kept = np.array([3, 0, 199], np.int64)
@@ -74,24 +101,58 @@ def test_it_computes_what_pytorch_does(compiled: tuple[Path, Compiled]) -> None:
         ("encode_text", {"tokens": TOKENS}),
         ("resize_masks", {"masks": NORMAL, "kept": kept, "like": image}),
     ]
-    if TARGETS["cuda"].run_problem() is None:
-        artifact = Artifact.load(folder)
-        found = {
-            name: artifact.fetch(value)
-            for entry, given in calls
-            for name, value in artifact.call(entry, **given).items()
-        }
-    else:
-        ended = run_isolated("conformance.emulated:call", ("cuda", folder, calls), timeout=600)
-        assert ended.kind is WorkerEnd.OK, ended.error
-        found, where = ended.value
-        assert where == {"cuda"}
+    found = called(folder, calls)
     np.testing.assert_array_equal(found["pixels"], preprocess(Image.fromarray(image)).numpy())
     np.testing.assert_array_equal(found["masks"], upstream(NORMAL, kept.tolist(), 301, 451)[0])
     with upstreams_model(), torch.no_grad():
         features, mask = build(shallow_model()).eval()(torch.from_numpy(TOKENS))[:2]
     np.testing.assert_allclose(found["text_features"], features.numpy(), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found["text_mask"], mask.numpy())
+
+
+@for_cuda_in_half
+def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, Compiled]) -> None:
+    folder, result = compiled
+    precision = PRECISIONS[result.manifest.precision]
+    found = called(folder, [("encode_text", {"tokens": TOKENS})])
+    names = ENCODE_TEXT.outputs
+    with upstreams_model():
+        module, args = build(shallow_model()).eval(), (torch.from_numpy(TOKENS),)
+        verdicts = judge(
+            found, half_reference(module, args, names, precision), oracle(module, args, names), by_oracle=True
+        )
+    assert [verdict.kind for verdict in verdicts] == [VerdictKind.ORACLE, VerdictKind.STRICT], verdicts
+    assert [verdict.dtype for verdict in verdicts] == ["float32", "bool"]
+
+
+@in_half
+def test_weights_of_products_are_half_on_disk(compiled: tuple[Path, Compiled]) -> None:
+    folder, result = compiled
+    manifest, dtype = result.manifest, PRECISIONS[result.manifest.precision].dtype
+    assert read_manifest(folder).precision == manifest.precision
+    weights = MappedWeights(folder / "encode_text.safetensors")
+    half = {name for name, found in weights.dtypes.items() if found == dtype}
+    # Positions and the mask have 32 rows, the table of embeddings has one for each of 49408 tokens.
+    layers = {name for name, array in weights.tensors.items() if array.ndim == 2 and 32 < array.shape[0] < 49408}
+    assert half == layers
+    assert {found for name, found in weights.dtypes.items() if name not in half} == {"float32"}
+    assert set(weights.dtypes) == set(manifest.entries["encode_text"].weights)
+    specs = (spec for entry in manifest.entries.values() for spec in (*entry.inputs, *entry.outputs))
+    assert {spec.dtype for spec in specs} == {"float32", "int64", "uint8", "bool"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_weights_come_back_from_the_file_bit_by_bit(tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(0).standard_normal((33, 5)).astype(np.dtype(dtype))
+    path = tmp_path / "weights.safetensors"
+    described = write_weights(path, {"odd": values, "alone": values[0, 0].reshape(())})
+    assert described.bytes == path.stat().st_size
+    mapped, expected = MappedWeights(path), load_file(path)
+    assert mapped.dtypes == {"odd": dtype, "alone": dtype}
+    for name, array in (("odd", values), ("alone", values[0, 0])):
+        np.testing.assert_array_equal(mapped.tensors[name].view(np.uint16), array.view(np.uint16))
+        assert str(expected[name].dtype) == f"torch.{dtype}"
+        np.testing.assert_array_equal(expected[name].float().numpy(), array.astype(np.float32))
 
 
 @for_gpus

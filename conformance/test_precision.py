@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from torch import nn
 from tvm import relax
 
-from harness.case import Case, precisions_of, select
+from harness.case import Case, select
+from harness.deployment.compiling import Model, compile_model
 from harness.errors import HarnessError
 from harness.frontend import export_program, import_program
 from harness.outcome import Outcome, Stage, Status, VerdictKind
@@ -309,7 +310,8 @@ def test_precisions_are_selected_where_the_target_has_them():
     assert {(case.target, case.precision) for case in every} == {
         (name, precision) for name, target in TARGETS.items() for precision in target.precisions
     }
-    assert precisions_of("end_to_end", "cuda") == ("fp32",)
+    whole = select(["end_to_end"], ["real"], precisions=tuple(PRECISIONS))
+    assert {(case.target, case.precision) for case in whole} == {(case.target, case.precision) for case in every}
 
 
 @pytest.mark.parametrize(
@@ -323,12 +325,20 @@ def test_precisions_are_selected_where_the_target_has_them():
             "Target metal compiles in fp32, fp16 only, not in bf16: give --target cuda, or anoth",
         ),
         ([], (), ["fp17"], "Unknown precision 'fp17': did you mean 'fp16'?"),
-        (["cuda"], ["end_to_end"], ["fp16"], "No case to run: the whole model is compiled in fp32 only, so name its"),
+        (["llvm"], ["end_to_end"], ["bf16"], "Target llvm compiles in fp32 only, not in bf16: give --target cuda, or"),
     ],
 )
 def test_a_precision_that_is_not_there_is_one_sentence(targets, components, precisions, sentence):
     with pytest.raises(HarnessError, match=f"^{re.escape(sentence)}"):
         select(components, targets=targets, precisions=precisions)
+
+
+@pytest.mark.parametrize(("target", "precision"), [("llvm", "fp16"), ("llvm", "bf16"), ("metal", "bf16")])
+def test_a_model_is_not_compiled_in_a_precision_that_the_target_has_not(tmp_path, target, precision):
+    known = ", ".join(TARGETS[target].precisions)
+    with pytest.raises(HarnessError, match=rf"^Target {target} compiles in {known} only, not in {precision}: give"):
+        compile_model(Model(scale="shallow", precision=precision), target, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
 
 
 EXPECTED = """

@@ -53,11 +53,6 @@ def strategies_of(component: str) -> tuple[str, ...]:
     return tuple(STRATEGIES) if SUBJECTS[component].uses_rope else (DEFAULT_STRATEGY,)
 
 
-def precisions_of(component: str, target: str) -> tuple[str, ...]:
-    """The precisions that a component is compiled in for a target; the whole model is in fp32."""
-    return TARGETS[target].precisions if component in COMPONENTS else (DEFAULT_PRECISION,)
-
-
 def checked(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     """Return the names without repetition, or all that are known if none is given.
 
@@ -91,7 +86,7 @@ def select(
     precisions = checked("precision", precisions, tuple(PRECISIONS))
     chosen = checked("target", targets, tuple(TARGETS))
     for name in chosen if targets else ():
-        _check_precisions(name, precisions)
+        check_precisions(name, precisions)
     components = checked("component", components, tuple(SUBJECTS)) if components else tuple(COMPONENTS)
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
     scales = checked("scale", scales, tuple(scale.value for scale in Scale))
@@ -101,25 +96,24 @@ def select(
         for scale in scales
         for precision in precisions
         for component in components
-        if precision in precisions_of(component, target)
+        if precision in TARGETS[target].precisions
         for strategy in strategies_of(component)
         if strategy in strategies
     )
-    if not cases and not any(
-        strategy in strategies_of(component) for component in components for strategy in strategies
-    ):
+    if not cases:
         raise HarnessError(
             f"No case to run: {', '.join(components)} has no rotary position encoding, "
             f"so only --strategy {DEFAULT_STRATEGY} applies."
         )
-    if not cases:
-        raise HarnessError(
-            f"No case to run: the whole model is compiled in {DEFAULT_PRECISION} only, so name its components."
-        )
     return cases
 
 
-def _check_precisions(target: str, precisions: Sequence[str]) -> None:
+def check_precisions(target: str, precisions: Sequence[str]) -> None:
+    """Refuses a target that compiles in none of the precisions.
+
+    Raises:
+        HarnessError: It says what the target compiles in, and which target compiles in all that was asked for.
+    """
     known = TARGETS[target].precisions
     if set(known).isdisjoint(precisions):
         others = [name for name, other in TARGETS.items() if set(precisions) <= set(other.precisions)]

@@ -219,6 +219,9 @@ def compile_command(
     target: Annotated[str, typer.Option(help="Target to compile for.")] = "llvm",
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
+    precision: Annotated[
+        str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products, on GPUs.")
+    ] = DEFAULT_PRECISION,
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     seed: SeedOption = 0,
@@ -235,10 +238,11 @@ def compile_command(
         ("target", target, TARGETS),
         ("scale", scale, [entry.value for entry in Scale]),
         ("strategy", strategy, STRATEGIES),
+        ("precision", precision, PRECISIONS),
     ):
         checked(kind, (name,), tuple(known))
     chosen = _database(db, untuned, {target})
-    model = Model(scale, strategy, seed, checkpoint, allow_partial, Capacity(points, boxes), chosen)
+    model = Model(scale, strategy, seed, checkpoint, allow_partial, Capacity(points, boxes), chosen, precision)
     with _stages(f"Compiling for {target}") as announce:
         manifest = compile_model(model, target, out, announce)
     _tell_artifact(out, manifest)
@@ -322,7 +326,8 @@ def _stages(title: str) -> Iterator[Callable[[str], None]]:
 def _tell_artifact(folder: Path, manifest: Manifest) -> None:
     size = sum(file.bytes for file in manifest.files.values())
     console.print(
-        f"{folder}: {manifest.scale} scale, {manifest.target} ({manifest.cpu}), weights from {manifest.weights}, "
+        f"{folder}: {manifest.scale} scale, {manifest.target} ({manifest.cpu}), {manifest.precision}, "
+        f"weights from {manifest.weights}, "
         f"{size / 1e6:.0f} MB in {len(manifest.files) + 1} files; up to {manifest.capacity.points} points "
         f"and {manifest.capacity.boxes} boxes a prompt.",
         highlight=False,

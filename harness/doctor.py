@@ -305,6 +305,8 @@ def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]]) -> l
 
 
 def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
+    from harness.targets import TARGETS
+
     findings = [
         Finding("TVM", f"LLVM {probe['llvm']}, compiles for {probe['cpu']} with {' '.join(probe['features'])}"),
         *_thread_findings(),
@@ -322,7 +324,8 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
         runs = f"cannot run: {run_problem}" if run_problem else "runs"
         # the CPU is the one target that every machine must have
         needed = name == "llvm"
-        findings.append(Finding(f"target {name}", f"{compiles}; {runs}", problem=needed and bool(compile_problem)))
+        text = f"{compiles}; {runs}; precisions: {', '.join(TARGETS[name].precisions)}"
+        findings.append(Finding(f"target {name}", text, problem=needed and bool(compile_problem)))
     return findings
 
 

@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.case import check_precisions
 from harness.deployment.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, EntryPoint
 from harness.deployment.folder import replaced_folder
 from harness.deployment.packing import Parameters, pack, write_packed
 from harness.errors import HarnessError
 from harness.outcome import Kernel
+from harness.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.rope import STRATEGIES
 from harness.runtime.manifest import (
     DEFAULT_CAPACITY,
@@ -39,13 +41,14 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Model:
-    """Which model: scale, strategy for rotary position encoding, weights, the longest prompt, schedules.
+    """Which model: scale, strategy for rotary position encoding, weights, the longest prompt, schedules, precision.
 
     Attributes:
         checkpoint: File of the weights; None for seeded ones.
         allow_partial: Whether a checkpoint may lack parameters, which stay seeded.
         capacity: The longest prompt.
         database: Of tuning, whose schedules to compile with; None for the default schedules.
+        precision: In what weights and operands of products are kept, a key of `PRECISIONS`.
     """
 
     scale: str = "full"
@@ -55,6 +58,7 @@ class Model:
     allow_partial: bool = False
     capacity: Capacity = DEFAULT_CAPACITY
     database: Path | None = None
+    precision: str = DEFAULT_PRECISION
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Imported:
-    """An entry point as a Relax module with the function `main`, and the values of its weights."""
+    """An entry point as a Relax module with the function `main`, and the values of its weights as that takes them."""
 
     entry_point: EntryPoint
     module: tvm.IRModule
@@ -89,9 +93,11 @@ def compile_model(model: Model, target: str, out: Path, announce: Announce = lam
         announce: Called with the name of each stage as it begins.
 
     Raises:
-        HarnessError: The machine cannot compile for the target, the checkpoint does not fit, the strategy does not get
-            through the compiler, or the folder cannot be written.
+        HarnessError: The target does not compile in the model's precision, the machine cannot compile for the target,
+            the checkpoint does not fit, the strategy does not get through the compiler, or the folder cannot be
+            written.
     """
+    check_precisions(target, (model.precision,))
     with replaced_folder(out) as folder:
         _isolated("compile_request", (model, target, folder), announce)
         return read_manifest(folder)
@@ -101,7 +107,7 @@ def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None
     """Puts other weights into an artifact, without compiling; the folder is replaced as a whole or stays.
 
     Args:
-        model: Whose weights; scale, strategy and capacity are the artifact's.
+        model: Whose weights; scale, strategy, capacity and precision are the artifact's.
         into: The artifact.
         announce: Called with the name of each stage as it begins.
 
@@ -213,7 +219,13 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
     from harness.runtime.loading import load_library
 
     manifest = read_manifest(artifact)
-    model = replace(model, scale=manifest.scale, strategy=manifest.strategy, capacity=manifest.capacity)
+    model = replace(
+        model,
+        scale=manifest.scale,
+        strategy=manifest.strategy,
+        capacity=manifest.capacity,
+        precision=manifest.precision,
+    )
     packing = artifact / PACKING_LIBRARY
     if PACKING_LIBRARY in manifest.files and not packing.exists():
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
@@ -244,8 +256,9 @@ def _imported(model: Model, announce: Announce, entry_points: Sequence[EntryPoin
     from harness.frontend import export_program
     from harness.model.build import build_model
     from harness.model.upstream import upstream
+    from harness.precision.lowering import lower_precision, parameters_for
 
-    strategy = STRATEGIES[model.strategy]
+    strategy, precision = STRATEGIES[model.strategy], PRECISIONS[model.precision]
     with upstream():
         announce("build")
         whole = build_model(model.scale, model.seed, model.checkpoint, allow_partial=model.allow_partial)
@@ -257,7 +270,10 @@ def _imported(model: Model, announce: Announce, entry_points: Sequence[EntryPoin
             with chosen.apply(module):
                 program = export_program(module, inputs)
             announce(f"import {entry_point.name}")
-            yield Imported(entry_point, *chosen.import_program(program))
+            imported, parameters = chosen.import_program(program)
+            lowered = lower_precision(imported, precision)
+            values = parameters_for(lowered, list(parameters.values()))
+            yield Imported(entry_point, lowered, dict(zip(parameters, values, strict=True)))
 
 
 def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:
@@ -325,6 +341,7 @@ def _manifest(
         weights=_origin(model),
         trained=model.checkpoint is not None,
         point_prompts=_point_prompts(model),
+        precision=model.precision,
         capacity=model.capacity,
         vocabulary=VOCABULARY_FILE,
         entries=entries,

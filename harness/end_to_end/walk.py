@@ -19,9 +19,10 @@ from harness.end_to_end.questions import Question
 from harness.end_to_end.source import Answer, EndToEndSource
 from harness.outcome import Stage, Verdict
 from harness.parity.expectations import Expectation
-from harness.parity.found import Found, judge_found
+from harness.parity.found import Found, Truth, judge_found
 from harness.parity.saved import load_outputs, save_outputs
 from harness.parity.verdict import judge
+from harness.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.runtime.model import Found as Segmented
 from harness.runtime.model import Sam3
 from harness.runtime.prompts import Prompt
@@ -49,8 +50,9 @@ def walk(case: Case, settings: Settings, progress: Progress, saved: Path, runs_a
     Raises:
         HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
     """
+    precision = PRECISIONS[case.precision]
     with progress.during(Stage.BUILD):
-        source = EndToEndSource(case, settings)
+        source = source_of(case, settings)
     if not settings.judge_saved and not _compile_and_run(case, settings, source.questions, progress, saved, runs_at):
         return None
     with progress.during(Stage.JUDGE):
@@ -58,11 +60,25 @@ def walk(case: Case, settings: Settings, progress: Progress, saved: Path, runs_a
             verdict
             for question in source.questions
             for answer in source.answers(question)
-            for verdict in judged(load_outputs(saved / answer.name), answer, settings.expectation)
+            for verdict in judged(load_outputs(saved / answer.name), answer, settings.expectation, precision)
         )
 
 
-def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = None) -> tuple[Verdict, ...]:
+def source_of(case: Case, settings: Settings) -> EndToEndSource:
+    """Upstream's side of a case, in its precision."""
+    if PRECISIONS[case.precision].is_half:
+        from harness.end_to_end.half import HalfEndToEndSource
+
+        return HalfEndToEndSource(case, settings)
+    return EndToEndSource(case, settings)
+
+
+def judged(
+    actual: Arrays,
+    answer: Answer,
+    expectation: Expectation | None = None,
+    precision: Precision = PRECISIONS[DEFAULT_PRECISION],
+) -> tuple[Verdict, ...]:
     """The verdicts on one answer.
 
     Args:
@@ -70,6 +86,8 @@ def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = Non
             what is found, prefixed by `found/`.
         answer: What upstream answers.
         expectation: If it allows the oracle verdict, raw outputs may pass on it.
+        precision: In a half one, raw outputs may pass on the oracle verdict, and what is found is held to what upstream
+            makes of the raw outputs, see `harness.end_to_end.half`.
     """
 
     def named(arrays: Arrays) -> Arrays:
@@ -77,14 +95,34 @@ def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = Non
 
     reference, again = named(answer.reference), named(answer.again)
     if answer.oracle is not None:
-        raw = judge(named(actual), reference, named(answer.oracle), reference_again=again, expectation=expectation)
+        raw = judge(
+            named(actual),
+            reference,
+            named(answer.oracle),
+            reference_again=again,
+            expectation=expectation,
+            by_oracle=precision.is_half,
+        )
     else:
         # The strict gate alone, with the reference in the place of the oracle.
         wide = {name: array.astype(np.float64) for name, array in reference.items()}
         gated = judge(named(actual), reference, wide, reference_again=again, max_r_rms=math.inf)
         raw = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
     found = Found(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
-    return raw + judge_found(f"{answer.name}/found/", found, answer.truth)
+    truth = _decided(actual, answer) if precision.is_half else answer.truth
+    return raw + judge_found(f"{answer.name}/found/", found, truth)
+
+
+def _decided(actual: Arrays, answer: Answer) -> Truth:
+    """What upstream makes of raw outputs, or of its own where the actual ones are not of the right kind."""
+    from harness.end_to_end.half import decided
+
+    _, height, width = answer.truth.found.masks.shape
+    fit = all(
+        (actual[name].shape, actual[name].dtype) == (answer.reference[name].shape, answer.reference[name].dtype)
+        for name in RAW
+    )
+    return decided({name: (actual if fit else answer.reference)[name] for name in RAW}, (width, height))
 
 
 def _compile_and_run(
@@ -100,6 +138,7 @@ def _compile_and_run(
         settings.checkpoint,
         settings.allow_partial,
         database=settings.database,
+        precision=case.precision,
     )
     with _emptied(saved / "model") as folder:
         with progress.announced(_stage_of) as announce:

@@ -154,7 +154,7 @@ class Artifact:
 
 def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Device) -> list[Any]:
     """The named weights as tensors of the device; of what was copied there, nothing stays in this process."""
-    tensors = [to_device(weights.tensors[name], device) for name in names]
+    tensors = [to_device(weights.tensors[name], device, weights.dtypes[name]) for name in names]
     if device.type != "cpu":
         weights.release()
     return tensors

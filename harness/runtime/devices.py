@@ -150,14 +150,20 @@ def find_cudart(folder: Path | None = None) -> Path | None:
     return next(filter(Path.is_file, paths), None)
 
 
-def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device) -> Any:
-    """A tensor with an array's values: on the CPU the array's own memory if it is contiguous, writable and aligned."""
+def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device, dtype: str | None = None) -> Any:
+    """A tensor with an array's values: on the CPU the array's own memory if it is contiguous, writable and aligned.
+
+    Args:
+        value: The array.
+        device: Where the tensor is to be.
+        dtype: What the array's bits are on a GPU, if that is another type of the same size: `bfloat16`.
+    """
     import tvm_ffi
 
     if device.type == "cpu":
         return tvm_ffi.from_dlpack(aligned(value))
     value = np.ascontiguousarray(value)
-    tensor = _allocated(value.shape, value.dtype.name, device)
+    tensor = _allocated(value.shape, dtype or value.dtype.name, device)
     if value.nbytes:
         copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
         copy(tensor, ctypes.c_void_p(value.ctypes.data), value.nbytes)

@@ -88,6 +88,8 @@ class Manifest:
         architectures: Of GPUs that the library has code for, as `harness.runtime.devices.architecture_problem` reads
             them; none if it runs on every one.
         scale, strategy: Which model, and how its rotary position encoding was compiled.
+        precision: In what weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and outputs of
+            the entry points are as `entries` says, and no half type is among them.
         weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
         trained: Whether they are from a checkpoint.
         capacity: The longest prompt.
@@ -113,6 +115,7 @@ class Manifest:
     files: Mapping[str, File]
     point_prompts: bool = True
     architectures: tuple[str, ...] = ()
+    precision: str = "fp32"
     format: int = FORMAT
 
     def to_json(self) -> str:

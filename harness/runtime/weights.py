@@ -24,16 +24,20 @@ ALIGNMENT = 64
 """Bytes; compiled code may use aligned vector loads of this width (`kAllocAlignment` in TVM's runtime)."""
 
 _DTYPES = {
-    "F32": "<f4",
-    "F16": "<f2",
-    "F64": "<f8",
-    "I64": "<i8",
-    "I32": "<i4",
-    "U8": "|u1",
-    "I8": "|i1",
-    "BOOL": "|b1",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F64": "float64",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+    "I8": "int8",
+    "BOOL": "bool",
 }
-"""The dtypes of the format that occur here, as NumPy spells them."""
+"""The dtypes of the format that occur here, by their names."""
+_SPELLED = {name: code for code, name in _DTYPES.items()}
+_BITS = {"bfloat16": "uint16"}
+"""What holds the values of a dtype that NumPy has not."""
 
 
 def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
@@ -44,18 +48,17 @@ def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
 
     Args:
         path: The file, which must not exist.
-        tensors: C-contiguous and little-endian, by name.
+        tensors: C-contiguous and little-endian, by name; bfloat16 is ml_dtypes'.
 
     Raises:
         OSError: It cannot be written.
     """
     names = sorted(tensors, key=lambda name: tensors[name].nbytes % ALIGNMENT != 0)
-    spelled = {np.dtype(numpy): name for name, numpy in _DTYPES.items()}
     header, offset = {}, 0
     for name in names:
         end = offset + tensors[name].nbytes
         header[name] = {
-            "dtype": spelled[tensors[name].dtype],
+            "dtype": _SPELLED[tensors[name].dtype.name],
             "shape": list(tensors[name].shape),
             "data_offsets": [offset, end],
         }
@@ -81,7 +84,9 @@ class MappedWeights:
     """The tensors of a weights file, mapped: a page is read when it is first used, and shared between processes.
 
     Attributes:
-        tensors: By name; writable as DLPack wants them, but what is written stays in this process.
+        tensors: By name; writable as DLPack wants them, but what is written stays in this process. Those of bfloat16
+            are their bits, as uint16: what runs a model needs no package for a type that NumPy has not.
+        dtypes: Names of the tensors' dtypes, `bfloat16` among them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +98,9 @@ class MappedWeights:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self.tensors: dict[str, Array] = _tensors(self._map)
+            self.tensors: dict[str, Array]
+            self.dtypes: dict[str, str]
+            self.tensors, self.dtypes = _tensors(self._map)
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise ArtifactError(f"{path} cannot be read as weights ({error}): compile the model again") from error
 
@@ -103,17 +110,18 @@ class MappedWeights:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def _tensors(mapped: mmap.mmap) -> dict[str, Array]:
+def _tensors(mapped: mmap.mmap) -> tuple[dict[str, Array], dict[str, str]]:
     (length,) = struct.unpack_from("<Q", mapped, 0)
     start = 8 + length
     header = json.loads(mapped[8:start])
+    dtypes = {name: _DTYPES[entry["dtype"]] for name, entry in header.items()}
     tensors = {}
     for name, entry in header.items():
-        dtype = np.dtype(_DTYPES[entry["dtype"]])
+        dtype = np.dtype(_BITS.get(dtypes[name], dtypes[name])).newbyteorder("<")
         first, last = entry["data_offsets"]
         values = np.frombuffer(mapped, np.uint8, last - first, start + first) if last > first else np.empty(0, np.uint8)
         tensors[name] = aligned(values.view(dtype).reshape(entry["shape"]))
-    return tensors
+    return tensors, dtypes
 
 
 def aligned(array: Array) -> Array:
