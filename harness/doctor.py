@@ -217,9 +217,9 @@ def _make_tune_context() -> None:
     from tvm import te
     from tvm.s_tir import meta_schedule
 
-    from harness.targets.gpu import load_tensor_intrinsics
+    from harness.tuning.tensor_intrinsics import import_tensor_intrinsics
 
-    load_tensor_intrinsics()
+    import_tensor_intrinsics()
     source = te.placeholder((4,), name="source")
     function = te.create_prim_func([source, te.compute((4,), lambda i: source[i] + 1, name="result")])
     meta_schedule.TuneContext(

@@ -131,18 +131,6 @@ def parameters_for(module: tvm.IRModule, parameters: Sequence[Array]) -> list[Ar
     return [_rounded(array, parameter) for array, parameter in zip(parameters, taken, strict=True)]
 
 
-def has_half_parameters(module: tvm.IRModule) -> bool:
-    """Whether a function of the module takes half tensors, as those of a half precision do for their weights."""
-    from tvm import relax
-
-    return any(
-        isinstance(parameter.ty, relax.TensorType) and str(parameter.ty.dtype) in HALF_DTYPES
-        for function in module.functions.values()
-        if isinstance(function, relax.Function)
-        for parameter in function.params
-    )
-
-
 def _rounded(array: Array, parameter: relax.Var) -> Array:
     import ml_dtypes
     import numpy as np

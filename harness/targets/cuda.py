@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
 from harness.outcome import Kernel
-from harness.precision.lowering import has_half_parameters
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
 from harness.targets import llvm
-from harness.targets.gpu import gpu_pipeline, load_tensor_intrinsics
+from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import link_problem
 from harness.targets.serialized import with_code
 from harness.targets.target import Target
@@ -87,18 +86,8 @@ def cuda_target() -> tvm.target.Target:
 
 
 def cuda_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """DLight's GPU schedules, large matrix products of half operands on tensor cores."""
-    import tvm
-
-    passes = gpu_pipeline(target)
-
-    @tvm.transform.module_pass(opt_level=0, name="CudaPipeline")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        if has_half_parameters(module):
-            load_tensor_intrinsics()
-        return passes(module)
-
-    return run
+    """The GPU targets' passes, and nothing else."""
+    return gpu_pipeline(target)
 
 
 def find_nvcc() -> Path | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import itertools
 import logging
 from collections.abc import Sequence
@@ -17,16 +15,12 @@ LOG = logging.getLogger(__name__)
 
 def gpu_pipeline(
     target: tvm.target.Target,
-    prepare: Sequence[tvm.transform.Pass] = (),
-    skip: Sequence[str] = (),
     finish: Sequence[tvm.transform.Pass] = (),
 ) -> tvm.transform.Pass:
     """From an imported module to one that is ready for code generation on a GPU.
 
     Args:
         target: TVM's target, with its host.
-        prepare: Passes over the loops of each kernel, run before they are scheduled.
-        skip: Names of DLight's rules that are not to be used for this target.
         finish: Passes over the scheduled kernels.
     """
     import tvm
@@ -49,8 +43,7 @@ def gpu_pipeline(
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
-            *prepare,
-            schedule_kernels(skip),
+            schedule_kernels(),
             *finish,
             lower_to_vm(),
         ]
@@ -98,16 +91,14 @@ _DATA_PARALLEL = 0
 """`tirx.IterVar.DataPar`, which the class cannot name before TVM is loaded."""
 
 
-def rule_names(skip: Sequence[str] = ()) -> list[str]:
-    """Names of DLight's rules in the order in which they are tried."""
-    return [name for name in ("Matmul", "GEMV", "Reduction", "GeneralReduction", "Fallback") if name not in skip]
+_DLIGHT_RULES = ("GEMV", "Reduction", "GeneralReduction", "Fallback")
+"""DLight's rules in the order in which they are tried; its `Matmul` is not, products are this project's own."""
 
 
-def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = None) -> tvm.transform.Pass:
+def schedule_kernels(rules: Sequence[Any] | None = None) -> tvm.transform.Pass:
     """Schedules every kernel by the first rule that fits; a rule that crashes is passed over for that kernel, and told.
 
     Args:
-        skip: Names of DLight's rules not to be used.
         rules: The rules, in order; `Product`, DLight's and `OuterLoops` by default.
     """
     import tvm
@@ -116,7 +107,7 @@ def schedule_kernels(skip: Sequence[str] = (), rules: Sequence[Any] | None = Non
     if rules is None:
         from harness.schedules.gpu.product import Product
 
-        rules = [Product(), *(getattr(dlight.gpu, name)() for name in rule_names(skip)), OuterLoops()]
+        rules = [Product(), *(getattr(dlight.gpu, name)() for name in _DLIGHT_RULES), OuterLoops()]
     chosen = list(rules)
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
@@ -179,26 +170,3 @@ def _launches_threads(statement: Any) -> bool:
     if isinstance(statement, tirx.AttrStmt):
         return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
     return False
-
-
-def load_tensor_intrinsics() -> None:
-    """Imports TVM's tensor intrinsics, which DLight would do on first use, many times faster than it would.
-
-    They are 528 parsed functions, and for each the parser asks for the whole call stack with its source lines: half a
-    minute and more, growing with the number of modules that are loaded. A stack without source lines is enough here.
-    """
-    original = inspect.stack
-    inspect.stack = _stack_without_source
-    try:
-        importlib.import_module("tvm.s_tir.tensor_intrin")
-    finally:
-        inspect.stack = original
-
-
-def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:
-    frames = []
-    frame = inspect.currentframe()
-    while frame is not None and (frame := frame.f_back) is not None:
-        code = frame.f_code
-        frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-    return frames

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.outcome import Kernel
 from harness.schedules import UNTUNED, Schedules
-from harness.targets.gpu import gpu_pipeline, load_tensor_intrinsics
+from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import MACOS_TRIPLE, link_problem
 from harness.targets.metal_constants import exact_constants
 from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
@@ -47,8 +47,7 @@ def install_completion() -> None:
 
 
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """DLight's GPU schedules, matrix products on simdgroups."""
-    load_tensor_intrinsics()
+    """The GPU targets' passes, and constants that Metal's compiler reads as they are."""
     return gpu_pipeline(target, finish=[exact_constants()])
 
 

@@ -6,7 +6,6 @@ writes the records of its first round when that has ended for every task.
 
 from __future__ import annotations
 
-import inspect
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from harness.tuning.rules_building import build_programs, reference_module, seed
 from harness.tuning.rules_measuring import LocalMeasurer, Measured, Measurer
 from harness.tuning.rules_module import RulesTask
 from harness.tuning.rules_records import FAILED_SECONDS, Opened
+from harness.tuning.tensor_intrinsics import import_tensor_intrinsics
 
 BATCH = 24
 """Candidates that are built together before they are measured one by one, each recorded at once."""
@@ -255,27 +255,6 @@ class _Search:
     def close(self) -> None:
         """Removes inputs and expected results."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def import_tensor_intrinsics() -> None:
-    """Imports what TVM imports with the first TuneContext, in a third of the time.
-
-    Every intrinsic is parsed from TVMScript, whose parser calls `inspect.stack()`: that reads all frames' sources.
-    """
-    full = inspect.stack
-
-    def frames_alone(context: int = 1) -> list[inspect.FrameInfo]:
-        found, frame = [], inspect.currentframe()
-        while (frame := frame.f_back if frame else None) is not None:
-            code = frame.f_code
-            found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-        return found
-
-    inspect.stack = frames_alone
-    try:
-        import tvm.s_tir.tensor_intrin  # noqa: F401
-    finally:
-        inspect.stack = full
 
 
 def _result(measured: Measured) -> ms.runner.RunnerResult:

@@ -89,3 +89,61 @@ static inline void store_matrix_sync(T* matrix, const fragment<accumulator, M, N
 
 }  // namespace wmma
 }  // namespace nvcuda
+
+// What harness/schedules/gpu/fragments.py writes in PTX for the device (PTX ISA, mma.m16n8k16 and ldmatrix): a lane holds
+// pairs of neighbours, 32 bits each, and knows which by its row `lane / 4` and its pair `lane % 4`.
+namespace emulated {
+
+template <typename T>
+static inline void unpack(unsigned pair, float* values) {
+  T halves[2];
+  __builtin_memcpy(halves, &pair, 4);
+  values[0] = (float)halves[0];
+  values[1] = (float)halves[1];
+}
+
+template <typename T>
+static inline unsigned pack(float low, float high) {
+  T halves[2] = {(T)low, (T)high};
+  unsigned pair;
+  __builtin_memcpy(&pair, halves, 4);
+  return pair;
+}
+
+template <typename T>
+static inline void multiply(float* d, const unsigned* a, const unsigned* b) {
+  struct Left {
+    unsigned pairs[4];
+  } left = {{a[0], a[1], a[2], a[3]}};
+  struct Right {
+    unsigned pairs[2];
+  } right = {{b[0], b[1]}};
+  unsigned lane = lane_in_warp(), row = lane / 4, pair = lane % 4;
+  float rows[2][16], columns[2][16];
+  for (unsigned i = 0; i < 4; ++i) {
+    Left other = exchange_in_warp(left, 4 * row + i);
+    for (unsigned n = 0; n < 4; ++n) unpack<T>(other.pairs[n], rows[n % 2] + n / 2 * 8 + 2 * i);
+  }
+  for (unsigned column = 0; column < 2; ++column)
+    for (unsigned i = 0; i < 4; ++i) {
+      Right other = exchange_in_warp(right, 4 * (2 * pair + column) + i);
+      for (unsigned n = 0; n < 2; ++n) unpack<T>(other.pairs[n], columns[column] + n * 8 + 2 * i);
+    }
+  for (unsigned n = 0; n < 4; ++n)
+    for (unsigned k = 0; k < 16; ++k) d[n] += rows[n / 2][k] * columns[n % 2][k];
+}
+
+template <typename T>
+static inline void load_matrices(unsigned* d, const T* row, bool transposed) {
+  unsigned lane = lane_in_warp();
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    T halves[2];
+    for (unsigned n = 0; n < 2; ++n) {
+      unsigned of = transposed ? 2 * (lane % 4) + n : lane / 4, at = transposed ? lane / 4 : 2 * (lane % 4) + n;
+      halves[n] = exchange_in_warp(row, 8 * matrix + of)[at];
+    }
+    __builtin_memcpy(d + matrix, halves, 4);
+  }
+}
+
+}  // namespace emulated
