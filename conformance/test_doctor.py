@@ -84,7 +84,8 @@ def test_this_machine():
         compile_problem, run_problem = target.compile_problem(), target.run_problem()
         compiles = f"cannot compile: {compile_problem}" if compile_problem else "compiles;"
         assert text[f"target {name}"].startswith(compiles)
-        assert text[f"target {name}"].strip().endswith(run_problem or "runs")
+        precisions = f"precisions: {', '.join(target.precisions)}"
+        assert text[f"target {name}"].strip().endswith(f"{run_problem or ' runs'}; {precisions}")
     assert f"a run uses {thread_count()} of {usable_cpus()} usable CPUs: {reason()}" in text["threads"]
     assert f"really runs on {thread_count()} threads" in text["threads"]
     for name, version in installed_versions().items():
