@@ -22,6 +22,7 @@ class Everything(torch.nn.Module):
         self.unread = torch.nn.Linear(2, 2)
         self.register_buffer("kept", torch.arange(3.0))
         self.register_buffer("unread_buffer", torch.arange(7.0))
+        self.register_buffer("only_checked", torch.arange(9.0))
         self.register_buffer("table", torch.arange(3.0) * 2, persistent=False)
         self.turned = torch.nn.Parameter(torch.arange(6.0).reshape(3, 2).T, requires_grad=False)
         self.constant = torch.tensor([5.0, 6.0, 7.0])
@@ -29,6 +30,7 @@ class Everything(torch.nn.Module):
     def forward(
         self, input: torch.Tensor, ignored: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self.only_checked.repeat(2).to(torch.float32)  # what export keeps of it is a check of the dtype
         x = self.linear(input) * self.turned + self.kept + self.table + self.constant + torch.tensor(2.0)
         return torch.where(mask, x, 0.0), input, self.kept
 

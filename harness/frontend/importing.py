@@ -38,12 +38,13 @@ def import_program(
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     from harness.frontend.defects import DEFECTS
-    from harness.frontend.lifting import decompose_and_lift, parameter_values
+    from harness.frontend.lifting import decompose_and_lift, drop_unread, parameter_values
 
     program = decompose_and_lift(program)
     for defect in DEFECTS:
         for graph_pass in defect.passes:
             graph_pass(program.graph_module)
+    drop_unread(program)
     every = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
     every |= dict(converters or {})
     module = (importer or ExportedProgramImporter()).from_exported_program(

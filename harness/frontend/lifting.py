@@ -63,6 +63,22 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
     )
 
 
+def drop_unread(program: ExportedProgram) -> None:
+    """Takes the parameters out of a lifted program that nothing reads any more, after passes removed what did.
+
+    The neck's position encodings, 113 MB that nobody asks the image encoder for, are read by checks of their dtype.
+    """
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    for spec in list(specs):
+        node = placeholders[spec.arg.name]
+        if spec.kind is InputKind.PARAMETER and spec.target is not None and not node.users:
+            program.graph.erase_node(node)
+            specs.remove(spec)
+            del program.state_dict[spec.target]
+    program.graph_module.recompile()
+
+
 def parameter_values(program: ExportedProgram) -> dict[str, np.ndarray]:
     """The values of a lifted program's parameters, by name, in the order of the imported function's inputs.
 
