@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,9 +23,14 @@ from conformance.gpu_programs import (
     skip_unless_emulated,
     target_of,
 )
+from harness.frontend import export_program
+from harness.model.upstream import upstream
+from harness.rope import STRATEGIES
+from harness.rope.real import rotate
 from harness.schedules.gpu.attention import Attention, layout_of, tiling_of
 from harness.targets import TARGETS
-from harness.targets.compiling import build_library
+from harness.targets.compiling import build_library, lower_module
+from harness.worker import WorkerEnd, run_isolated
 
 emulation = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"
@@ -66,7 +72,34 @@ def masked(*shape: int) -> torch.Tensor:
     return bias
 
 
+def turns(positions: int, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of any angles, [positions, channels / 2]."""
+    angles = random(positions, channels // 2, seed=6, scale=3.0)
+    return angles.cos(), angles.sin()
+
+
+def rotated(name: str, batch: int, heads: int, tokens: int, channels: int, repeat: int = 1) -> Expression:
+    """An attention as in the trunk: queries, keys and values are slices of one tensor, the first two are rotated.
+
+    With `repeat` as in the tracker: so many times the keys, which use the tables as often.
+    """
+
+    def function(x: torch.Tensor, more: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q, _, _ = x.permute(2, 0, 3, 1, 4).unbind(0)
+        _, k, v = (more if repeat > 1 else x).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin, repeat)
+        result: torch.Tensor = scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return result
+
+    x, more = (random(batch, n * tokens, 3, heads, channels, seed=n) for n in (1, repeat))
+    return Expression(name, function, (x, more, *turns(tokens, channels)))
+
+
 EXPRESSIONS = (
+    rotated("rotated", 2, 3, 35, 64),
+    rotated("rotated, whole tiles", 4, 32, 64, 64),
+    rotated("rotated, keys by a pass of their own", 1, 1, 270, 32),
+    rotated("rotated, keys of three frames", 1, 2, 21, 20, repeat=3),
     attention("tiles", 4, 32, 64, 64, 64),
     attention("edges", 2, 64, 70, 67, 64),
     attention("narrow heads, edges", 2, 64, 65, 90, 32),
@@ -99,6 +132,67 @@ def test_attention_of_any_shape_and_mask(kind: str, tmp_path: Path, monkeypatch:
         assert np.isfinite(results[-1]).all() and np.abs(results[-1] - exact).max() < 2e-6 * 300
 
 
+@pytest.fixture(scope="module")
+def trunk():
+    """The upstream module of the trunk's attention."""
+    with upstream():
+        import sam3.model.vitdet
+
+        yield sam3.model.vitdet
+
+
+FOLDS = ("real", "lowering", "converter", "tensorir")
+"""Strategies whose rotation is folded; `llm` keeps its kernel."""
+
+
+@emulation
+@pytest.mark.cuda
+@pytest.mark.parametrize("strategy", FOLDS)
+def test_the_trunks_attention_rotates_while_it_loads(
+    strategy: str, trunk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the strategy leaves, there is no pass between the product of queries, keys and values and attention."""
+    skip_unless_emulated("cuda")
+    monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
+    torch.manual_seed(0)
+    attention = trunk.Attention(64, 2, use_rope=True, input_size=(5, 7)).eval().requires_grad_(False)
+    x = torch.randn(2, 5, 7, 64)
+    expected = attention(x)
+    chosen = STRATEGIES[strategy]
+    with chosen.apply(attention):
+        exported = export_program(attention, (x,))
+    program, parameters = chosen.import_program(exported)
+    target = target_of("cuda")
+    module = lower_module(program, TARGETS["cuda"], target)
+    kernels = {v.name_hint: f for v, f in module.functions_items()}
+    assert "queries and keys computed while they are read" in kernels["attention"].attrs["explain"]
+    before = {name for name in kernels if "matmul" not in name} - {"main", "attention"}
+    assert all(set(name.removeprefix("fused_").split("_")) <= {*MOVES} for name in before), before
+    build_library(module, target, tmp_path / "trunk.so", keep_source=True)
+    request = ("cuda", str(tmp_path / "trunk.so"), list(parameters.values()), [x.numpy()])
+    ended = run_isolated("conformance.emulated:run", request, timeout=600)
+    assert ended.kind is WorkerEnd.OK, ended.error
+    np.testing.assert_allclose(ended.value[0], expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+MOVES = [f"{name}{n}" for name in ("reshape", "transpose") for n in ("", *range(9))]
+"""What may be left: the result's way back to tokens."""
+
+
+def test_what_others_read_as_well_is_rotated_once() -> None:
+    """Queries that are returned too; keys, which nobody else reads, are still rotated where they are loaded."""
+    if problem := TARGETS["cuda"].compile_problem():
+        pytest.skip(problem)
+
+    def function(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.unbind(0)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return torch.cat((scaled_dot_product_attention(q, k, v), q))
+
+    module = lowered([Expression("returned", function, (random(3, 1, 2, 33, 32), *turns(33, 32)))], "cuda")
+    assert "channels, keys computed while they are read" in module["attention"].attrs["explain"]
+
+
 def zeros(*shape: int, **_: float) -> torch.Tensor:
     return torch.zeros(shape)
 
@@ -107,6 +201,8 @@ GLOBAL = attention("global block", 1, 16, 5184, 5184, 64, make=zeros)
 FULL = (
     GLOBAL,
     attention("windows", 9, 16, 576, 576, 64, make=zeros),
+    rotated("rotated windows", 9, 16, 576, 64),
+    rotated("rotated global block", 1, 16, 5184, 64),
     attention("queries of the decoder", 1, 8, 201, 5184, 32, zeros(1, 8, 201, 5184), make=zeros),
 )
 

@@ -20,6 +20,11 @@ from harness.schedules.cpu.emit import Argument
 from harness.schedules.cpu.epilogue import BINARY
 from harness.schedules.cpu.lowering import Context, is_call, permutation, static_shape
 
+_FLOATS = ("float32", "float16", "bfloat16")
+"""Element types of what is moved; arithmetic is folded in fp32 alone."""
+
+_RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
+
 _MOST_OPERATIONS = 16
 """Arithmetic operations per element up to which computing it where it is read is cheaper than a pass over memory."""
 
@@ -76,10 +81,10 @@ class Folded:
 
 
 def fold(context: Context, value: relax.Expr) -> Folded:
-    """The fp32 tensor `value` of static shape, as far back as that pays."""
-    shape = static_shape(value)
+    """The tensor `value` of static shape, fp32 or half, as far back as that pays; its elements have its type."""
+    shape = _shape(value)
     if shape is None:
-        raise ValueError("only fp32 tensors of static shape can be folded")
+        raise ValueError("only floating-point tensors of static shape can be folded")
     definition = context.definition(value)
     folded = None
     if value not in context.results and not context.is_parameter(value):
@@ -91,6 +96,12 @@ def fold(context: Context, value: relax.Expr) -> Folded:
     if folded is None or folded.operations > _MOST_OPERATIONS:
         return stored(value)
     return folded
+
+
+def _shape(value: relax.Expr) -> tuple[int, ...] | None:
+    """The static shape of a tensor of one of `_FLOATS`."""
+    shape = static_shape(value, None)
+    return shape if shape is not None and str(value.ty.dtype) in _FLOATS else None
 
 
 def stored(value: relax.Expr) -> Folded:
@@ -173,9 +184,16 @@ def _permute_dims(context: Context, value: ir.Call, shape: tuple[int, ...]) -> F
 
 
 def _reshape(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    if static_shape(value.args[0]) is None:
+    before = value.args[0]
+    # One reshape instead of several: the shapes between cut indices in ways that the analyzer cannot mend.
+    while before not in context.results and not context.is_parameter(before):
+        definition = context.definition(before)
+        if not is_call(definition, *_RESHAPES):
+            break
+        before = definition.args[0]
+    if _shape(before) is None:
         return None
-    source = fold(context, value.args[0])
+    source = fold(context, before)
 
     def index(reader: Reader, at: Index) -> Index:
         return unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(ravel(at, shape))), source.shape)
@@ -185,7 +203,7 @@ def _reshape(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded
 
 def _strided_slice(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
     operands = [_integers(context, argument) for argument in value.args[1:]]
-    source_shape = static_shape(value.args[0])
+    source_shape = _shape(value.args[0])
     if source_shape is None or any(operand is None for operand in operands):
         return None
     axes, begin, _end, *rest = (list(operand or ()) for operand in operands)
@@ -202,7 +220,7 @@ def _strided_slice(context: Context, value: ir.Call, shape: tuple[int, ...]) -> 
 
 
 def _take(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    source_shape = static_shape(value.args[0])
+    source_shape = _shape(value.args[0])
     chosen = _integers(context, value.args[1])
     if source_shape is None or chosen is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
         return None
@@ -214,13 +232,34 @@ def _take(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | 
 
 
 def _concat(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    parts = _fields(context, value)
+    if parts is None or value.attrs.axis is None:
+        return None
+    return _beside(parts, shape, int(value.attrs.axis) % len(shape))
+
+
+def _stack(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    parts = _fields(context, value)
+    if parts is None:
+        return None
+    axis = int(value.attrs.axis or 0) % len(shape)
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    expanded = [_through(part, one, lambda _, at: [*at[:axis], *at[axis + 1 :]], part.period) for part in parts]
+    return _beside(expanded, shape, axis)
+
+
+def _fields(context: Context, value: ir.Call) -> list[Folded] | None:
+    """The tensors of a tuple, a few at most."""
     fields = context.definition(value.args[0])
     if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
         return None
-    if any(static_shape(field) is None for field in fields.fields) or value.attrs.axis is None:
+    if any(_shape(field) is None for field in fields.fields):
         return None
-    axis = int(value.attrs.axis) % len(shape)
-    parts = [fold(context, field) for field in fields.fields]
+    return [fold(context, field) for field in fields.fields]
+
+
+def _beside(parts: Sequence[Folded], shape: tuple[int, ...], axis: int) -> Folded:
+    """Tensors one after the other along an axis."""
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
     inputs, placed = _joined(parts)
 
@@ -246,6 +285,17 @@ def _concat(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded 
         period = len(parts) if shape[axis] == len(parts) else 1
     # Choosing between the parts counts as an operation.
     return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
+
+
+def _astype(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    if _shape(value.args[0]) is None:
+        return None
+    source, dtype = fold(context, value.args[0]), str(value.ty.dtype)
+
+    def element(reader: Reader, at: Index) -> Any:
+        return tirx.Cast(dtype, source.element(reader, at))
+
+    return Folded(source.inputs, shape, element, 1 + source.operations, source.period)
 
 
 def _binary(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
@@ -329,12 +379,12 @@ def _integers(context: Context, value: relax.Expr) -> list[int] | None:
 
 _RULES: dict[str, Callable[[Context, ir.Call, tuple[int, ...]], Folded | None]] = {
     "relax.permute_dims": _permute_dims,
-    "relax.reshape": _reshape,
-    "relax.expand_dims": _reshape,
-    "relax.squeeze": _reshape,
+    **dict.fromkeys(_RESHAPES, _reshape),
     "relax.strided_slice": _strided_slice,
     "relax.take": _take,
     "relax.concat": _concat,
+    "relax.stack": _stack,
+    "relax.astype": _astype,
     "relax.call_tir": lambda context, value, shape: _rotated(context, value, 0, shape),
     **dict.fromkeys(BINARY, _binary),
 }

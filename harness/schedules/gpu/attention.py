@@ -30,6 +30,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
+from harness.schedules.cpu.lowering import static_shape
+from harness.schedules.gpu.folding import Operands
+from harness.schedules.gpu.loading import LANES, Place, Source
 from harness.schedules.gpu.threads import barrier, converted, fp32, launch, local, merge_lanes, power_of_two
 from harness.schedules.gpu.threads import shared as shared_memory
 
@@ -45,25 +48,6 @@ _BUSY = 128
 
 
 @dataclass(frozen=True)
-class Operand:
-    """Queries, keys or values in memory.
-
-    Attributes:
-        order: Dimension of the tensor for each of batch, position, head and channel.
-    """
-
-    order: tuple[int, ...] = (0, 1, 2, 3)
-
-    def shape(self, *extents: int) -> tuple[int, ...]:
-        """The tensor's shape, of the extents of batch, position, head and channel."""
-        return tuple(extents[self.order.index(d)] for d in range(4))
-
-    def at(self, *index: Any) -> list[Any]:
-        """The index into the tensor."""
-        return [index[self.order.index(d)] for d in range(4)]
-
-
-@dataclass(frozen=True)
 class Attention:
     """Everything that the kernel depends on.
 
@@ -76,7 +60,6 @@ class Attention:
         diagonal: Query i sees keys up to i + diagonal; None if it sees all.
         bias: Shape that broadcasts to [batch, head, query, key]; None if there is none.
         bias_dtype: One of `threads.FLOATS`, which is added, or bool, where false masks a key out.
-        query, key, value, result: Where they lie.
     """
 
     batch: int
@@ -90,10 +73,6 @@ class Attention:
     diagonal: int | None = None
     bias: tuple[int, ...] | None = None
     bias_dtype: str = "float32"
-    query: Operand = Operand()
-    key: Operand = Operand()
-    value: Operand = Operand()
-    result: Operand = Operand()
 
 
 @dataclass(frozen=True)
@@ -194,50 +173,55 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
     return next((tiling for tiling in fitting if tiling.keys <= longest), fitting[0] if fitting else None)
 
 
-def attention_kernel(attention: Attention, tiling: Tiling) -> tirx.PrimFunc:
-    """The kernel: parameters query, key, value, bias if there is one, result."""
-    batch, heads, dtype = attention.batch, attention.heads, attention.dtype
-    of_query = (batch, attention.queries, heads, attention.channels)
-    of_key = (batch, attention.keys, heads, attention.channels)
-    of_value = (batch, attention.keys, heads, attention.width)
-    of_result = (batch, attention.queries, heads, attention.width)
-    arguments = [
-        Argument("query", attention.query.shape(*of_query), dtype),
-        Argument("key", attention.key.shape(*of_key), dtype),
-        Argument("value", attention.value.shape(*of_value), dtype),
-        *([] if attention.bias is None else [Argument("bias", attention.bias, attention.bias_dtype)]),
-        Argument("result", attention.result.shape(*of_result), dtype),
-    ]
+def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -> tirx.PrimFunc:
+    """The kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel]."""
+    batch, heads = attention.batch, attention.heads
     blocks = ceil_div(attention.queries, tiling.queries)
 
-    def body(query: tirx.Buffer, key: tirx.Buffer, value: tirx.Buffer, *rest: tirx.Buffer) -> None:
+    def body(*buffers: tirx.Buffer) -> None:
+        *inputs, result = buffers
+        sources = [Source(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
         with launch(batch * heads * blocks, tiling.threads) as (block, thread):
             m = T.Bind(block // blocks)
-            place = _Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * tiling.queries))
-            _Emitter(attention, tiling, place, thread, rest[:-1], rest[-1]).emit(query, key, value)
+            place = Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * tiling.queries))
+            _Emitter(attention, tiling, place, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
     explain = (
-        f"{batch} x {heads} heads, {attention.queries} queries, {attention.keys} keys, {attention.channels} channels, "
+        f"{described(attention, operands)}, "
         f"blocks of {tiling.queries} queries, steps of {tiling.keys} keys in {tiling.groups} groups, "
         f"{tiling.threads} threads"
     )
-    return prim_func("attention", arguments, body, explain)
+    return prim_func("attention", arguments_of(attention, operands), body, explain)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What a block works on: batch, head, first query."""
+def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
+    """Parameters of a kernel."""
+    result = (attention.batch, attention.queries, attention.heads, attention.width)
+    return [
+        *(
+            Argument(f"input{n}", static_shape(value, None) or (), str(value.ty.dtype))
+            for n, value in enumerate(operands.inputs)
+        ),
+        *([] if attention.bias is None else [Argument("bias", attention.bias, attention.bias_dtype)]),
+        Argument("result", result, attention.dtype),
+    ]
 
-    batch: Any
-    head: Any
-    first: Any
+
+def described(attention: Attention, operands: Operands) -> str:
+    """Extents, and what is computed on the way."""
+    computed = [name for name, x in zip(("queries", "keys", "values"), operands.all, strict=True) if x.operations]
+    return (
+        f"{attention.batch} x {attention.heads} heads, {attention.queries} queries, {attention.keys} keys, "
+        f"{attention.channels} channels"
+        + (f", {' and '.join(computed)} computed while they are read" if computed else "")
+    )
 
 
 class _Emitter:
     """Emits the body of the kernel for one thread."""
 
     def __init__(
-        self, attention: Attention, tiling: Tiling, place: _Place, thread: Any, bias: Any, result: tirx.Buffer
+        self, attention: Attention, tiling: Tiling, place: Place, thread: Any, bias: Any, result: tirx.Buffer
     ) -> None:
         self.attention, self.tiling, self.place, self.thread = attention, tiling, place, thread
         self.bias, self.result = bias, result
@@ -259,17 +243,17 @@ class _Emitter:
         self.results = local(tiling.rows_each * 4 * self.vectors)
         self.highest, self.totals = local(tiling.rows_each), local(tiling.rows_each)
 
-    def emit(self, query: tirx.Buffer, key: tirx.Buffer, value: tirx.Buffer) -> None:
+    def emit(self, query: Source, key: Source, value: Source) -> None:
         attention, tiling = self.attention, self.tiling
         for i in range(tiling.rows_each):
             T.buffer_store(self.highest, fp32(LOWEST), [i])
             T.buffer_store(self.totals, fp32(0.0), [i])
         _fill(self.results)
-        self._load(attention.query, query, self.place.first, tiling.queries, attention.queries, 0, attention.scale)
+        self._load(query, self.place.first, tiling.queries, attention.queries, 0, attention.scale)
         with T.serial(0, self._steps()) as step:
             first = T.Bind(step * tiling.keys)
-            self._load(attention.key, key, first, tiling.keys, attention.keys, self.layout.keys, twist=self.key_twist)
-            self._load(attention.value, value, first, tiling.keys, attention.keys, self.layout.values)
+            self._load(key, first, tiling.keys, attention.keys, self.layout.keys, twist=self.key_twist)
+            self._load(value, first, tiling.keys, attention.keys, self.layout.values)
             barrier()
             self._multiply_keys()
             barrier()
@@ -295,48 +279,23 @@ class _Emitter:
         return T.Bind(T.max(0, T.min(every, (seen + (tiling.keys - 1)) // tiling.keys)))
 
     def _load(
-        self,
-        operand: Operand,
-        buffer: tirx.Buffer,
-        first: Any,
-        rows: int,
-        length: int,
-        base: int,
-        scale: float = 1.0,
-        twist: int = 1,
+        self, source: Source, first: Any, rows: int, length: int, base: int, scale: float = 1.0, twist: int = 1
     ) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
-        channels = int(buffer.shape[operand.order[3]])
+        channels = source.folded.shape[3]
         width = self.layout.width if base == self.layout.values else self.layout.channels
-        whole, threads = width // 4, self.tiling.threads
+        whole, threads = width // LANES, self.tiling.threads
 
         def copy(index: Any) -> None:
             row, vector = T.Bind(index // whole), T.Bind(index % whole)
-            position = first + row
-            conditions = [] if length % rows == 0 else [position < length]
-            target = base + row * width + 4 * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
-
-            def element(v: Any, dtype: str, *more: Any) -> Any:
-                index = operand.at(self.place.batch, position, self.place.head, 4 * vector + v)
-                value, zero = buffer[tuple(index)], tirx.const(0.0, dtype)
-                return T.if_then_else(tirx.all(*conditions, *more), value, zero) if conditions or more else value
-
-            if operand.order[3] != 3 or channels % 4:
-                for v in range(4):
-                    value = fp32(element(v, self.attention.dtype, 4 * vector + v < channels))
-                    T.buffer_store(self.shared, _scaled(value, scale), [target + v])
-                return
-            if width > channels:
-                conditions.append(vector < channels // 4)
-            staged = local(4, self.attention.dtype)
-            with T.vectorized(0, 4) as v:
-                T.buffer_store(staged, element(v, self.attention.dtype), [v])
-            if self.attention.dtype == "float32":
-                with T.vectorized(0, 4) as v:
-                    T.buffer_store(self.shared, _scaled(staged[v], scale), [target + v])
-            else:
-                for v in range(4):
-                    T.buffer_store(self.shared, _scaled(fp32(staged[v]), scale), [target + v])
+            position = T.Bind(first + row)
+            values = source.load(self.place, position, vector, inside=length % rows == 0, padded=width > channels)
+            staged = local(LANES)
+            for v, value in enumerate(values):
+                T.buffer_store(staged, _scaled(fp32(value), scale), [v])
+            target = base + row * width + LANES * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
+            with T.vectorized(0, LANES) as v:
+                T.buffer_store(self.shared, staged[v], [target + v])
 
         _each(rows * whole, threads, self.thread, copy)
 
@@ -482,7 +441,7 @@ class _Emitter:
     def _write(self, row: Any, vector: Any, values: list[Any], total: Any) -> None:
         """Emits the store of four channels of a query's result, divided by the sum of weights."""
         attention = self.attention
-        operand, width, dtype = attention.result, attention.width, attention.dtype
+        width, dtype = attention.width, attention.dtype
         query = self.place.first + row
         staged = local(4, dtype)
         for v, value in enumerate(values):
@@ -490,12 +449,10 @@ class _Emitter:
             T.buffer_store(staged, converted(mean, dtype), [v])
 
         def store(v: Any) -> None:
-            index = operand.at(self.place.batch, query, self.place.head, 4 * vector + v)
-            T.buffer_store(self.result, staged[v], index)
+            T.buffer_store(self.result, staged[v], [self.place.batch, query, self.place.head, 4 * vector + v])
 
-        whole = operand.order[3] == 3 and width % 4 == 0
         conditions = [] if attention.queries % self.tiling.queries == 0 else [query < attention.queries]
-        if whole:
+        if width % 4 == 0:
             _when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
         else:
             for v in range(4):

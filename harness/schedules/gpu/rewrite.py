@@ -9,13 +9,17 @@ import tvm
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.schedules.cpu.emit import ceil_div
 from harness.schedules.cpu.lowering import call, is_call, permutation, static_shape
-from harness.schedules.gpu.attention import Attention, Operand, attention_kernel, tiling_of
+from harness.schedules.gpu.attention import Attention, attention_kernel, tiling_of
+from harness.schedules.gpu.folding import Folding
 from harness.schedules.gpu.threads import FLOATS
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
-    """Replaces `relax.nn.attention` and `attention_bias` by kernels that read through permutations of their operands.
+    """Replaces `relax.nn.attention` and `attention_bias` by kernels that move and rotate their operands as they load.
 
     Attention of unknown shapes, or with a window, is left to TVM. A permutation of a permutation becomes one: importers
     permute before and after attention, and models permute back.
@@ -24,9 +28,12 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="CallAttention")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        module = relax.transform.CanonicalizeBindings()(module)
         rewriter = _Rewriter(module, shared_bytes)
-        for variable, function in module.functions_items():
+        functions = dict(module.functions_items())
+        for variable, function in functions.items():
             if isinstance(function, relax.Function):
+                rewriter.folding = Folding(function, functions)
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
         return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
 
@@ -38,6 +45,12 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, module: tvm.IRModule, shared_bytes: int) -> None:
         super().__init__(module)
         self.shared_bytes = shared_bytes
+        self.folding: Any = None
+        self.current: relax.Var | None = None
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.current = binding.var
+        super().visit_var_binding_(binding)
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
         node = super().visit_call_(op)
@@ -59,13 +72,6 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         first, second = permutation(inner), permutation(original)
         axes = [first[d] for d in second]
         return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
-
-    def _source(self, value: relax.Expr) -> tuple[relax.Expr, Operand]:
-        """What a permutation moves, and where it lies; the value itself if it is none."""
-        definition = self._definition(value)
-        if not is_call(definition, "relax.permute_dims"):
-            return value, Operand()
-        return definition.args[0], Operand(permutation(definition))
 
     def _unexpanded(self, bias: relax.Expr) -> relax.Expr:
         """What a bias was before it was broadcast, or reshaped to the shape that it had."""
@@ -92,7 +98,6 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         (batch, queries, heads, channels), (_, keys, _, _), (_, _, _, width) = (shape or () for shape in shapes)
         offset = {None: None, "TopLeft": 0, "BottomRight": keys - queries}
         causal = None if attributes.causal_mask is None else str(attributes.causal_mask)
-        (query, query_place), (key, key_place), (value, value_place) = map(self._source, operands)
         attention = Attention(
             batch,
             queries,
@@ -105,12 +110,10 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             offset[causal],
             bias_shape,
             "float32" if bias is None else str(bias.ty.dtype),
-            query_place,
-            key_place,
-            value_place,
         )
         tiling = tiling_of(attention, self.shared_bytes)
         if tiling is None or attention.bias_dtype not in (*FLOATS, "bool"):
             return None
-        inputs: list[Any] = [query, key, value, *([] if bias is None else [bias])]
-        return call(self.builder_, "attention", attention_kernel(attention, tiling), inputs)
+        folded = self.folding.operands(self.current, _BYTES[dtype], ceil_div(queries, tiling.queries))
+        inputs: list[Any] = [*map(self.visit_expr, folded.inputs), *([] if bias is None else [bias])]
+        return call(self.builder_, "attention", attention_kernel(attention, tiling, folded), inputs)

@@ -1,0 +1,212 @@
+"""Operands of attention that need no pass over memory: moved, widened or rotated while a block loads them.
+
+An operand is followed back through what only moves elements (slices of one product of queries, keys and values,
+permutations) and through a little arithmetic (rotary position encoding), as on the CPU
+(`harness.schedules.cpu.folding`). Moving costs nothing. Arithmetic is done again by every block that loads the operand:
+once for queries, and for keys once for each block of queries of a head. It replaces a pass that reads and writes the
+operand, as long as it is the shorter of the two by the counts in `pays`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax, sym, tirx
+from tvm.relax.expr_functor import PyExprVisitor, visitor
+
+from harness.schedules.cpu.epilogue import BINARY, UNARY
+from harness.schedules.cpu.folding import Folded, Reader, fold
+from harness.schedules.cpu.lowering import Context, is_call, static_shape
+from harness.schedules.cpu.tile import VectorUnit
+
+_PER_BYTE = 8
+"""Instructions of a thread in the time of a byte of memory: H100 10 (33.5·10¹² a second, 3.35 TB/s), A100 6."""
+
+_PRODUCTS = frozenset(f"relax.{name}" for name in ("matmul", "nn.conv2d", "nn.conv2d_transpose"))
+_FINISHES = frozenset((*UNARY, *BINARY, "relax.astype"))
+"""What a product does to its sums before it stores them."""
+
+
+def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
+    """Whether computing an operand where it is loaded takes less time than a pass that reads and writes it.
+
+    Args:
+        folded: The operand.
+        item_bytes: Of an element.
+        turns: How often each element is loaded.
+    """
+    return folded.operations * turns <= 2 * item_bytes * _PER_BYTE
+
+
+def follow(folded: Folded, channels: int) -> bool:
+    """Whether an operand [batch, position, head, channel] can be loaded four channels at a time without a question."""
+    analyzer = sym.Analyzer()
+    place = [tirx.Var(name, "int32") for name in ("batch", "position", "head", "vector")]
+    extents = (*folded.shape[:3], math.ceil(channels / 4))
+    for variable, extent in zip(place, extents, strict=True):
+        analyzer.bind(variable, ir.Range(0, extent))
+    buffers = [tirx.decl_buffer(static_shape(x, None) or (), str(x.ty.dtype)) for x in folded.inputs]
+    reader = Reader(buffers, analyzer)
+    return not any(_asks(folded.element(reader, [*place[:3], 4 * place[3] + v])) for v in range(4))
+
+
+def _asks(value: Any) -> bool:
+    found: list[Any] = []
+
+    def collect(part: Any) -> None:
+        if isinstance(part, ir.Call) and getattr(part.op, "name", "").endswith("if_then_else"):
+            found.append(part)
+
+    tvm_ffi.structural_walk(value, collect)
+    return bool(found)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Queries, keys and values of an attention as they are loaded."""
+
+    query: Folded
+    key: Folded
+    value: Folded
+
+    @property
+    def all(self) -> tuple[Folded, Folded, Folded]:
+        """All three."""
+        return self.query, self.key, self.value
+
+    @property
+    def inputs(self) -> tuple[relax.Expr, ...]:
+        """What they read from memory, each once."""
+        found: list[relax.Expr] = []
+        for value in (value for folded in self.all for value in folded.inputs):
+            if not any(value.same_as(other) for other in found):
+                found.append(value)
+        return tuple(found)
+
+    def places(self, folded: Folded) -> list[int]:
+        """Which of the inputs an operand reads."""
+        return [next(n for n, x in enumerate(self.inputs) if x.same_as(value)) for value in folded.inputs]
+
+
+class Folding:
+    """What may be folded in one function."""
+
+    def __init__(self, function: relax.Function, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> None:
+        facts = _Facts()
+        facts.visit_expr(function)
+        self.bindings: dict[relax.Var, relax.Expr] = facts.bindings
+        self._users: dict[relax.Var, list[relax.Var | None]] = facts.users
+        # Nothing is a parameter here: what depends on weights alone is computed in every run, unless it is folded.
+        self._context = Context(
+            VectorUnit(4, 0), self.bindings, frozenset(), _finished_products(self.bindings), functions
+        )
+
+    def operands(self, attention: relax.Var, item_bytes: int, turns: int) -> Operands:
+        """The operands of the attention bound to a variable.
+
+        Args:
+            attention: The variable.
+            item_bytes: Of an element of an operand.
+            turns: How often keys and values are loaded: blocks of queries of a head.
+        """
+        arguments = self.bindings[attention].args[:3]
+        folded = [
+            self._folded(value, item_bytes, often) for value, often in zip(arguments, (1, turns, turns), strict=True)
+        ]
+        while True:
+            inside = [self._inside(value, x) for value, x in zip(arguments, folded, strict=True)]
+            anywhere = {attention}.union(*inside)
+            again = [
+                self._moved(value) if x.operations and not self._only_for(variables, anywhere) else x
+                for value, x, variables in zip(arguments, folded, inside, strict=True)
+            ]
+            if all(x is y for x, y in zip(again, folded, strict=True)):
+                return Operands(*again)
+            folded = again
+
+    def _folded(self, value: relax.Expr, item_bytes: int, turns: int) -> Folded:
+        folded = fold(self._context, value)
+        if pays(folded, item_bytes, turns) and follow(folded, folded.shape[3]):
+            return folded
+        return self._moved(value)
+
+    def _moved(self, value: relax.Expr) -> Folded:
+        """An operand followed back as far as its elements are only moved."""
+        computed = {v for v in self._inside(value, fold(self._context, value)) if self._computes(v)}
+        context = Context(
+            self._context.unit,
+            self.bindings,
+            frozenset(),
+            self._context.results | computed,
+            self._context.functions,
+        )
+        return fold(context, value)
+
+    def _inside(self, value: relax.Expr, folded: Folded) -> set[relax.Var]:
+        """Variables between an operand and what it reads from memory."""
+        found: set[relax.Var] = set()
+        waiting: list[Any] = [value]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, relax.Var):
+                if part in found or part not in self.bindings or any(part.same_as(x) for x in folded.inputs):
+                    continue
+                found.add(part)
+                part = self.bindings[part]
+            waiting.extend(_arguments(part))
+        return found
+
+    def _computes(self, variable: relax.Var) -> bool:
+        """Whether a variable takes arithmetic, from what is in memory."""
+        if is_call(self.bindings[variable], "relax.call_tir"):
+            return True
+        return isinstance(variable.ty, relax.TensorType) and fold(self._context, variable).operations > 0
+
+    def _only_for(self, variables: Iterable[relax.Var], readers: set[Any]) -> bool:
+        """Whether nobody else reads those of the variables that take arithmetic: nothing is computed twice."""
+        return all(set(self._users.get(x, ())) <= readers for x in variables if self._computes(x))
+
+
+def _arguments(value: Any) -> list[Any]:
+    if isinstance(value, relax.Tuple):
+        return list(value.fields)
+    if isinstance(value, relax.TupleGetItem):
+        return [value.tuple_value]
+    return list(value.args) if isinstance(value, ir.Call) else []
+
+
+def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:
+    """What products store: their sums, with what happens to those in the same kernel."""
+    found: set[relax.Var] = set()
+    for variable, value in bindings.items():
+        operands = value.args if is_call(value, *_FINISHES) else []
+        if is_call(value, *_PRODUCTS) or any(isinstance(x, relax.Var) and x in found for x in operands):
+            found.add(variable)
+    return found
+
+
+@visitor
+class _Facts(PyExprVisitor):  # type: ignore[misc]
+    """Collects bindings, in order, and the variables whose values read each variable; None is the function itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bindings: dict[relax.Var, relax.Expr] = {}
+        self.users: dict[relax.Var, list[relax.Var | None]] = {}
+        self.current: relax.Var | None = None
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.bindings[binding.var] = binding.value
+        self.current = binding.var
+        self.visit_expr(binding.value)
+        self.current = None
+
+    def visit_var_(self, op: relax.Var) -> None:
+        self.users.setdefault(op, []).append(self.current)
+
+    def visit_dataflow_var_(self, op: relax.Var) -> None:
+        self.users.setdefault(op, []).append(self.current)
