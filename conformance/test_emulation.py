@@ -250,6 +250,8 @@ def test_layers_compute_what_pytorch_does(kind, name, tmp_path):
 def test_only_cheap_components_are_emulated_and_never_beside_a_device(monkeypatch):
     if TARGETS["cuda"].run_problem() is not None:
         assert {c for c in ("vit", *CHEAP) if emulates(Case(c, "real", "cuda"))} == CHEAP
+        assert emulates(Case("vit", "real", "cuda"), every=True)
+    assert not emulates(Case("vit", "real", "metal"), every=True)
     assert not emulates(Case("box_head", "real", "metal")) and not emulates(Case("box_head", "real", "llvm"))
     monkeypatch.setitem(TARGETS, "cuda", TARGETS["llvm"])  # a target that runs here
     assert not emulates(Case("box_head", "real", "cuda"))

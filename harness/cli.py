@@ -85,6 +85,9 @@ def verify(
     require_target: Annotated[
         list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
     ] = None,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Run all CUDA kernels on the CPU where there is no GPU: minutes each.")
+    ] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
     remote: RemoteOption = None,
@@ -122,7 +125,13 @@ def verify(
     where = {} if devices is None else {"runs on": f"{compile_for(devices)}, {devices}"}
     chosen = _database(db, untuned, {case.target for case in cases})
     settings = Settings(
-        checkpoint, allow_partial, image=image, judge_saved=judge_saved, database=chosen, remote=devices
+        checkpoint,
+        allow_partial,
+        image=image,
+        judge_saved=judge_saved,
+        database=chosen,
+        remote=devices,
+        emulate=emulate,
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
     machine = describe_machine() | {"schedules": database.told(chosen, "llvm")} | where

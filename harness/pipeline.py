@@ -127,7 +127,7 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.parity.cache import cache_root
 
     saved = cache_root() / "outputs" / f"{case.id}-{case.seed}"
-    here = Emulation() if settings.remote is None and emulates(case) else None
+    here = Emulation() if settings.remote is None and emulates(case, settings.emulate) else None
     with closing(here or place(settings.remote)) as runs_at:
         try:
             if case.component == END_TO_END.name:

@@ -27,6 +27,8 @@ class Settings:
         database: Folder of a tuning database whose schedules to compile with; None for the default schedules.
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
         remote: Devices to run on; None for this machine.
+        emulate: Whether every component's CUDA kernels run on the CPU where there is no device, and not only the cheap
+            ones; it takes minutes.
     """
 
     checkpoint: Path | None = None
@@ -36,3 +38,4 @@ class Settings:
     judge_saved: bool = False
     database: Path | None = None
     remote: Remote | None = None
+    emulate: bool = False

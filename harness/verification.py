@@ -117,6 +117,8 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
         flags += ("--allow-partial",)
     if settings.image is not None:
         flags += ("--image", str(settings.image))
+    if settings.emulate:
+        flags += ("--emulate",)
     if threads is not None:
         flags += ("--threads", str(threads))
     if settings.remote is not None:
