@@ -38,6 +38,10 @@ from harness.targets.cuda import ARCHITECTURE_VARIABLE
 from harness.verification import verify_case
 
 HALVES = ("fp16", "bf16")
+EMBEDDINGS = 49408 * 1024 * 4
+"""Bytes of the text encoder's table of embeddings, which is float32 in every precision."""
+WHOLE = 522_500_000
+"""Bytes of the shallow model's parameters in fp32, roughly."""
 DTYPES = {"fp16": np.dtype("float16"), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 half = pytest.mark.parametrize("precision", HALVES)
@@ -395,3 +399,24 @@ def test_a_component_in_half_precision(component, precision, monkeypatch):
     assert report["cases"][0]["precision"] == precision and report["summary"]["elements_outside"] == 0
     page = render_report(report)
     assert f"real · cuda · shallow · {precision}" in page and "judged by the oracle" in page
+
+
+@pytest.mark.parametrize(
+    ("target", "precision"),
+    [pytest.param("cuda", "bf16", marks=pytest.mark.cuda), pytest.param("metal", "fp16", marks=pytest.mark.metal)],
+)
+def test_the_whole_model_in_half_precision(target, precision, monkeypatch):
+    problem = TARGETS[target].compile_problem()
+    if problem:
+        pytest.skip(problem)
+    monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90")
+    result = verify_case(Case("end_to_end", "real", target, precision=precision))
+    outcome = result.outcome
+    assert result.expected is not False, result.problem
+    assert outcome.compiled and outcome.kernels
+    assert outcome.sizes["parameters"] - EMBEDDINGS < 0.52 * (WHOLE - EMBEDDINGS)
+    if outcome.status is Status.UNAVAILABLE:
+        assert outcome.error.type == "CannotRun"
+    else:
+        kinds = {verdict.name: verdict.kind for verdict in outcome.verdicts}
+        assert kinds["text/masks"] is VerdictKind.ORACLE and kinds["text/found/masks"] is VerdictKind.STRICT
