@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -95,12 +96,7 @@ def test_queries_without_keys_give_zero() -> None:
 def test_causal(queries: int, keys: int) -> None:
     arrays = operands(2, queries, keys, 2, 64)
     hold(attention("TopLeft"), reference(causal=True), arrays)
-    mask = torch.ones(queries, keys).tril(keys - queries).bool()
-
-    def bottom_right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return reference()(q, k, v, torch.zeros(queries, keys, dtype=q.dtype).masked_fill(~mask, -torch.inf))
-
-    hold(attention("BottomRight"), bottom_right, arrays)
+    hold(attention("BottomRight"), lambda q, k, v: reference()(q, k, v, mask_of(queries, keys, q.dtype)), arrays)
 
 
 @pytest.mark.parametrize("heads_first", [True, False])
@@ -129,6 +125,87 @@ def test_another_permutation_of_the_result() -> None:
         lambda *x: reference()(*x).permute(3, 1, 0, 2),
         arrays,
     )
+
+
+@settings(max_examples=8)
+@given(
+    queries=st.sampled_from([1, 2, 3, 8]),
+    keys=st.sampled_from([128, 200, 577, 1500]),
+    heads=st.integers(1, 2),
+    extents=st.sampled_from([(16, 64), (32, 32), (80, 16)]),
+    bias=st.sampled_from(["none", "additive", "boolean"]),
+    seed=st.integers(0, 9),
+)
+def test_a_few_queries_of_many_keys(
+    queries: int, keys: int, heads: int, extents: tuple[int, int], bias: str, seed: int
+) -> None:
+    """Keys in parts that end within a chunk and within a vector; queries without any key give zero."""
+    arrays = operands(2, queries, keys, heads, *extents)
+    if bias != "none":
+        seen = np.random.default_rng(seed).random((1, heads, queries, keys)) < 0.7
+        seen[:, 0, 0] = False
+        seen[:, -1, -1, 512:] = False
+        additive = np.where(seen, normal(seen.shape, seed), np.float32(-np.inf)).astype(np.float32)
+        arrays.append(seen if bias == "boolean" else additive)
+    hold(attention(), reference(), arrays)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+def test_parts_of_the_keys_are_put_together_exactly(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest scores are in different parts, so far apart that those of the others vanish or overflow."""
+    monkeypatch.setattr("harness.schedules.cpu.schedule._TASKS", 2 * parts)
+    arrays = operands(1, 4, 5184, 2, 32)
+    for query, size in enumerate([1.0, 30.0, -200.0, 1000.0]):
+        arrays[1][0, 1000 * (query + 1), :, query] = size
+        arrays[0][0, query, :, query] = 10.0
+    hold(attention(), reference(), arrays, large=True)
+    assert f"in {parts} part" in str(explained(lowered(attention(), arrays)))
+
+
+def explained(module: tvm.IRModule) -> list[str]:
+    return [str(f.attrs["explain"]) for f in module.functions.values() if "explain" in (f.attrs or {})]
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_few_queries_of_causal_attention(queries: int) -> None:
+    arrays = operands(2, queries, 200, 2, 32)
+    hold(attention("TopLeft"), reference(causal=True), arrays)
+    hold(attention("BottomRight"), lambda q, k, v: reference()(q, k, v, mask_of(queries, 200, q.dtype)), arrays)
+
+
+def mask_of(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
+    seen = torch.ones(queries, keys).tril(keys - queries).bool()
+    return torch.zeros(queries, keys, dtype=dtype).masked_fill(~seen, -torch.inf)
+
+
+def test_keys_of_a_few_queries_are_read_where_they_lie() -> None:
+    """Heads are cut out of a projection, as in a model: no copy, and whole vectors of channels are loaded."""
+
+    def heads(x: relax.Expr) -> relax.Expr:
+        return op.reshape(x, [1, -1, 4, 32])
+
+    def operator(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        return op.permute_dims(op.nn.attention(heads(q), heads(k), heads(v)), [0, 2, 1, 3])
+
+    def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return reference()(*(x.reshape(1, -1, 4, 32) for x in (q, k, v))).transpose(1, 2)
+
+    arrays = [normal((1, length, 128), seed) for seed, length in enumerate((2, 640, 640))]
+    hold(operator, expected, arrays)
+    module = lowered(operator, arrays)
+    (name,) = functions_of(module)
+    assert not re.search(r"key0\[[^\]]*[/%]", module[name].script())
+
+
+def test_nan_stays_in_its_query_and_head_of_a_few() -> None:
+    arrays = operands(1, 3, 1200, 2, 32)
+    arrays[0][0, 1, 1, 3] = np.nan
+    actual = run(attention(), arrays)
+    assert np.isnan(actual[0, 1, 1]).all() and np.isnan(actual).sum() == 32
+    arrays = operands(1, 1, 1200, 2, 32)
+    arrays[1][0, 1100, 0, 3] = np.nan
+    actual = run(attention(), arrays)
+    assert np.isnan(actual[0, 0, 0]).all() and np.isnan(actual).sum() == 32
 
 
 @pytest.mark.parametrize(("keys", "channels"), [(576, 64), (5184, 64), (5184, 32)])

@@ -101,6 +101,9 @@ KERNELS = {
         [normal((65, 21, 2, 2), 1, scale=0.125)],
     ),
     "attention": Kernel(op.nn.attention, attention, TOKENS),
+    "attention-few": Kernel(
+        op.nn.attention, attention, [normal((2, length, 3, 48), seed) for seed, length in enumerate((2, 300, 300))]
+    ),
     "attention-bias": Kernel(op.nn.attention, attention, [*TOKENS, normal((2, 3, 39, 53), 7)]),
     "layer-norm": Kernel(
         lambda x, w, b: op.nn.layer_norm(x, w, b, axes=[-1]),
@@ -207,6 +210,16 @@ def test_attention_keeps_its_tiles_in_registers(cpu: str, length: int, channels:
     text = assembly(lowered(op.nn.attention, operands, target=target), target)
     assert len(product_loops(text)) >= 2
     assert_in_registers(text, cpu, set(range(8, 25)))
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("cpu", TRIPLES)
+def test_attention_of_a_few_queries_keeps_its_sums_in_registers(cpu: str, queries: int) -> None:
+    """Products with values; lanes of products with keys are added up without going through memory."""
+    target = target_for(cpu)
+    operands = [normal((1, length, 4, 32)) for length in (queries, 640, 640)]
+    text = assembly(lowered(op.nn.attention, operands, target=target), target)
+    assert_in_registers(text, cpu, {8, 16})
 
 
 def assert_in_registers(text: str, cpu: str, accumulators: set[int]) -> None:

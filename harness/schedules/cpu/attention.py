@@ -10,7 +10,7 @@ reduction across lanes:
     result[query, c] = (Σ_key strip[key, query] · value[key, c]) / sum
 
 The exponentials of a chunk of keys are computed just before the product takes the chunk. A query whose keys are all
-masked gives zero, as in PyTorch.
+masked gives zero, as in PyTorch. A few queries go another way (`few_queries.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu import schedule
+from harness.schedules.cpu.attention_operands import Attention
 from harness.schedules.cpu.emit import (
-    Argument,
     ceil_div,
     chunk_length,
     for_each_vector,
@@ -36,30 +36,10 @@ from harness.schedules.cpu.emit import (
     prim_func,
 )
 from harness.schedules.cpu.epilogue import Epilogue
-from harness.schedules.cpu.folding import Folded, Reader, fold
+from harness.schedules.cpu.few_queries import few_queries_kernel
+from harness.schedules.cpu.folding import Folded, Reader, fold, stored
 from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
 from harness.schedules.cpu.tile import Tile
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Everything that the kernel depends on.
-
-    Attributes:
-        query, key, value: The operands, [batch, length, head, channel].
-        bias: Broadcast to [batch, head, query, key]; added if fp32, and if bool false masks a key out.
-        scale: Factor of the scores.
-        diagonal: Query i sees keys up to i + diagonal; None if it sees all.
-        result: For each of batch, length, head and channel, the dimension of the result.
-    """
-
-    query: Folded
-    key: Folded
-    value: Folded
-    bias: relax.Expr | None
-    scale: float
-    diagonal: int | None
-    result: tuple[int, ...] = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -83,7 +63,8 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     shapes = [static_shape(argument) for argument in attention.args[:3]]
     if any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes) or attributes.window_size is not None:
         return None
-    query, key, value = (fold(context, argument) for argument in attention.args[:3])
+    operands = [fold(context, argument) for argument in attention.args[:3]]
+    query, key, value = operands
     bias = attention.args[3] if len(attention.args) > 3 else None
     if bias is not None and (static_shape(bias, None) is None or str(bias.ty.dtype) not in ("float32", "bool")):
         return None
@@ -104,30 +85,34 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
         shape,
     )
     decided = context.decide(problem)
+    if problem.few(context.unit):
+        # Neighbours of two kinds make no vector of channels.
+        query, key, value = (
+            operand if operand.period == 1 else stored(argument)
+            for operand, argument in zip(operands, attention.args[:3], strict=True)
+        )
+        few = Attention(query, key, value, bias, scale, offset[causal])
+        return _lowering(few, lambda a: few_queries_kernel(a, context.unit.lanes, decided["parts"]))
     cut = Cut(
         schedule.tile_of(context.unit, decided),
         schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
         decided["parts"],
     )
-    return _lowering(cut, Attention(query, key, value, bias, scale, offset[causal]))
+    return _lowering(Attention(query, key, value, bias, scale, offset[causal]), lambda a: _kernel(cut, a))
 
 
-def _lowering(cut: Cut, attention: Attention) -> Lowering:
+def _lowering(attention: Attention, kernel: Callable[[Attention], tirx.PrimFunc]) -> Lowering:
     def permuted(axes: tuple[int, ...]) -> Lowering | None:
         # Dimension d of the permuted result is dimension axes[d] of ours.
-        return _lowering(cut, replace(attention, result=tuple(axes.index(d) for d in attention.result)))
-
-    operands = (attention.query, attention.key, attention.value)
-    bias = [] if attention.bias is None else [attention.bias]
+        return _lowering(replace(attention, result=tuple(axes.index(d) for d in attention.result)), kernel)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return call(builder, "attention", _kernel(cut, attention), inputs)
+        return call(builder, "attention", kernel(attention), inputs)
 
-    return Lowering((*(value for operand in operands for value in operand.inputs), *bias), None, build, permuted)
+    return Lowering(attention.inputs, None, build, permuted)
 
 
 def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
-    operands = (attention.query, attention.key, attention.value)
     batch, length, heads, channels = attention.query.shape
     count, width = attention.key.shape[1], attention.value.shape[3]
     scores, output = cut.scores, cut.output
@@ -136,15 +121,10 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     per_part = ceil_div(blocks, cut.parts)
     parts = ceil_div(blocks, per_part)
     key_panels, channel_panels = ceil_div(count, scores.rows), ceil_div(width, output.columns)
-    extents = (batch, length, heads, width)
-    result_shape = tuple(extents[attention.result.index(d)] for d in range(4))
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
-        sources = []
-        for operand in operands:
-            sources.append(inputs[: len(operand.inputs)])
-            inputs = inputs[len(operand.inputs) :]
+        sources, bias = attention.split(inputs)
         with T.parallel(0, batch * heads * parts) as task:
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
@@ -164,7 +144,7 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                 _copy_rows(attention.query, sources[0], (b, h), rotated, lanes, first, queries, attention.scale)
                 with T.serial(0, channels) as d, T.serial(0, columns) as j:
                     T.buffer_store(block, rotated[j, d], [d, j])
-                _scores(attention, scores, keys, block, strip, highest, (b, h, first), inputs)
+                _scores(attention, scores, keys, block, strip, highest, (b, h, first), bias)
                 _fill(total, columns, lanes, 0.0)
 
                 def exponentials(first_key: Any, keys_here: Any) -> None:
@@ -195,8 +175,7 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                         def write(j: Any, i: Any = i, weight: Any = weight, channel: Any = channel) -> None:
                             value = totals[i // output.rows, i % output.rows * output.columns + j] / weight
                             value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), value)
-                            index = (b, first + i, h, channel + j)
-                            T.buffer_store(result, value, [index[attention.result.index(d)] for d in range(4)])
+                            T.buffer_store(result, value, attention.place(b, first + i, h, channel + j))
 
                         if width % output.columns == 0:
                             for_each_vector(output.columns, lanes, write)
@@ -204,23 +183,8 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                             with T.serial(0, T.min(output.columns, width - channel)) as j:
                                 write(j)
 
-    arguments = [
-        Argument(f"{name}{n}", argument.shape, argument.dtype)
-        for name, operand in zip(("query", "key", "value"), operands, strict=True)
-        for n, argument in enumerate(operand.arguments)
-    ]
-    if attention.bias is not None:
-        shape = tuple(int(extent) for extent in attention.bias.ty.shape)
-        arguments.append(Argument("bias", shape, str(attention.bias.ty.dtype)))
-    computed = [
-        name for name, operand in zip(("queries", "keys", "values"), operands, strict=True) if operand.operations
-    ]
-    explain = (
-        f"{batch} x {heads} heads, {length} queries, {count} keys, {channels} channels, "
-        f"tiles {scores.rows}x{columns} and {output.rows}x{output.columns}"
-        + (f", {' and '.join(computed)} computed while they are read" if computed else "")
-    )
-    return prim_func("attention", [*arguments, Argument("result", result_shape)], body, explain)
+    how = f"tiles {scores.rows}x{columns} and {output.rows}x{output.columns}"
+    return prim_func("attention", attention.arguments, body, attention.explain(how))
 
 
 def _at_most(count: int, total: int, first: Any) -> Any:
@@ -280,21 +244,11 @@ def _scores(
     b, h, first = place
     length, channels, count = attention.query.shape[1], attention.query.shape[3], attention.key.shape[1]
     columns = tile.columns
-    shape = () if attention.bias is None else tuple(int(extent) for extent in attention.bias.ty.shape)
     _fill(highest, columns, tile.lanes, -math.inf)
 
     def finish(key: Any, j: Any, value: Any) -> Any:
-        if attention.bias is not None:
-            row = T.min(first + j, length - 1) if length % columns else first + j
-            index = [0 if e == 1 else i for e, i in zip(shape, (b, h, row, key)[4 - len(shape) :], strict=True)]
-            stored = bias[0][tuple(index)]
-            if str(attention.bias.ty.dtype) == "bool":
-                value = T.Select(stored, value, fp32(-math.inf))
-            else:
-                value = value + stored
-        if attention.diagonal is not None:
-            value = T.Select(key <= first + j + attention.diagonal, value, fp32(-math.inf))
-        return value
+        query = T.min(first + j, length - 1) if length % columns else first + j
+        return attention.masked(bias, (b, h, query, key), value)
 
     with T.serial(0, ceil_div(count, tile.rows)) as panel:
         product = _tile_of_scores(tile, channels, lambda k, i: keys[panel * tile.rows + i, k], lambda k, j: block[k, j])

@@ -9,6 +9,7 @@ A *problem* is everything about an operator's call that its kernel depends on, e
     conv2d by minimal filtering         filtering = 1, rows, vectors, lines (of tiles, in a task), splits and groups of
                                         filters
     attention                           rows, vectors (tile of scores), result_rows, result_vectors, parts (of queries)
+    attention of few queries            parts (of keys)
 
 Sums are cut into chunks of half to twice `chunk_length`, beyond which their rounding errors grow for nothing.
 """
@@ -43,6 +44,10 @@ _WORKSPACE_BYTES = 64 << 20
 """What one task may use."""
 _TASKS = 16
 """Tasks of an attention wanted at least; each copies keys and values of its head."""
+_LEAST_KEYS = 128
+"""Fewer keys are not worth an attention of few queries."""
+_KEYS_OF_A_PART = 512
+"""Keys of one task of it at least."""
 TILE = frozenset({"rows", "vectors"})
 """Decisions that make one choice together."""
 RESULT_TILE = frozenset({"result_rows", "result_vectors"})
@@ -433,8 +438,17 @@ class Attention:
         """See `Problem`."""
         return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
 
+    def few(self, unit: VectorUnit) -> bool:
+        """Whether queries are so few that keys and values are better read as they lie than packed for them."""
+        whole = self.channels % unit.lanes == 0 and self.width % unit.lanes == 0
+        return whole and 2 * self.queries <= unit.lanes and self.keys >= _LEAST_KEYS
+
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """See `Problem`."""
+        if self.few(unit):
+            _only(schedule, ("parts",))
+            most = ceil_div(self.keys, _KEYS_OF_A_PART)
+            return {"parts": _in_range(schedule, "parts", min(most, ceil_div(_TASKS, self.batch * self.heads)), most)}
         _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", "parts"))
         scores = _tile(unit, schedule, self._scores(unit, schedule.get("vectors")))
         output = _tile(unit, schedule, self._output(unit, scores.columns), ("result_rows", "result_vectors"))
@@ -452,6 +466,9 @@ class Attention:
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """See `Problem`."""
+        if self.few(unit):
+            yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
+            return
         default = self.completed(unit, {})
         shapes = [{name: default[name] for name in TILE}, *_tiles(unit, self.keys, self.queries)]
         for shape in shapes:
