@@ -89,9 +89,11 @@ def judged(
         precision: In a half one, raw outputs may pass on the oracle verdict, and what is found is held to what upstream
             makes of the raw outputs, see `harness.end_to_end.half`.
     """
+    beside = precision.is_half and _alike(actual, answer.reference)
 
     def named(arrays: Arrays) -> Arrays:
-        return {f"{answer.name}/{name}": arrays[name] for name in RAW}
+        judged_as = _presence_beside_logits(arrays) if beside else arrays
+        return {f"{answer.name}/{name}": judged_as[name] for name in RAW}
 
     reference, again = named(answer.reference), named(answer.again)
     if answer.oracle is not None:
@@ -113,16 +115,29 @@ def judged(
     return raw + judge_found(f"{answer.name}/found/", found, truth)
 
 
+def _alike(actual: Arrays, reference: Arrays) -> bool:
+    """Whether raw outputs have the shapes and dtypes that they are to have."""
+    return all(
+        (actual[name].shape, actual[name].dtype) == (reference[name].shape, reference[name].dtype) for name in RAW
+    )
+
+
+def _presence_beside_logits(arrays: Arrays) -> Arrays:
+    """Raw outputs in which the one presence logit follows the 200 logits that it makes the scores with.
+
+    The error of a single number says nothing of how large it usually is, and the oracle verdict divides by it.
+    """
+    both = [arrays["logits"].ravel(), arrays["presence"].ravel()]
+    return arrays | {"presence": np.concatenate(both)}
+
+
 def _decided(actual: Arrays, answer: Answer) -> Truth:
     """What upstream makes of raw outputs, or of its own where the actual ones are not of the right kind."""
     from harness.end_to_end.half import decided
 
     _, height, width = answer.truth.found.masks.shape
-    fit = all(
-        (actual[name].shape, actual[name].dtype) == (answer.reference[name].shape, answer.reference[name].dtype)
-        for name in RAW
-    )
-    return decided({name: (actual if fit else answer.reference)[name] for name in RAW}, (width, height))
+    raw = actual if _alike(actual, answer.reference) else answer.reference
+    return decided({name: raw[name] for name in RAW}, (width, height))
 
 
 def _compile_and_run(
