@@ -18,7 +18,8 @@ from harness.components import COMPONENTS
 from harness.model.build import build_model
 from harness.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.report import Result, read_report
-from harness.verification import exit_code
+from harness.settings import Settings
+from harness.verification import exit_code, repro_flags
 
 QUICK = ("--component", "box_head")
 
@@ -105,6 +106,11 @@ def test_the_exit_code_is_the_same_for_every_target(names: list[str], code: int,
     assert exit_code(results) == code
     assert exit_code(results, [target]) == required
     assert exit_code(results, ["llvm"]) == code
+
+
+def test_what_was_emulated_is_reproduced_by_emulation() -> None:
+    assert "--emulate" in repro_flags(Settings(emulate=True))
+    assert "--emulate" not in repro_flags(Settings())
 
 
 def test_a_required_target_has_to_be_among_the_cases(tmp_path: Path) -> None:
