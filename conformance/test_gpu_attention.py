@@ -23,13 +23,16 @@ from conformance.gpu_programs import (
     skip_unless_emulated,
     target_of,
 )
+from conformance.operators import rms
 from harness.frontend import export_program
 from harness.model.upstream import upstream
+from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.rope import STRATEGIES
 from harness.rope.real import rotate
 from harness.schedules.gpu.attention import Attention, layout_of, tiling_of
 from harness.targets import TARGETS
 from harness.targets.compiling import build_library, lower_module
+from harness.targets.cuda import ARCHITECTURES
 from harness.worker import WorkerEnd, run_isolated
 
 emulation = pytest.mark.skipif(
@@ -193,6 +196,44 @@ def test_what_others_read_as_well_is_rotated_once() -> None:
     assert "channels, keys computed while they are read" in module["attention"].attrs["explain"]
 
 
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def halved(expression: Expression, dtype: torch.dtype) -> Expression:
+    """The same with queries, keys, values and bias in a half type, and the result in float32 again."""
+
+    def function(*arguments: torch.Tensor) -> torch.Tensor:
+        rounded = [x.to(dtype) if x.is_floating_point() and x.dim() > 2 else x for x in arguments]
+        return expression.function(*rounded).float()
+
+    return Expression(expression.name, function, expression.arguments)
+
+
+@emulation
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_operands_are_multiplied_on_tensor_cores(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held to the oracle verdict, with PyTorch in the same half type as the reference; one order of threads each."""
+    skip_unless_emulated("cuda")
+    monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
+    chosen = [halved(expression, HALVES[dtype]) for expression in EXPRESSIONS if expression is not LARGE]
+    kernels = [str(f.attrs["explain"]) for f in lowered(chosen, "cuda").functions.values() if "explain" in f.attrs]
+    few = {"one query", "few queries", "one key"}
+    assert sum("tensor cores" in kernel for kernel in kernels) == len(chosen) - len(few)
+    for results in emulated(chosen, "cuda", tmp_path, ["run" if dtype == "float16" else "run_descending"]):
+        for expression, actual in zip(chosen, results, strict=True):
+            expected = expression.function(*expression.arguments).numpy()
+            unrounded = next(e for e in EXPRESSIONS if e.name == expression.name)
+            wide = [x.double() if x.is_floating_point() else x for x in unrounded.arguments]
+            exact = unrounded.function(*wide).numpy()
+            finite = np.isfinite(exact)
+            assert np.isfinite(actual).all() and finite.all(), expression.name
+            assert rms(actual - exact) <= ORACLE_R_RMS * rms(expected - exact), expression.name
+            assert np.abs(actual - exact).max() <= ORACLE_R_INF * np.abs(expected - exact).max(), expression.name
+
+
 def zeros(*shape: int, **_: float) -> torch.Tensor:
     return torch.zeros(shape)
 
@@ -231,6 +272,20 @@ def test_kernels_of_full_scale_are_within_the_limits(
     assert len(attentions) == len(FULL)
     for kernel in attentions:
         assert kernel.shared_bytes <= limit and not kernel.spill_bytes and not kernel.stack_bytes, kernel
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", HALVES)
+def test_kernels_for_tensor_cores_spill_nothing_on_any_architecture(dtype: str, tmp_path: Path) -> None:
+    if problem := TARGETS["cuda"].compile_problem():
+        pytest.skip(problem)
+    chosen = [halved(expression, HALVES[dtype]) for expression in FULL]
+    kernels = build_library(lowered(chosen, "cuda"), target_of("cuda"), tmp_path / "full.so", keep_source=True)
+    attentions = [kernel for kernel in kernels if "attention" in kernel.name]
+    assert {kernel.architecture for kernel in attentions} == set(ARCHITECTURES)
+    assert len(attentions) == len(FULL) * len(ARCHITECTURES)
+    for kernel in attentions:
+        assert kernel.shared_bytes <= 48 * 1024 and not kernel.spill_bytes and not kernel.stack_bytes, kernel
 
 
 @pytest.mark.parametrize("shared", [32 * 1024, 48 * 1024])

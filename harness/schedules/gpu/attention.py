@@ -217,6 +217,51 @@ def described(attention: Attention, operands: Operands) -> str:
     )
 
 
+def masked(
+    attention: Attention, bias: Any, place: Place, score: Any, query: Any, key: Any, queries: int, keys: int
+) -> Any:
+    """The score of a query and a key with its bias; -inf where it is masked.
+
+    Args:
+        attention: The problem.
+        bias: The buffer of the bias, if there is one, in a list.
+        place: Batch and head.
+        score: Without it.
+        query: Position.
+        key: Position.
+        queries: Of a block, which may reach beyond the last.
+        keys: Of a step, which may as well.
+    """
+    if attention.bias is not None:
+        row = T.min(query, attention.queries - 1) if attention.queries % queries else query
+        column = T.min(key, attention.keys - 1) if attention.keys % keys else key
+        index = (place.batch, place.head, row, column)[4 - len(attention.bias) :]
+        stored = bias[0][tuple(0 if e == 1 else x for e, x in zip(attention.bias, index, strict=True))]
+        masks = attention.bias_dtype == "bool"
+        score = T.Select(stored, score, fp32(-math.inf)) if masks else score + fp32(stored)
+    if attention.diagonal is not None:
+        score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
+    if attention.keys % keys:
+        score = T.Select(key < attention.keys, score, fp32(-math.inf))
+    return score
+
+
+def steps_of(attention: Attention, queries: int, keys: int, place: Place) -> Any:
+    """Steps over the keys that any query of a block sees.
+
+    Args:
+        attention: The problem.
+        queries: Of a block.
+        keys: Of a step.
+        place: The block's first query.
+    """
+    every = ceil_div(attention.keys, keys)
+    if attention.diagonal is None:
+        return every
+    seen = place.first + (queries + attention.diagonal)  # by the last query, one after its last key
+    return T.Bind(T.max(0, T.min(every, (seen + (keys - 1)) // keys)))
+
+
 class _Emitter:
     """Emits the body of the kernel for one thread."""
 
@@ -248,9 +293,9 @@ class _Emitter:
         for i in range(tiling.rows_each):
             T.buffer_store(self.highest, fp32(LOWEST), [i])
             T.buffer_store(self.totals, fp32(0.0), [i])
-        _fill(self.results)
+        fill(self.results)
         self._load(query, self.place.first, tiling.queries, attention.queries, 0, attention.scale)
-        with T.serial(0, self._steps()) as step:
+        with T.serial(0, steps_of(attention, tiling.queries, tiling.keys, self.place)) as step:
             first = T.Bind(step * tiling.keys)
             self._load(key, first, tiling.keys, attention.keys, self.layout.keys, twist=self.key_twist)
             self._load(value, first, tiling.keys, attention.keys, self.layout.values)
@@ -268,15 +313,6 @@ class _Emitter:
             self._store()
         else:
             self._merge_groups()
-
-    def _steps(self) -> Any:
-        """Steps over the keys that any query of the block sees."""
-        attention, tiling = self.attention, self.tiling
-        every = ceil_div(attention.keys, tiling.keys)
-        if attention.diagonal is None:
-            return every
-        seen = self.place.first + (tiling.queries + attention.diagonal)  # by the last query, one after its last key
-        return T.Bind(T.max(0, T.min(every, (seen + (tiling.keys - 1)) // tiling.keys)))
 
     def _load(
         self, source: Source, first: Any, rows: int, length: int, base: int, scale: float = 1.0, twist: int = 1
@@ -305,7 +341,7 @@ class _Emitter:
         each = tiling.keys_each
         keys, queries = local(4 * each), local(4)
         row = self.layout.keys + (self.group * self.group_keys + self.column) * channels
-        _fill(self.scores)
+        fill(self.scores)
         with T.serial(0, channels // 4) as vector:
             place = T.bitwise_xor(vector, self.column % self.key_twist) if self.key_twist > 1 else vector
             for j in range(each):
@@ -324,7 +360,8 @@ class _Emitter:
         for i in range(tiling.rows_each):
             query = self.place.first + self.row + i
             for j in range(each):
-                score = self._masked(self.scores[i * each + j], query, first + column + tiling.columns * j)
+                key, score = first + column + tiling.columns * j, self.scores[i * each + j]
+                score = masked(self.attention, self.bias, self.place, score, query, key, tiling.queries, tiling.keys)
                 T.buffer_store(self.scores, score, [i * each + j])
             top = self.scores[i * each]
             for j in range(1, each):
@@ -352,28 +389,12 @@ class _Emitter:
                 weights = weights + self.scores[i * each + j]
             _accumulate(self.totals, i, weights)
 
-    def _masked(self, score: Any, query: Any, key: Any) -> Any:
-        """The score of a query and a key with its bias; -inf where it is masked."""
-        attention, tiling = self.attention, self.tiling
-        if attention.bias is not None:
-            row = T.min(query, attention.queries - 1) if attention.queries % tiling.queries else query
-            column = T.min(key, attention.keys - 1) if attention.keys % tiling.keys else key
-            index = (self.place.batch, self.place.head, row, column)[4 - len(attention.bias) :]
-            stored = self.bias[0][tuple(0 if e == 1 else x for e, x in zip(attention.bias, index, strict=True))]
-            masks = attention.bias_dtype == "bool"
-            score = T.Select(stored, score, fp32(-math.inf)) if masks else score + fp32(stored)
-        if attention.diagonal is not None:
-            score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
-        if attention.keys % tiling.keys:
-            score = T.Select(key < attention.keys, score, fp32(-math.inf))
-        return score
-
     def _multiply_values(self) -> None:
         """Emits the sum over a step of weighted values, and its addition to the result."""
         tiling, vectors, width = self.tiling, self.vectors, self.layout.width
         values, weights = local(16 * vectors), local(4)
         first = self.group * self.group_keys
-        _fill(self.sums)
+        fill(self.sums)
         with T.serial(0, self.group_keys // 4) as k:
             for u in range(4):
                 row = self.layout.values + (first + 4 * k + u) * width
@@ -424,7 +445,7 @@ class _Emitter:
             top, factor, total, part, sums = local(1), local(1), local(1), local(4), local(4)
             T.buffer_store(top, fp32(LOWEST), [0])
             T.buffer_store(total, fp32(0.0), [0])
-            _fill(sums)
+            fill(sums)
             with T.serial(0, tiling.groups) as g:
                 T.buffer_store(top, T.max(top[0], self.shared[statistics + 2 * row_of(g, query)]), [0])
             with T.serial(0, tiling.groups) as g:
@@ -453,10 +474,10 @@ class _Emitter:
 
         conditions = [] if attention.queries % self.tiling.queries == 0 else [query < attention.queries]
         if width % 4 == 0:
-            _when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
+            when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
         else:
             for v in range(4):
-                _when([*conditions, 4 * vector + v < width], partial(store, v))
+                when([*conditions, 4 * vector + v < width], partial(store, v))
 
     def _take(self, registers: tirx.Buffer, at: int, place: Any) -> None:
         """Emits the copy of a vector of four from shared memory."""
@@ -469,7 +490,7 @@ def _vector(body: Callable[[Any], None]) -> None:
         body(v)
 
 
-def _when(conditions: list[Any], body: Callable[[], None]) -> None:
+def when(conditions: list[Any], body: Callable[[], None]) -> None:
     """Emits the body, under all of the conditions."""
     if not conditions:
         body()
@@ -482,10 +503,11 @@ def _each(count: int, threads: int, thread: Any, body: Callable[[Any], None]) ->
     """Emits `body(index)` for 0 … count, divided among the threads."""
     with T.serial(0, ceil_div(count, threads)) as n:
         index = T.Bind(n * threads + thread)
-        _when([] if count % threads == 0 else [index < count], lambda: body(index))
+        when([] if count % threads == 0 else [index < count], lambda: body(index))
 
 
-def _fill(registers: tirx.Buffer) -> None:
+def fill(registers: tirx.Buffer) -> None:
+    """Emits zeros in all of the registers."""
     for n in range(int(registers.shape[0])):
         T.buffer_store(registers, fp32(0.0), [n])
 

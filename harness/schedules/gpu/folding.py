@@ -10,8 +10,8 @@ operand, as long as it is the shorter of the two by the counts in `pays`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
@@ -114,37 +114,33 @@ class Folding:
             turns: How often keys and values are loaded: blocks of queries of a head.
         """
         arguments = self.bindings[attention].args[:3]
-        folded = [
-            self._folded(value, item_bytes, often) for value, often in zip(arguments, (1, turns, turns), strict=True)
-        ]
+        context = self._context
         while True:
-            inside = [self._inside(value, x) for value, x in zip(arguments, folded, strict=True)]
-            anywhere = {attention}.union(*inside)
-            again = [
-                self._moved(value) if x.operations and not self._only_for(variables, anywhere) else x
-                for value, x, variables in zip(arguments, folded, inside, strict=True)
+            folded = [
+                self._folded(context, value, item_bytes, often)
+                for value, often in zip(arguments, (1, turns, turns), strict=True)
             ]
-            if all(x is y for x, y in zip(again, folded, strict=True)):
-                return Operands(*again)
-            folded = again
+            inside: set[relax.Var] = set().union(
+                *(self._inside(value, x) for value, x in zip(arguments, folded, strict=True))
+            )
+            shared = {
+                variable
+                for variable in inside
+                if self._computes(context, variable) and not set(self._users[variable]) <= {attention, *inside}
+            }
+            if not shared:
+                return Operands(*folded)
+            # What somebody else reads too is computed once, and stored.
+            of_shared = {x for x in inside if getattr(self.bindings[x], "tuple_value", None) in shared}
+            context = replace(context, results=context.results | shared | of_shared)
 
-    def _folded(self, value: relax.Expr, item_bytes: int, turns: int) -> Folded:
-        folded = fold(self._context, value)
+    def _folded(self, context: Context, value: relax.Expr, item_bytes: int, turns: int) -> Folded:
+        folded = fold(context, value)
         if pays(folded, item_bytes, turns) and follow(folded, folded.shape[3]):
             return folded
-        return self._moved(value)
-
-    def _moved(self, value: relax.Expr) -> Folded:
-        """An operand followed back as far as its elements are only moved."""
-        computed = {v for v in self._inside(value, fold(self._context, value)) if self._computes(v)}
-        context = Context(
-            self._context.unit,
-            self.bindings,
-            frozenset(),
-            self._context.results | computed,
-            self._context.functions,
-        )
-        return fold(context, value)
+        # As far back as its elements are only moved.
+        computed = {variable for variable in self._inside(value, folded) if self._computes(context, variable)}
+        return fold(replace(context, results=context.results | computed), value)
 
     def _inside(self, value: relax.Expr, folded: Folded) -> set[relax.Var]:
         """Variables between an operand and what it reads from memory."""
@@ -160,15 +156,11 @@ class Folding:
             waiting.extend(_arguments(part))
         return found
 
-    def _computes(self, variable: relax.Var) -> bool:
+    def _computes(self, context: Context, variable: relax.Var) -> bool:
         """Whether a variable takes arithmetic, from what is in memory."""
         if is_call(self.bindings[variable], "relax.call_tir"):
             return True
-        return isinstance(variable.ty, relax.TensorType) and fold(self._context, variable).operations > 0
-
-    def _only_for(self, variables: Iterable[relax.Var], readers: set[Any]) -> bool:
-        """Whether nobody else reads those of the variables that take arithmetic: nothing is computed twice."""
-        return all(set(self._users.get(x, ())) <= readers for x in variables if self._computes(x))
+        return isinstance(variable.ty, relax.TensorType) and fold(context, variable).operations > 0
 
 
 def _arguments(value: Any) -> list[Any]:

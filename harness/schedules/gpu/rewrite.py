@@ -13,6 +13,7 @@ from harness.schedules.cpu.emit import ceil_div
 from harness.schedules.cpu.lowering import call, is_call, permutation, static_shape
 from harness.schedules.gpu.attention import Attention, attention_kernel, tiling_of
 from harness.schedules.gpu.folding import Folding
+from harness.schedules.gpu.tensor_attention import WarpTiling, warp_attention_kernel, warp_tiling_of
 from harness.schedules.gpu.threads import FLOATS
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -29,7 +30,7 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="CallAttention")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         module = relax.transform.CanonicalizeBindings()(module)
-        rewriter = _Rewriter(module, shared_bytes)
+        rewriter = _Rewriter(module, shared_bytes, str(target.kind.name) == "cuda")
         functions = dict(module.functions_items())
         for variable, function in functions.items():
             if isinstance(function, relax.Function):
@@ -42,9 +43,9 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
 
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, module: tvm.IRModule, shared_bytes: int) -> None:
+    def __init__(self, module: tvm.IRModule, shared_bytes: int, tensor_cores: bool) -> None:
         super().__init__(module)
-        self.shared_bytes = shared_bytes
+        self.shared_bytes, self.tensor_cores = shared_bytes, tensor_cores
         self.folding: Any = None
         self.current: relax.Var | None = None
 
@@ -111,9 +112,17 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             bias_shape,
             "float32" if bias is None else str(bias.ty.dtype),
         )
-        tiling = tiling_of(attention, self.shared_bytes)
-        if tiling is None or attention.bias_dtype not in (*FLOATS, "bool"):
+        if attention.bias_dtype not in (*FLOATS, "bool"):
+            return None
+        warps = warp_tiling_of(attention) if self.tensor_cores else None
+        tiling = warps or tiling_of(attention, self.shared_bytes)
+        if tiling is None:
             return None
         folded = self.folding.operands(self.current, _BYTES[dtype], ceil_div(queries, tiling.queries))
+        kernel = (
+            warp_attention_kernel(attention, tiling, folded)
+            if isinstance(tiling, WarpTiling)
+            else attention_kernel(attention, tiling, folded)
+        )
         inputs: list[Any] = [*map(self.visit_expr, folded.inputs), *([] if bias is None else [bias])]
-        return call(self.builder_, "attention", attention_kernel(attention, tiling, folded), inputs)
+        return call(self.builder_, "attention", kernel, inputs)
