@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax, tirx
 
+from conformance.assembly import assembly
+from conformance.kernels import lowered
 from conformance.operators import EPSILON, compiled, error_ratio, module_of, normal, rms
 from harness.schedules.cpu.elementwise import schedule_function, schedule_remaining
 from harness.targets import TARGETS
@@ -78,6 +81,20 @@ def test_transposition_of_any_rank(data: st.DataObject) -> None:
     x = normal(shape)
     module = schedule_remaining()(fused(lambda a: relax.op.permute_dims(a, list(order)), shape))
     np.testing.assert_array_equal(executable(module)(x), x.transpose(order))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "int8", "bool"])
+def test_transposition_of_any_type(dtype: str) -> None:
+    check_unchanged(lambda a: relax.op.permute_dims(a, [0, 2, 1]), (3, 32, 96), dtype=dtype)
+
+
+@pytest.mark.parametrize("operator", [relax.op.permute_dims, lambda a: relax.op.nn.relu(relax.op.permute_dims(a))])
+@pytest.mark.parametrize("cpu", ["x86-64-v4", "x86-64-v3"])
+def test_a_transposition_neither_gathers_nor_scatters(cpu: str, operator: Callable[[relax.Expr], relax.Expr]) -> None:
+    """These instructions take several times as long as loads of the elements and one store."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": "x86_64-linux-gnu"})
+    text = assembly(lowered(operator, [normal((256, 5184))], target=target), target)
+    assert "insertps" in text and not re.search(r"scatter|gather", text)
 
 
 @settings(max_examples=8)

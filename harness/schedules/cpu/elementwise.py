@@ -39,6 +39,8 @@ _SHORT = 8
 """Innermost loops below this extent are kept together with the loop around them."""
 _TILE = 32
 """Largest side of a tile of a transposition: 32 lines of 128 bytes fit the first-level cache many times."""
+_VECTOR = 16
+"""Elements that are stored together; LLVM splits what is wider than the registers."""
 _BAND = 64
 """Largest width of a band of a transposition."""
 _RUN = 1024
@@ -276,7 +278,11 @@ def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
 
 
 def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
-    """Square tiles for a transposition that changes the contiguous axis: whole cache lines on both sides."""
+    """Square tiles for a transposition that changes the contiguous axis: whole cache lines on both sides.
+
+    Where all indices are plain, vectors are put together from elements and stored whole: LLVM would load vectors and
+    scatter them, which takes several times as long.
+    """
     crossed = _transposed_axis(block, body)
     if crossed is None:
         return False
@@ -288,6 +294,10 @@ def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) ->
     around = [loop for n, loop in enumerate(block.loops[:-1]) if n != crossed]
     sch.reorder(*around, row, column, row_inner, column_inner)
     _parallel(sch, [*around, row], worthwhile)
+    width = math.gcd(columns, _VECTOR)
+    plain = all(isinstance(index, tirx.Var | tirx.IntImm) for _, indices in body.loads for index in indices)
+    if width >= 4 and plain and not body.binds:
+        sch.vectorize(sch.split(column_inner, [None, width])[1])
     return True
 
 
