@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from conformance.test_targets import MODULES
 from harness.case import Case
-from harness.emulation import CHEAP, emulates
+from harness.emulation import CHEAP, SLOW_IN_HALF, emulates
 from harness.frontend import export_program, import_program
 from harness.targets import TARGETS, llvm
 from harness.targets.compiling import build_library, lower_module
@@ -251,6 +251,7 @@ def test_only_cheap_components_are_emulated_and_never_beside_a_device(monkeypatc
     if TARGETS["cuda"].run_problem() is not None:
         assert {c for c in ("vit", *CHEAP) if emulates(Case(c, "real", "cuda"))} == CHEAP
         assert emulates(Case("vit", "real", "cuda"), every=True)
+        assert {c for c in CHEAP if not emulates(Case(c, "real", "cuda", precision="fp16"))} == SLOW_IN_HALF
     assert not emulates(Case("vit", "real", "metal"), every=True)
     assert not emulates(Case("box_head", "real", "metal")) and not emulates(Case("box_head", "real", "llvm"))
     monkeypatch.setitem(TARGETS, "cuda", TARGETS["llvm"])  # a target that runs here
