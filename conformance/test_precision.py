@@ -32,6 +32,8 @@ from harness.precision.source import half_reference
 from harness.report import Result, repro_command
 from harness.report.document import build_report
 from harness.report.markdown import render_report
+from harness.rope import STRATEGIES
+from harness.rope.rotate_pairs import rotate
 from harness.schedules.gpu.legalization import LEGALIZE
 from harness.targets import TARGETS
 from harness.targets.cuda import ARCHITECTURE_VARIABLE
@@ -138,6 +140,27 @@ def test_the_block_is_as_accurate_as_upstream_under_autocast(precision):
     verdicts = judge(actual, ours, oracle(block, ARGS, ("x", "boxes")), by_oracle=True)
     assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
     assert max(verdict.r_rms for verdict in verdicts) < 1.2
+
+
+class Rotated(nn.Module):
+    """Attention whose queries and keys come out of one operator."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        q, k = rotate(q, k, {"rope_cos": angles.cos(), "rope_sin": angles.sin()})
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@half
+def test_an_operator_with_several_results_gives_float32(precision):
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, 2, 12, 16, generator=generator) for _ in range(3))
+    args = (q, k, v, torch.rand(12, 8, generator=generator) * 6)
+    imported, _ = STRATEGIES["tensorir"].import_program(export_program(Rotated().eval(), args))
+    module = lower_precision(imported, PRECISIONS[precision])
+    assert [read for name, read, _ in calls(module) if name == "relax.nn.attention"] == [{DTYPES[precision].name}]
+    (actual,) = run(module, [arg.numpy() for arg in args], [])
+    expected = Rotated()(*(arg.double() for arg in args)).numpy()
+    np.testing.assert_allclose(actual, expected, atol=4 * float(ml_dtypes.finfo(DTYPES[precision]).eps))
 
 
 # --- sums ---

@@ -256,7 +256,8 @@ class _Lowering:
             convert = self._as_half if exact else self._as_float
             arguments = [_mapped(argument, convert) for argument in value.args]
             result = self._builder.emit(relax.Call(value.op, arguments, value.attrs, value.ty_args))
-        if binding.var in self._half and _is_floating(result, "float32"):
+        rounds = binding.var in self._half and isinstance(result.ty, relax.TensorType)  # of several, those who read it
+        if rounds and _is_floating(result, "float32"):
             result = self._builder.emit(relax.op.astype(result, self._dtype))
         return result
 
