@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -65,10 +65,9 @@ def problems(module: tvm.IRModule, target: tvm.target.Target) -> list[Problem]:
 
 def _context_of(
     function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
-) -> tuple[Context, Any]:
+) -> tuple[Context, Facts]:
     """What lowerings may ask about a function, and how its variables are used."""
-    facts = _Facts()
-    facts.visit_expr(function)
+    facts = facts_of(function)
     parameters = _parameters(function, facts.bindings)
     functions = dict(module.functions_items())
     return Context(vector_unit(target), facts.bindings, parameters, functions=functions, schedules=schedules), facts
@@ -91,27 +90,41 @@ class _Plan:
     covered: frozenset[relax.Var]
 
 
-@visitor
-class _Facts(PyExprVisitor):  # type: ignore[misc]
-    """Collects bindings, in order, and how often each variable is used."""
+@dataclass(frozen=True)
+class Facts:
+    """What is bound in a function, in order, and the variables whose values read each; None is the function itself."""
 
-    def __init__(self) -> None:
+    bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
+    users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
+
+
+def facts_of(function: relax.Function) -> Facts:
+    """What is bound in a function, and who reads it."""
+    facts = Facts()
+    _Collector(facts).visit_expr(function)
+    return facts
+
+
+@visitor
+class _Collector(PyExprVisitor):  # type: ignore[misc]
+    """Writes down facts."""
+
+    def __init__(self, facts: Facts) -> None:
         super().__init__()
-        self.bindings: dict[relax.Var, relax.Expr] = {}
-        self.users: dict[relax.Var, list[relax.Var | None]] = {}
+        self.facts = facts
         self.current: relax.Var | None = None
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self.bindings[binding.var] = binding.value
+        self.facts.bindings[binding.var] = binding.value
         self.current = binding.var
         self.visit_expr(binding.value)
         self.current = None
 
     def visit_var_(self, op: relax.Var) -> None:
-        self.users.setdefault(op, []).append(self.current)
+        self.facts.users.setdefault(op, []).append(self.current)
 
     def visit_dataflow_var_(self, op: relax.Var) -> None:
-        self.users.setdefault(op, []).append(self.current)
+        self.facts.users.setdefault(op, []).append(self.current)
 
 
 @mutator
@@ -146,7 +159,7 @@ def _parameters(function: relax.Function, bindings: Mapping[relax.Var, relax.Exp
     return frozenset(known)
 
 
-def _plan(context: Context, facts: Any) -> _Plan:
+def _plan(context: Context, facts: Facts) -> _Plan:
     kernels: dict[relax.Var, _Fused] = {}
     covered: set[relax.Var] = set()
     for variable, value in context.bindings.items():
@@ -183,13 +196,13 @@ def _plan(context: Context, facts: Any) -> _Plan:
     return _Plan(kernels, frozenset(covered))
 
 
-def _only_user(facts: Any, variable: relax.Var) -> relax.Var | None:
+def _only_user(facts: Facts, variable: relax.Var) -> relax.Var | None:
     """The binding that is the only one to use a variable of the same dataflow block, which it uses once."""
     users = facts.users.get(variable, [])
     return users[0] if isinstance(variable, relax.DataflowVar) and len(users) == 1 else None
 
 
-def _read_as_rows(context: Context, facts: Any, variable: relax.Var) -> bool:
+def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
     """Whether only a matrix product reads the variable, and takes its rows as they are, however they are permuted."""
     last = variable
     while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *_MOVES):
@@ -205,7 +218,7 @@ def _read_as_rows(context: Context, facts: Any, variable: relax.Var) -> bool:
 
 
 def _next_step(
-    context: Context, facts: Any, place: Place, last: relax.Var
+    context: Context, facts: Facts, place: Place, last: relax.Var
 ) -> tuple[relax.Var, Step, relax.Expr | None] | None:
     """The elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
     user = _only_user(facts, last)

@@ -33,7 +33,16 @@ from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
 from harness.schedules.cpu.lowering import static_shape
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import LANES, Place, Source
-from harness.schedules.gpu.threads import barrier, converted, fp32, launch, local, merge_lanes, power_of_two
+from harness.schedules.gpu.threads import (
+    MULTIPROCESSORS,
+    barrier,
+    converted,
+    fp32,
+    launch,
+    local,
+    merge_lanes,
+    power_of_two,
+)
 from harness.schedules.gpu.threads import shared as shared_memory
 
 LOWEST = -3.4028234663852886e38
@@ -43,8 +52,6 @@ _MOST_RESULTS = 64
 """fp32 numbers of the result that a thread holds; as many again are sums of a step."""
 _MOST_SCORES = 32
 """Scores of a step that a thread holds."""
-_BUSY = 128
-"""Blocks wanted at least: about as many as a large GPU has multiprocessors (H100: 132)."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
     narrow = [Tiling(few, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
     if few <= 8:
         candidates = [*narrow, *split, *wide]
-    elif heads * ceil_div(attention.queries, 64) < _BUSY:
+    elif heads * ceil_div(attention.queries, 64) < MULTIPROCESSORS:
         candidates = [*split, *wide]
     else:
         candidates = [*wide, *split]

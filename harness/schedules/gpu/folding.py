@@ -16,11 +16,11 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
-from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.schedules.cpu.epilogue import BINARY, UNARY
 from harness.schedules.cpu.folding import Folded, Reader, fold
 from harness.schedules.cpu.lowering import Context, is_call, static_shape
+from harness.schedules.cpu.rewrite import facts_of
 from harness.schedules.cpu.tile import VectorUnit
 
 _PER_BYTE = 8
@@ -96,8 +96,7 @@ class Folding:
     """What may be folded in one function."""
 
     def __init__(self, function: relax.Function, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> None:
-        facts = _Facts()
-        facts.visit_expr(function)
+        facts = facts_of(function)
         self.bindings: dict[relax.Var, relax.Expr] = facts.bindings
         self._users: dict[relax.Var, list[relax.Var | None]] = facts.users
         # Nothing is a parameter here: what depends on weights alone is computed in every run, unless it is folded.
@@ -179,26 +178,3 @@ def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Va
         if is_call(value, *_PRODUCTS) or any(isinstance(x, relax.Var) and x in found for x in operands):
             found.add(variable)
     return found
-
-
-@visitor
-class _Facts(PyExprVisitor):  # type: ignore[misc]
-    """Collects bindings, in order, and the variables whose values read each variable; None is the function itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bindings: dict[relax.Var, relax.Expr] = {}
-        self.users: dict[relax.Var, list[relax.Var | None]] = {}
-        self.current: relax.Var | None = None
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self.bindings[binding.var] = binding.value
-        self.current = binding.var
-        self.visit_expr(binding.value)
-        self.current = None
-
-    def visit_var_(self, op: relax.Var) -> None:
-        self.users.setdefault(op, []).append(self.current)
-
-    def visit_dataflow_var_(self, op: relax.Var) -> None:
-        self.users.setdefault(op, []).append(self.current)

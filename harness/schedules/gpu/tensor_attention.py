@@ -26,7 +26,7 @@ from harness.schedules.gpu import fragments
 from harness.schedules.gpu.attention import LOWEST, Attention, arguments_of, described, fill, masked, steps_of, when
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import Place, Source
-from harness.schedules.gpu.threads import WARP, barrier, fp32, launch, local, merge_lanes
+from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, launch, local, merge_lanes
 
 _ROWS = 16
 """Queries of a warp, and terms of one product."""
@@ -34,8 +34,6 @@ _PADDING = 8
 """Elements between two rows in shared memory: the eight that are read at once then lie in different banks."""
 _WIDEST = 64
 """Channels up to which a warp's queries, scores and results fit its registers."""
-_BUSY = 128
-"""As in `harness.schedules.gpu.attention`."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def warp_tiling_of(attention: Attention) -> WarpTiling | None:
     if attention.dtype not in fragments.SHORT or min(extents) < _ROWS or max(extents[2:]) > _WIDEST:
         return None
     blocks = attention.batch * attention.heads * ceil_div(attention.queries, 4 * _ROWS)
-    return WarpTiling(4 if blocks >= _BUSY else 2, 64 if attention.keys > 32 else 32)
+    return WarpTiling(4 if blocks >= MULTIPROCESSORS else 2, 64 if attention.keys > 32 else 32)
 
 
 def warp_attention_kernel(attention: Attention, tiling: WarpTiling, operands: Operands) -> tirx.PrimFunc:

@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu.emit import ceil_div
 from harness.schedules.gpu.contraction import Contraction, stored
 from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
-from harness.schedules.gpu.threads import WARP, barrier
+from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier
 
 _SIDE = 16
 """Rows, columns and terms of a fragment (CUDA Programming Guide, element types and matrix sizes of warp matrices)."""
@@ -26,9 +26,6 @@ _HALVES = {"float16", "bfloat16"}
 
 _PADDING = 8
 """Elements between two lines of a shared tile: eight lines, which are read at once, then lie in different banks."""
-
-_MULTIPROCESSORS = 128
-"""As in `harness.schedules.gpu.tile`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def choose_warp_tile(batch: int, rows: int, columns: int) -> WarpTile:
 
     def cost(tile: WarpTile) -> float:
         blocks = batch * ceil_div(rows, tile.height) * ceil_div(columns, tile.width)
-        return max(1.0, blocks / _MULTIPROCESSORS) * tile.height * tile.width / tile.rate
+        return max(1.0, blocks / MULTIPROCESSORS) * tile.height * tile.width / tile.rate
 
     return min(TILES, key=cost)
 

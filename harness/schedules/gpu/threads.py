@@ -17,6 +17,9 @@ from tvm.script.ir_builder import tirx as T
 WARP = 32
 """Threads that exchange registers, on NVIDIA GPUs and on Apple's."""
 
+MULTIPROCESSORS = 128
+"""Blocks that keep a GPU busy: about as many as a large one has multiprocessors (A100: 108, H100: 132)."""
+
 FLOATS = ("float32", "float16", "bfloat16")
 """Element types of the kernels; all of them compute in float32."""
 

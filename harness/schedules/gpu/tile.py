@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_MULTIPROCESSORS = 128
-"""Blocks that keep a GPU busy: about as many as a large one has multiprocessors (A100: 108, H100: 132)."""
+from harness.schedules.gpu.threads import MULTIPROCESSORS
 
 _DEPTH = 8
 """Terms that a thread adds up between two barriers."""
@@ -101,12 +100,12 @@ def choose_tile(batch: int, rows: int, columns: int, shared_bytes: int, threads:
     """
     few = 1 << (min(rows, columns, _FEW) - 1).bit_length()
     if min(rows, columns) <= _FEW:
-        wide = batch * max(rows, columns) // 32 >= _MULTIPROCESSORS
+        wide = batch * max(rows, columns) // 32 >= MULTIPROCESSORS
         lanes, split = (32, 8) if wide else (8, 32)
         return Tile(few, 1, 1, lanes, split) if rows <= columns else Tile(1, few, lanes, 1, split)
 
     def cost(tile: Tile) -> float:
-        share = max(1.0, tile.blocks(batch, rows, columns) / _MULTIPROCESSORS)
+        share = max(1.0, tile.blocks(batch, rows, columns) / MULTIPROCESSORS)
         return share * tile.height * tile.width / tile.rate
 
     return min((t for t in _LARGE if t.shared_bytes <= shared_bytes and t.threads <= threads), key=cost)
