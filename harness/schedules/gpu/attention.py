@@ -181,27 +181,40 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
 
 
 def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -> tirx.PrimFunc:
-    """The kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel]."""
-    batch, heads = attention.batch, attention.heads
-    blocks = ceil_div(attention.queries, tiling.queries)
+    """The kernel, see `kernel_of`."""
+    how = f"blocks of {tiling.queries} queries, steps of {tiling.keys} keys in {tiling.groups} groups"
+    return kernel_of(attention, operands, tiling.queries, tiling.threads, how, partial(_Emitter, attention, tiling))
+
+
+def kernel_of(
+    attention: Attention, operands: Operands, queries: int, threads: int, how: str, emitter: Callable[..., Any]
+) -> tirx.PrimFunc:
+    """A kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel].
+
+    Args:
+        attention: The problem.
+        operands: How queries, keys and values are loaded.
+        queries: Of a block.
+        threads: Of a block.
+        how: How the work is divided, in words.
+        emitter: (place, thread, buffer of the bias in a list, result) → what has `emit`, of three sources.
+    """
+    heads = attention.heads
+    blocks = ceil_div(attention.queries, queries)
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
         sources = [Source(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
-        with launch(batch * heads * blocks, tiling.threads) as (block, thread):
+        with launch(attention.batch * heads * blocks, threads) as (block, thread):
             m = T.Bind(block // blocks)
-            place = Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * tiling.queries))
-            _Emitter(attention, tiling, place, thread, inputs[len(operands.inputs) :], result).emit(*sources)
+            place = Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
+            emitter(place, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
-    explain = (
-        f"{described(attention, operands)}, "
-        f"blocks of {tiling.queries} queries, steps of {tiling.keys} keys in {tiling.groups} groups, "
-        f"{tiling.threads} threads"
-    )
-    return prim_func("attention", arguments_of(attention, operands), body, explain)
+    explain = f"{_described(attention, operands)}, {how}, {threads} threads"
+    return prim_func("attention", _arguments_of(attention, operands), body, explain)
 
 
-def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
+def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
     """Parameters of a kernel."""
     result = (attention.batch, attention.queries, attention.heads, attention.width)
     return [
@@ -214,7 +227,7 @@ def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
     ]
 
 
-def described(attention: Attention, operands: Operands) -> str:
+def _described(attention: Attention, operands: Operands) -> str:
     """Extents, and what is computed on the way."""
     computed = [name for name, x in zip(("queries", "keys", "values"), operands.all, strict=True) if x.operations]
     return (

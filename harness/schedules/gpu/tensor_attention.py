@@ -21,12 +21,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import ceil_div, prim_func
+from harness.schedules.cpu.emit import ceil_div
 from harness.schedules.gpu import fragments
-from harness.schedules.gpu.attention import LOWEST, Attention, arguments_of, described, fill, masked, steps_of, when
+from harness.schedules.gpu.attention import LOWEST, Attention, fill, kernel_of, masked, steps_of, when
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import Place, Source
-from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, launch, local, merge_lanes
+from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
 
 _ROWS = 16
 """Queries of a warp, and terms of one product."""
@@ -69,23 +69,9 @@ def warp_tiling_of(attention: Attention) -> WarpTiling | None:
 
 
 def warp_attention_kernel(attention: Attention, tiling: WarpTiling, operands: Operands) -> tirx.PrimFunc:
-    """The kernel: parameters as those of `harness.schedules.gpu.attention.attention_kernel`."""
-    heads = attention.heads
-    blocks = ceil_div(attention.queries, tiling.queries)
-
-    def body(*buffers: tirx.Buffer) -> None:
-        *inputs, result = buffers
-        sources = [Source(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
-        with launch(attention.batch * heads * blocks, tiling.threads) as (block, thread):
-            m = T.Bind(block // blocks)
-            place = Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * tiling.queries))
-            _Emitter(attention, tiling, place, thread, inputs[len(operands.inputs) :], result).emit(*sources)
-
-    explain = (
-        f"{described(attention, operands)}, tensor cores, blocks of {tiling.queries} queries, "
-        f"steps of {tiling.keys} keys, {tiling.threads} threads"
-    )
-    return prim_func("attention", arguments_of(attention, operands), body, explain)
+    """The kernel, see `harness.schedules.gpu.attention.kernel_of`."""
+    how = f"tensor cores, blocks of {tiling.queries} queries, steps of {tiling.keys} keys"
+    return kernel_of(attention, operands, tiling.queries, tiling.threads, how, partial(_Emitter, attention, tiling))
 
 
 class _Emitter:
