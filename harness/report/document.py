@@ -100,6 +100,11 @@ class Result:
     problem: str = ""
     why: str = ""
 
+    @property
+    def compiled_only(self) -> bool:
+        """Whether code was made for the case, and nothing here runs it."""
+        return self.expected is None and self.outcome.compiled
+
     @classmethod
     def of(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
         """The result of holding the outcome to its expectation."""
@@ -230,7 +235,7 @@ def _summary(results: Sequence[Result]) -> dict[str, Any]:
         "expected_failures": len(expected) - expected.count(Status.PASSED),
         "unexpected": sum(result.expected is False for result in results),
         "unavailable": sum(result.expected is None for result in results),
-        "compiled_only": sum(result.expected is None and result.outcome.compiled for result in results),
+        "compiled_only": sum(result.compiled_only for result in results),
         "outputs": len(verdicts),
         "strict_outputs": kinds.count(VerdictKind.STRICT),
         "oracle_outputs": kinds.count(VerdictKind.ORACLE),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax, tirx
+from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu.epilogue import Epilogue, Place
@@ -125,3 +126,40 @@ def call(
     variable = builder.add_func(function, name)
     ty = relax.TensorType([int(extent) for extent in result.shape], str(result.dtype))
     return relax.call_tir(variable, list(arguments), out_ty=ty)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is bound in a function, in order, and the variables whose values read each; None is the function itself."""
+
+    bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
+    users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
+
+
+def facts_of(function: relax.Function) -> Facts:
+    """What is bound in a function, and who reads it."""
+    facts = Facts()
+    _Collector(facts).visit_expr(function)
+    return facts
+
+
+@visitor
+class _Collector(PyExprVisitor):  # type: ignore[misc]
+    """Writes down facts."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self.facts = facts
+        self.current: relax.Var | None = None
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.facts.bindings[binding.var] = binding.value
+        self.current = binding.var
+        self.visit_expr(binding.value)
+        self.current = None
+
+    def visit_var_(self, op: relax.Var) -> None:
+        self.facts.users.setdefault(op, []).append(self.current)
+
+    def visit_dataflow_var_(self, op: relax.Var) -> None:
+        self.facts.users.setdefault(op, []).append(self.current)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu.attention import lower_attention
@@ -16,7 +16,7 @@ from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
 from harness.schedules.cpu.folding import moved, row_starts
 from harness.schedules.cpu.gemm import lower_matmul
-from harness.schedules.cpu.lowering import Context, Lowering, is_call, permutation, static_shape
+from harness.schedules.cpu.lowering import Context, Facts, Lowering, facts_of, is_call, permutation, static_shape
 from harness.schedules.cpu.schedule import Problem
 from harness.schedules.cpu.tile import vector_unit
 
@@ -87,43 +87,6 @@ class _Plan:
 
     kernels: Mapping[relax.Var, _Fused]
     covered: frozenset[relax.Var]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is bound in a function, in order, and the variables whose values read each; None is the function itself."""
-
-    bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
-    users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
-
-
-def facts_of(function: relax.Function) -> Facts:
-    """What is bound in a function, and who reads it."""
-    facts = Facts()
-    _Collector(facts).visit_expr(function)
-    return facts
-
-
-@visitor
-class _Collector(PyExprVisitor):  # type: ignore[misc]
-    """Writes down facts."""
-
-    def __init__(self, facts: Facts) -> None:
-        super().__init__()
-        self.facts = facts
-        self.current: relax.Var | None = None
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self.facts.bindings[binding.var] = binding.value
-        self.current = binding.var
-        self.visit_expr(binding.value)
-        self.current = None
-
-    def visit_var_(self, op: relax.Var) -> None:
-        self.facts.users.setdefault(op, []).append(self.current)
-
-    def visit_dataflow_var_(self, op: relax.Var) -> None:
-        self.facts.users.setdefault(op, []).append(self.current)
 
 
 @mutator

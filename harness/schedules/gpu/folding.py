@@ -19,8 +19,7 @@ from tvm import ir, relax, sym, tirx
 
 from harness.schedules.cpu.epilogue import BINARY, UNARY
 from harness.schedules.cpu.folding import Folded, Reader, fold
-from harness.schedules.cpu.lowering import Context, is_call, static_shape
-from harness.schedules.cpu.rewrite import facts_of
+from harness.schedules.cpu.lowering import Context, facts_of, is_call, static_shape
 from harness.schedules.cpu.tile import VectorUnit
 
 _PER_BYTE = 8
