@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from harness.threads import thread_count
 
 if TYPE_CHECKING:
     import torch
@@ -116,9 +119,12 @@ def seed_weights(model: torch.nn.Module, seed: int, names: Collection[str] | Non
         seed: Any integer; the same seed and name give the same values at every scale.
         names: If given, only these are overwritten.
     """
-    for name, tensor, distribution in _plan(model):
-        if names is None or name in names:
-            _fill(tensor, distribution, generator(seed, name))
+    chosen = [part for part in _plan(model) if names is None or part[0] in names]
+    # Each tensor has a generator of its own, and NumPy draws without holding the interpreter's lock.
+    with ThreadPoolExecutor(thread_count()) as pool:
+        filled = [pool.submit(_fill, tensor, drawn_from, generator(seed, name)) for name, tensor, drawn_from in chosen]
+    for each in filled:
+        each.result()
 
 
 def _plan(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Distribution]]:
