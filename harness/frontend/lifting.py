@@ -21,27 +21,19 @@ _LARGEST_BOUND = 1
 def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
     """Returns a program in core ATen operators, whose weights, buffers and constants are all parameters.
 
-    Those that nothing reads are left out. Without this, TVM's importer embeds buffers and constants (position
-    encodings, RoPE tables) in the module. The result has a graph of its own, which may be rewritten; tensors are shared
-    with `program`.
+    Without this, TVM's importer embeds buffers and constants (position encodings, RoPE tables) in the module. The
+    result has a graph of its own, which may be rewritten; tensors are shared with `program`.
     """
     table = torch.export.default_decompositions()
     for operator in KEPT:
         table.pop(operator, None)
     program = program.run_decompositions(table)
-    module = program.graph_module
-    placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
-    returned = {spec.arg.name for spec in program.graph_signature.output_specs if hasattr(spec.arg, "name")}
     specs = []
     values: dict[str, torch.Tensor | torch.nn.Parameter] = {}
     bound: dict[str, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             specs.append(spec)
-            continue
-        node = placeholders[spec.arg.name]
-        if not node.users and node.name not in returned:
-            module.graph.erase_node(node)
             continue
         value = program.state_dict[spec.target] if spec.target in program.state_dict else program.constants[spec.target]
         if spec.kind is InputKind.CONSTANT_TENSOR and value.numel() <= _LARGEST_BOUND:
@@ -50,10 +42,9 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
         else:
             specs.append(replace(spec, kind=InputKind.PARAMETER, persistent=None))
             values[spec.target] = _parameter(value)
-    module.recompile()
     return ExportedProgram(
-        root=module,
-        graph=module.graph,
+        root=program.graph_module,
+        graph=program.graph_module.graph,
         graph_signature=replace(program.graph_signature, input_specs=specs),
         state_dict=values,
         range_constraints=program.range_constraints,
@@ -64,7 +55,7 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
 
 
 def drop_unread(program: ExportedProgram) -> None:
-    """Takes the parameters out of a lifted program that nothing reads any more, after passes removed what did.
+    """Takes out of a lifted program what nothing reads, or nothing any more, after passes removed what did.
 
     The neck's position encodings, 113 MB that nobody asks the image encoder for, are read by checks of their dtype.
     """
@@ -72,10 +63,11 @@ def drop_unread(program: ExportedProgram) -> None:
     specs = program.graph_signature.input_specs
     for spec in list(specs):
         node = placeholders[spec.arg.name]
-        if spec.kind is InputKind.PARAMETER and spec.target is not None and not node.users:
+        if spec.kind is not InputKind.USER_INPUT and not node.users:
             program.graph.erase_node(node)
             specs.remove(spec)
-            del program.state_dict[spec.target]
+            values = program.state_dict if spec.kind is InputKind.PARAMETER else program.constants
+            values.pop(spec.target, None)
     program.graph_module.recompile()
 
 
