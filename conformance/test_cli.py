@@ -113,6 +113,13 @@ def test_what_was_emulated_is_reproduced_by_emulation() -> None:
     assert "--emulate" not in repro_flags(Settings())
 
 
+def test_what_is_reproduced_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, outside = Settings(database=tmp_path / "fixtures" / "tuned"), Settings(database=tmp_path.parent / "tuned")
+    assert repro_flags(inside) == ("--db", str(Path("fixtures", "tuned")))
+    assert repro_flags(outside) == ("--db", str(tmp_path.parent / "tuned"))
+
+
 def test_a_required_target_has_to_be_among_the_cases(tmp_path: Path) -> None:
     arguments = ("verify", *QUICK, "--require-target", "cuda", "--report", str(tmp_path / "report"))
     assert_one_sentence(sam3_tvm(*arguments), "--require-target cuda", "give --target cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 from harness.case import SUBJECTS, Case
 from harness.errors import HarnessError
@@ -110,13 +111,13 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
 
 def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
     """What a command that reproduces a case needs besides the case's own flags."""
-    flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", str(settings.database))
+    flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
     if settings.checkpoint is not None:
-        flags += ("--checkpoint", str(settings.checkpoint))
+        flags += ("--checkpoint", _from_here(settings.checkpoint))
     if settings.allow_partial:
         flags += ("--allow-partial",)
     if settings.image is not None:
-        flags += ("--image", str(settings.image))
+        flags += ("--image", _from_here(settings.image))
     if settings.emulate:
         flags += ("--emulate",)
     if threads is not None:
@@ -124,6 +125,12 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
     if settings.remote is not None:
         flags += settings.remote.flags
     return flags
+
+
+def _from_here(path: Path) -> str:
+    """A path below the current folder relative to it, so that the command works in another checkout too."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:
