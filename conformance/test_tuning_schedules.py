@@ -196,6 +196,7 @@ def test_a_schedule_changes_the_code_and_only_of_its_problem() -> None:
         ({"splits": 4000}, "splits = 4000 is not in 1"),
         ({"chunk": 5000}, "chunk = 5000"),
         ({"chunk": 1}, "chunk = 1"),
+        ({"chunk": 51}, "chunk = 51 is not between half of 50 and that"),
         ({"rows": -1}, "rows = -1"),
         ({"rows": 1.5}, "rows = 1.5"),
         ({"rows": True}, "rows = True"),

@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.deployment.preprocessing import Fma
 from harness.deployment.variables import array, constant
-from harness.schedules.cpu.emit import Argument, fp32, prim_func
+from harness.schedules.kernel import Argument, fp32, prim_func
 
 QUERIES = 200
 SIZE = 288

@@ -21,7 +21,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.deployment.variables import array, constant, variable
-from harness.schedules.cpu.emit import Argument, ceil_div, fp32, prim_func
+from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func
 
 Fma = Callable[[Any, Any, Any], Any]
 """x · y + z, rounded once."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from harness.schedules.cpu.lowering import static_shape
+from harness.schedules.graph import static_shape
 
 
 @dataclass(frozen=True)

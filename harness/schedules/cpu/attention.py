@@ -26,20 +26,14 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention
-from harness.schedules.cpu.emit import (
-    ceil_div,
-    chunk_length,
-    for_each_vector,
-    fp32,
-    multiply,
-    multiply_panels,
-    prim_func,
-)
+from harness.schedules.cpu.emit import for_each_vector, multiply, multiply_panels
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.few_queries import few_queries_kernel
 from harness.schedules.cpu.folding import Folded, Reader, fold, stored
-from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
+from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.tile import Tile
+from harness.schedules.graph import call, static_shape
+from harness.schedules.kernel import ceil_div, chunk_length, fp32, prim_func
 
 
 @dataclass(frozen=True)

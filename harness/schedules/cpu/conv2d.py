@@ -17,10 +17,10 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func, registers, vectors, view
+from harness.schedules.cpu.emit import for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.gemm import Operand, matrix_product
-from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
+from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     Cut,
     Fill,
@@ -38,6 +38,8 @@ from harness.schedules.cpu.schedule import Convolution, TransposedConvolution, c
 from harness.schedules.cpu.tile import Tile
 from harness.schedules.cpu.window import Window
 from harness.schedules.cpu.winograd import filtered
+from harness.schedules.graph import call, static_shape
+from harness.schedules.kernel import Argument, fp32, prim_func, registers, view
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:

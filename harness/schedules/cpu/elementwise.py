@@ -22,8 +22,7 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, sym, te, tirx
 
 from harness.schedules.cpu import math as elementary
-from harness.schedules.cpu.lowering import static_shape
-from harness.schedules.cpu.reduction import Legalize, default
+from harness.schedules.graph import Legalize, default, static_shape
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 
 from harness.schedules.cpu import math as elementary
-from harness.schedules.cpu.emit import Argument, fp32, view
+from harness.schedules.kernel import Argument, fp32, view
 
 UNARY: dict[str, Callable[[Any], Any]] = {
     "relax.nn.relu": lambda x: tirx.Select(x < fp32(0.0), fp32(0.0), x),

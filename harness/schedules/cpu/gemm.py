@@ -14,10 +14,9 @@ from typing import Any
 from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, view
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.folding import moved, ravel, row_starts
-from harness.schedules.cpu.lowering import Context, Lowering, call, static_shape
+from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     PanelRead,
     Problem,
@@ -31,6 +30,8 @@ from harness.schedules.cpu.product import (
     stream_rows,
 )
 from harness.schedules.cpu.schedule import Product, cut_of
+from harness.schedules.graph import call, static_shape
+from harness.schedules.kernel import Argument, view
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from tvm import ir, relax, tirx
-from tvm.relax.expr_functor import PyExprVisitor, visitor
+from tvm import ir, relax
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.schedule import Problem, decided
 from harness.schedules.cpu.tile import VectorUnit
+from harness.schedules.graph import is_call, permutation, static_shape
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
 """(builder, the lowering's inputs and then the epilogue's operands, epilogue) → the call of the kernel."""
@@ -93,73 +92,3 @@ class Context:
         if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
             return value
         return self.unexpanded(source)
-
-
-def permutation(call: ir.Call) -> tuple[int, ...]:
-    """The axes of a `relax.permute_dims`."""
-    rank = len(call.ty.shape)
-    axes = call.attrs.axes
-    return tuple(range(rank))[::-1] if axes is None else tuple(int(axis) % rank for axis in axes)
-
-
-def is_call(value: Any, *names: str) -> bool:
-    """Whether this is a call of one of these Relax operators."""
-    return isinstance(value, ir.Call) and getattr(value.op, "name", None) in names
-
-
-def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int, ...] | None:
-    """The shape of a tensor of that dtype (any if None); None where either is unknown or differs."""
-    ty = value.ty
-    if not isinstance(ty, relax.TensorType) or ty.shape is None or (dtype is not None and str(ty.dtype) != dtype):
-        return None
-    extents = list(ty.shape)
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return None
-    return tuple(int(extent) for extent in extents)
-
-
-def call(
-    builder: relax.BlockBuilder, name: str, function: tirx.PrimFunc, arguments: Sequence[relax.Expr]
-) -> relax.Expr:
-    """A call of a kernel whose last parameter is its result; identical kernels share one function."""
-    result = function.params[-1]
-    variable = builder.add_func(function, name)
-    ty = relax.TensorType([int(extent) for extent in result.shape], str(result.dtype))
-    return relax.call_tir(variable, list(arguments), out_ty=ty)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is bound in a function, in order, and the variables whose values read each; None is the function itself."""
-
-    bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
-    users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
-
-
-def facts_of(function: relax.Function) -> Facts:
-    """What is bound in a function, and who reads it."""
-    facts = Facts()
-    _Collector(facts).visit_expr(function)
-    return facts
-
-
-@visitor
-class _Collector(PyExprVisitor):  # type: ignore[misc]
-    """Writes down facts."""
-
-    def __init__(self, facts: Facts) -> None:
-        super().__init__()
-        self.facts = facts
-        self.current: relax.Var | None = None
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self.facts.bindings[binding.var] = binding.value
-        self.current = binding.var
-        self.visit_expr(binding.value)
-        self.current = None
-
-    def visit_var_(self, op: relax.Var) -> None:
-        self.facts.users.setdefault(op, []).append(self.current)
-
-    def visit_dataflow_var_(self, op: relax.Var) -> None:
-        self.facts.users.setdefault(op, []).append(self.current)

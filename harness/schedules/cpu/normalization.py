@@ -13,21 +13,19 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import reduction
-from harness.schedules.cpu.emit import Argument, for_each_vector, prim_func
-from harness.schedules.cpu.lowering import call
+from harness.schedules.cpu.emit import for_each_vector
 from harness.schedules.cpu.reduction import (
     LANES,
-    Legalize,
-    default,
     emit_centre,
     emit_line_moments,
     emit_moments,
     fp64,
     narrow,
-    reshaped,
     scalar,
     tasks,
 )
+from harness.schedules.graph import Legalize, call, default, reshaped
+from harness.schedules.kernel import Argument, prim_func
 from harness.schedules.normalization import recognized
 
 _DTYPES = ("float32",)

@@ -21,8 +21,8 @@ from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules.cpu.elementwise import UNSCHEDULED
-from harness.schedules.cpu.emit import OPAQUE
 from harness.schedules.cpu.rewrite import KERNELS
+from harness.schedules.kernel import OPAQUE
 
 _TAG = "operator"
 """What the names of the tagged variables begin with."""
@@ -433,7 +433,7 @@ def _functions(module: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
 
 
 def _is_kernel(function: tirx.PrimFunc | None) -> bool:
-    """Whether the function comes from `emit.prim_func`."""
+    """Whether the function comes from `kernel.prim_func`."""
     if function is None:
         return False
     attributes = function.attrs or {}

@@ -14,11 +14,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, relax, tirx, topi
+from tvm import relax, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, for_each_vector, fp32, prim_func, registers
-from harness.schedules.cpu.lowering import call, static_shape
+from harness.schedules.cpu.emit import for_each_vector
+from harness.schedules.graph import Legalize, call, default, reshaped, static_shape
+from harness.schedules.kernel import Argument, fp32, prim_func, registers
 
 LANES = 32
 """Independent partial results: four registers of fp64 on AVX-512, enough to hide the latency of an addition."""
@@ -30,8 +31,6 @@ _CUT_BELOW = 64
 """Rows are cut into chunks where there are fewer of them than this."""
 _NAN_BITS = 0x7F800000
 """|x| as an integer is above it exactly if x is NaN."""
-
-Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 
 def fp64(value: float) -> Any:
@@ -317,18 +316,6 @@ def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
 
     name = "std" if root else "variance"
     return prim_func(name, [Argument("data", (outer, count)), Argument("out", (outer,))], body)
-
-
-def default(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    """TVM's own legalization of a call."""
-    return ir.Op.get(node.op.name).get_attr("FLegalize")(bb, node)
-
-
-def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-    """The value under another shape; no copy where TVM can see that (`RewriteDataflowReshape`)."""
-    if static_shape(value) == tuple(shape):
-        return value
-    return bb.emit(bb.call_te(topi.reshape, value, list(shape)))
 
 
 def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] | None:

@@ -16,9 +16,10 @@ from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
 from harness.schedules.cpu.folding import moved, row_starts
 from harness.schedules.cpu.gemm import lower_matmul
-from harness.schedules.cpu.lowering import Context, Facts, Lowering, facts_of, is_call, permutation, static_shape
+from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Problem
 from harness.schedules.cpu.tile import vector_unit
+from harness.schedules.graph import Facts, facts_of, is_call, permutation, static_shape
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
 

@@ -11,7 +11,8 @@ A *problem* is everything about an operator's call that its kernel depends on, e
     attention                           rows, vectors (tile of scores), result_rows, result_vectors, parts (of queries)
     attention of few queries            parts (of keys)
 
-Sums are cut into chunks of half to twice `chunk_length`, beyond which their rounding errors grow for nothing.
+Sums are cut into chunks of half the usual length at least and of that length at most, because longer ones are less
+accurate.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import tvm_ffi
 from harness.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.cpu import product, winograd_plan
-from harness.schedules.cpu.emit import ceil_div, chunk_length
 from harness.schedules.cpu.product import Blocking, Cut, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
+from harness.schedules.kernel import ceil_div
 
 # A lowering runs inside a pass, and TVM would make a RuntimeError of an error that it does not know.
 tvm_ffi.register_error("HarnessError", HarnessError)
@@ -163,10 +164,10 @@ def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedu
     panels, others = product.panels(problem, streaming, tile)
     blocks = _in_range(schedule, "blocks", ceil_div(panels, default.slots), panels)
     splits = _in_range(schedule, "splits", default.splits, others)
-    usual = chunk_length(problem.depth)
+    usual = product.usual_chunk(problem.depth)
     chunk = schedule.get("chunk", usual)
-    if not usual <= 2 * chunk or chunk > max(2 * usual, 1):
-        raise ValueError(f"chunk = {chunk} is not between half of {usual} and twice that")
+    if not usual <= 2 * chunk <= 2 * usual:
+        raise ValueError(f"chunk = {chunk} is not between half of {usual} and that")
     # The same work in equal parts.
     slots = ceil_div(panels, blocks)
     per_split = ceil_div(others, splits)
@@ -185,8 +186,8 @@ def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedu
 
 
 def _blocked_candidates(problem: product.Problem, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
-    usual = chunk_length(problem.depth)
-    chunks = {usual} | {c for c in (usual * 3 // 4, usual * 3 // 2, usual * 2) if 32 <= c <= problem.depth}
+    usual = product.usual_chunk(problem.depth)
+    chunks = {usual} | {c for c in (usual // 2, usual * 3 // 4) if c >= 32}
     default = _blocked(problem, streaming, unit, {})
     tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, problem.rows, problem.columns)]
     for shape in tiles:

@@ -22,20 +22,12 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import (
-    Argument,
-    ceil_div,
-    for_each_vector,
-    fp32,
-    multiply_panels,
-    prim_func,
-    registers,
-    vectors,
-    view,
-)
+from harness.schedules.cpu.emit import for_each_vector, multiply_panels, vectors
 from harness.schedules.cpu.epilogue import Epilogue
-from harness.schedules.cpu.lowering import Lowering, call
+from harness.schedules.cpu.lowering import Lowering
 from harness.schedules.cpu.winograd_plan import Plan
+from harness.schedules.graph import call
+from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers, view
 
 _CHUNK = 32
 """Channels that one register accumulates: near √channels rounding is least, and sums of patches need that."""

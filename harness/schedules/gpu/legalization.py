@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 
 from harness.precision.lowering import HALF_DTYPES
-from harness.schedules.cpu.reduction import Legalize, default
+from harness.schedules.graph import Legalize, default
 
 
 def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

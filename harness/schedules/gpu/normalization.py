@@ -13,11 +13,10 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import Argument, ceil_div, prim_func
-from harness.schedules.cpu.lowering import call
-from harness.schedules.cpu.reduction import Legalize, default, reshaped
 from harness.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
+from harness.schedules.graph import Legalize, call, default, reshaped
+from harness.schedules.kernel import Argument, ceil_div, prim_func
 from harness.schedules.normalization import recognized
 
 

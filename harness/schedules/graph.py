@@ -1,0 +1,94 @@
+"""Reading and writing Relax functions: what a value is, who reads it, the call of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax, tirx, topi
+from tvm.relax.expr_functor import PyExprVisitor, visitor
+
+Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+def permutation(call: ir.Call) -> tuple[int, ...]:
+    """The axes of a `relax.permute_dims`."""
+    rank = len(call.ty.shape)
+    axes = call.attrs.axes
+    return tuple(range(rank))[::-1] if axes is None else tuple(int(axis) % rank for axis in axes)
+
+
+def is_call(value: Any, *names: str) -> bool:
+    """Whether this is a call of one of these Relax operators."""
+    return isinstance(value, ir.Call) and getattr(value.op, "name", None) in names
+
+
+def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int, ...] | None:
+    """The shape of a tensor of that dtype (any if None); None where either is unknown or differs."""
+    ty = value.ty
+    if not isinstance(ty, relax.TensorType) or ty.shape is None or (dtype is not None and str(ty.dtype) != dtype):
+        return None
+    extents = list(ty.shape)
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    return tuple(int(extent) for extent in extents)
+
+
+def call(
+    builder: relax.BlockBuilder, name: str, function: tirx.PrimFunc, arguments: Sequence[relax.Expr]
+) -> relax.Expr:
+    """A call of a kernel whose last parameter is its result; identical kernels share one function."""
+    result = function.params[-1]
+    variable = builder.add_func(function, name)
+    ty = relax.TensorType([int(extent) for extent in result.shape], str(result.dtype))
+    return relax.call_tir(variable, list(arguments), out_ty=ty)
+
+
+def default(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    """TVM's own legalization of a call."""
+    return ir.Op.get(node.op.name).get_attr("FLegalize")(bb, node)
+
+
+def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+    """The value under another shape; no copy where TVM can see that (`RewriteDataflowReshape`)."""
+    if static_shape(value) == tuple(shape):
+        return value
+    return bb.emit(bb.call_te(topi.reshape, value, list(shape)))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is bound in a function, in order, and the variables whose values read each; None is the function itself."""
+
+    bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
+    users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
+
+
+def facts_of(function: relax.Function) -> Facts:
+    """What is bound in a function, and who reads it."""
+    facts = Facts()
+    _Collector(facts).visit_expr(function)
+    return facts
+
+
+@visitor
+class _Collector(PyExprVisitor):  # type: ignore[misc]
+    """Writes down facts."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self.facts = facts
+        self.current: relax.Var | None = None
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.facts.bindings[binding.var] = binding.value
+        self.current = binding.var
+        self.visit_expr(binding.value)
+        self.current = None
+
+    def visit_var_(self, op: relax.Var) -> None:
+        self.facts.users.setdefault(op, []).append(self.current)
+
+    def visit_dataflow_var_(self, op: relax.Var) -> None:
+        self.facts.users.setdefault(op, []).append(self.current)

@@ -1,0 +1,86 @@
+"""What kernels for CPUs and GPUs are written with: functions, buffers, and the length of a sum.
+
+The kernels are built with TVM's IR builder instead of schedules, because blocking, packing and edges are then ordinary
+Python. Every function is marked opaque and scheduled, so that no pass fuses or reschedules it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+_SHORTEST = 64
+"""Terms of a sum that one register accumulates at least, if there are as many."""
+OPAQUE = 8
+"""`relax::OpPatternKind::kOpaque`."""
+
+
+def chunk_length(terms: int) -> int:
+    """Terms that one register accumulates before their sum is added to a second one, in equal parts.
+
+    The rounding error of a two-level sum is least near √terms: with random signs its variance grows with terms·part
+    inside the parts and with terms²/part across them. Parts much shorter than `_SHORTEST` cost time.
+    """
+    longest = max(_SHORTEST, 8 * math.ceil(math.sqrt(terms) / 8))
+    return ceil_div(terms, ceil_div(terms, longest))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor parameter of a kernel."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+def prim_func(name: str, arguments: Sequence[Argument], body: Callable[..., None], explain: str = "") -> tirx.PrimFunc:
+    """A function whose body is emitted by `body`, which gets one buffer per argument.
+
+    Args:
+        name: Its name.
+        arguments: Its tensors, the result last.
+        body: Emits the loops.
+        explain: Sizes, tile and what is folded in, for `sam3-tvm explain`; an attribute of that name.
+    """
+    with IRBuilder() as builder:
+        with T.prim_func(is_private=True, s_tir=True):
+            T.func_name(name)
+            T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE, "explain": explain})
+            buffers = [T.arg(a.name, T.buffer(a.shape, a.dtype)) for a in arguments]
+            # Relax asks some questions about the root block of every function.
+            with T.sblock("root"):
+                T.reads()
+                T.writes()
+                body(*buffers)
+        return builder.get()
+
+
+def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
+    """A buffer of less than 1 KiB (`kMaxStackAlloca`) that LLVM keeps in registers where its indices are constants.
+
+    TVM 0.27 takes larger ones, and those of scope `local`, from a workspace: two calls wherever one is declared, and
+    stores that LLVM must keep although nobody reads them.
+    """
+    return T.alloc_buffer(shape, dtype)
+
+
+def view(buffer: tirx.Buffer, *shape: int) -> tirx.Buffer:
+    """The same contiguous memory under another shape."""
+    return T.decl_buffer(shape, buffer.dtype, data=buffer.data)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """⌈a / b⌉."""
+    return -(-a // b)
+
+
+def fp32(value: float) -> Any:
+    """An fp32 constant."""
+    return tirx.const(value, "float32")
