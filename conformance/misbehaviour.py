@@ -35,6 +35,24 @@ def echo(argument: object, enter: Enter) -> object:
     return argument
 
 
+def load() -> None:
+    """Leaves a trace in this process, for `what_was_loaded`."""
+    os.environ["LOADED_BY"] = str(os.getpid())
+
+
+def load_what_is_missing() -> None:
+    raise ImportError("no such library")
+
+
+def load_and_die() -> None:
+    os.abort()
+
+
+def what_was_loaded(_: object, enter: Enter) -> tuple[int, str | None]:
+    enter("looking")
+    return os.getpid(), os.environ.get("LOADED_BY")
+
+
 def tell_pid_and_wait(path: Path, enter: Enter) -> None:
     enter("waiting")
     path.with_suffix(".tmp").write_text(str(os.getpid()))

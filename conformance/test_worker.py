@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.errors import HarnessError
-from harness.worker import DETAILS_BYTES, OUTPUT_BYTES, WorkerEnd, WorkerResult, run_isolated
+from harness.worker import DETAILS_BYTES, OUTPUT_BYTES, Standby, WorkerEnd, WorkerResult, run_isolated
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -225,3 +225,57 @@ def test_an_error_in_the_callback_ends_the_child():
 
     with pytest.raises(RuntimeError, match="no hanging, please"):
         call("hang_in_python", breadcrumb=refuse)
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_a_worker_can_be_started_ahead_of_its_call():
+    standby = Standby("conformance.misbehaviour:load")
+    before = children()
+    standby.start()
+    (waiting,) = (child for child in children() if child not in before)
+    standby.start()
+    assert [child for child in children() if child not in before] == [waiting]
+    result = call("what_was_loaded", standby=standby)
+    assert result.value == (waiting.pid, str(waiting.pid))
+    assert call("what_was_loaded", standby=standby).value[0] != waiting.pid
+    assert call("what_was_loaded").value[1] is None
+
+
+def test_a_worker_that_waits_ends_when_it_is_no_longer_needed():
+    standby = Standby("conformance.misbehaviour:load")
+    before = children()
+    standby.start()
+    (waiting,) = (child for child in children() if child not in before)
+    standby.close()
+    assert is_gone(waiting.pid)
+    standby.close()
+
+
+@pytest.mark.parametrize("load", ["load_what_is_missing", "no_such_function"])
+def test_what_cannot_be_loaded_is_left_to_the_call(load):
+    assert call("what_was_loaded", standby=Standby(f"conformance.misbehaviour:{load}")).value[1] is None
+
+
+def test_a_worker_that_dies_while_it_loads_is_a_crash():
+    result = call("what_was_loaded", standby=Standby("conformance.misbehaviour:load_and_die"))
+    assert result.kind is WorkerEnd.CRASHED
+    assert result.error is not None
+    assert result.error.type == "SIGABRT"
+
+
+def test_a_worker_that_waits_ends_with_its_parent():
+    code = (
+        "import time; from harness.worker import Standby;"
+        "standby = Standby('conformance.misbehaviour:load'); standby.start();"
+        "print('started', flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"started\n"
+    (waiting,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.communicate(timeout=60)
+    assert is_gone(waiting.pid)

@@ -88,6 +88,19 @@ def run_request(request: tuple[Case, Settings], announce: Callable[[str], None])
     return run_case(*request, announce)
 
 
+def load_libraries() -> None:
+    """Imports what `run_request` takes seconds to import, for a worker that waits for its case."""
+    from harness.threads import configure_threads
+
+    configure_threads()
+    from harness.frontend import export_program  # noqa: F401
+    from harness.model.upstream import import_sam3
+    from harness.source import Source  # noqa: F401
+    from harness.targets.compiling import compile_module  # noqa: F401
+
+    import_sam3()
+
+
 def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:
     """Walk one case through its stages; every error of the case becomes part of the outcome.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from harness.report import Result
 from harness.rope import STRATEGIES
 from harness.settings import REPOSITORY, Settings
 from harness.targets import TARGETS
-from harness.worker import WorkerEnd, WorkerResult, run_isolated
+from harness.worker import Standby, WorkerEnd, WorkerResult, run_isolated
 
 EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
 
@@ -58,6 +59,7 @@ def verify_case(
     settings: Settings = SEEDED,
     limits: Limits = UNLIMITED,
     on_stage: Callable[[str], None] = lambda stage: None,
+    standby: Standby | None = None,
 ) -> Result:
     """Walk one case through its stages in a worker process and compare with what is expected.
 
@@ -66,6 +68,7 @@ def verify_case(
         settings: Weights, inputs, where outputs are kept.
         limits: When to give up.
         on_stage: Called with the name of each stage, soon after it was entered.
+        standby: Its worker is used up.
 
     Raises:
         HarnessError: If the input or the environment is at fault.
@@ -77,6 +80,7 @@ def verify_case(
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
         breadcrumb=on_stage,
+        standby=standby,
     )
     return Result.of(case, outcome_of(ended), expectation)
 
@@ -88,8 +92,15 @@ def verify_cases(
     on_stage: Callable[[Case, str], None] = lambda case, stage: None,
 ) -> Iterator[Result]:
     """Verify one case after another; a result is given as soon as it is there."""
-    for case in cases:
-        yield verify_case(case, settings, limits, lambda stage, case=case: on_stage(case, stage))  # type: ignore[misc]
+    with closing(Standby("harness.pipeline:load_libraries")) as standby:
+        for number, case in enumerate(cases, 1):
+
+            def entered(stage: str, case: Case = case, more: bool = number < len(cases)) -> None:
+                if more and stage != Stage.BUILD:
+                    standby.start()  # building takes every CPU, most of what follows takes one
+                on_stage(case, stage)
+
+            yield verify_case(case, settings, limits, entered, standby)
 
 
 def outcome_of(ended: WorkerResult) -> Outcome:
