@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     import torch
 
     from harness.components.capture import Activations
+    from harness.parity.cache import ArrayCache
 
 Arrays = dict[str, "np.ndarray"]
 
-CODE = tuple(REPOSITORY / "harness" / part for part in ("model", "components", "source.py", "parity/oracle.py"))
+CODE = tuple(
+    REPOSITORY / "harness" / part
+    for part in ("model", "components", "source.py", "parity/oracle.py", "parity/shared.py")
+)
 """The code that cached arrays depend on."""
 
 AGAIN = "again:"
@@ -69,14 +74,17 @@ class Source:
         from harness.parity.oracle import reference
 
         key = self._key(f"reference {self.component.name}")
-        return first_and_again(self._cache.get_or_make(key, lambda: run_twice(lambda: self._over_samples(reference))))
+        with self._shared_trunk(self.module):
+            both = self._cache.get_or_make(key, lambda: run_twice(lambda: self._over_samples(reference)))
+        return first_and_again(both)
 
     def oracle(self) -> Arrays:
         """PyTorch float64 on the CPU."""
         from harness.parity.oracle import oracle
 
         key = self._key(f"oracle {self.component.name}")
-        return self._cache.get_or_make(key, lambda: self._over_samples(oracle))
+        with self._shared_trunk(self.module):
+            return self._cache.get_or_make(key, lambda: self._over_samples(oracle))
 
     def _build(self, interactive: bool) -> Any:
         return build(self._case, self._settings, interactive=interactive)
@@ -89,11 +97,15 @@ class Source:
 
         def make() -> Arrays:
             plain = self._build(interactive=False) if self.component.interactive else model
-            captured = vars(capture(plain, self._prompts))
+            with self._shared_trunk(plain):
+                captured = vars(capture(plain, self._prompts))
             return {name: tensor.contiguous().numpy() for name, tensor in captured.items()}
 
         arrays = self._cache.get_or_make(self._key("activations"), make)
         return Activations(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+
+    def _shared_trunk(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        return shared_trunk(module, self._cache, self._case, self._settings)
 
     def _over_samples(self, run: Callable[..., Arrays]) -> Arrays:
         results: Arrays = {}
@@ -137,14 +149,31 @@ def cache_key(
     kind: str, case: Case, settings: Settings, image: Path, prompts: str, code: Sequence[Path]
 ) -> dict[str, Any]:
     """What a cached array depends on: kind, weights, inputs, code and versions."""
+    inputs = {"prompts": prompts, "image": hashlib.sha256(image.read_bytes()).hexdigest()}
+    return _model_key(kind, case, settings, code) | inputs
+
+
+def shared_trunk(
+    module: torch.nn.Module, cache: ArrayCache, case: Case, settings: Settings
+) -> AbstractContextManager[None]:
+    """Within the context, the module's vision transformer is not run again on what any case has run it on."""
+    from sam3.model.vitdet import ViT
+
+    from harness.parity.shared import shared
+
+    trunk = next((part for part in module.modules() if isinstance(part, ViT)), None)
+    if trunk is None:
+        return nullcontext()
+    return shared(trunk, cache, _model_key("trunk", case, settings, CODE))
+
+
+def _model_key(kind: str, case: Case, settings: Settings, code: Sequence[Path]) -> dict[str, Any]:
     from harness.parity.cache import code_digest, versions
 
     return {
         "kind": kind,
         "scale": str(case.scale),
         "weights": _weights(case, settings),
-        "prompts": prompts,
-        "image": hashlib.sha256(image.read_bytes()).hexdigest(),
         "code": code_digest(*code),
         "versions": versions(),
     }

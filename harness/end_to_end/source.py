@@ -15,7 +15,7 @@ from harness.end_to_end import RAW
 from harness.end_to_end.questions import Question, load_questions
 from harness.parity.found import Found, Truth
 from harness.settings import REPOSITORY, Settings
-from harness.source import CODE, Arrays, build, cache_key, first_and_again, run_twice
+from harness.source import CODE, Arrays, build, cache_key, first_and_again, run_twice, shared_trunk
 
 if TYPE_CHECKING:
     import torch
@@ -148,8 +148,10 @@ class EndToEndSource:
         def tensors(arrays: Arrays) -> list[torch.Tensor]:
             return [torch.from_numpy(array) for array in arrays.values()]
 
-        runs = tuple(tensors(reference(module, (pixels,), names)) for _ in range(2))
-        return _Encoded(image, photograph.size, runs, tensors(oracle(module, (pixels,), names)) if exact else None)
+        with shared_trunk(self._model, self._cache, self._case, self._settings):
+            runs = tuple(tensors(reference(module, (pixels,), names)) for _ in range(2))
+            wide = tensors(oracle(module, (pixels,), names)) if exact else None
+        return _Encoded(image, photograph.size, runs, wide)
 
 
 def _raw(arrays: Arrays, index: int) -> Arrays:
