@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from conformance.tuning import record
 from harness.targets import TARGETS
 from harness.threads import OPTION_VARIABLE
 from harness.tuning.database import store
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script: every command that is interrupted by a test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
