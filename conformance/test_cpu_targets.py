@@ -172,15 +172,8 @@ def is_fp64(fused: Instruction) -> bool:
     )
 
 
-FEW_CHUNKS = "LLVM unrolls the two to four chunks of a sum and keeps the totals of a single panel in registers as well"
-ONE_PANEL = [
-    pytest.param(cpu, rows, marks=[pytest.mark.xfail(strict=True, reason=FEW_CHUNKS)] if spills else [])
-    for cpu in TRIPLES
-    for rows, spills in ((1, False), (2, cpu == "x86-64-v4"))
-]
-
-
-@pytest.mark.parametrize(("cpu", "rows"), ONE_PANEL)
+@pytest.mark.parametrize("cpu", TRIPLES)
+@pytest.mark.parametrize("rows", [1, 2])
 def test_a_product_of_few_rows_keeps_its_tile_in_registers(cpu: str, rows: int) -> None:
     assert_product_in_registers(cpu, rows, 260, 256)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -46,8 +46,18 @@ def each_vector(tile: Tile, body: Callable[[int, Any, Any], None]) -> None:
                 body(i, start + j, i * tile.columns + start + j)
 
 
+def prefetch(element: Any, level: Literal[1, 2] = 1) -> None:
+    """Emits that the line of an element, which may lie beyond the end of its buffer, is fetched into a cache."""
+    read, locality, data = (tirx.const(value, "int32") for value in (0, 4 - level, 1))
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), read, locality, data))
+
+
 def multiply(
-    tile: Tile, count: Any, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
+    tile: Tile,
+    count: Any,
+    left: Callable[[Any, int], Any],
+    right: Callable[[Any, Any], Any],
+    ahead: Callable[[Any], None] | None = None,
 ) -> list[tirx.Buffer]:
     """Emits a part of the product of one register tile and returns its rows.
 
@@ -56,11 +66,14 @@ def multiply(
         count: Number of terms of each sum.
         left: (k, row of the tile) → element of the left operand.
         right: (k, column of the tile) → element of the right operand; contiguous in the column.
+        ahead: k → emits what is done beside a step.
     """
     rows = [registers((tile.columns,)) for _ in range(tile.rows)]
     each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], fp32(0.0), [j]))
     with T.serial(0, count) as k:
         each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], rows[i][j] + left(k, i) * right(k, j), [j]))
+        if ahead is not None:
+            ahead(k)
     return rows
 
 
@@ -74,6 +87,7 @@ def multiply_panels(
     before: Callable[[Any, Any], None] | None = None,
     place: Callable[[Any, int, Any], Sequence[Any]] | None = None,
     longest: int | None = None,
+    ahead: Callable[[Any, Any, Any], None] | None = None,
 ) -> None:
     """Emits totals[p] = left panel p · one right panel, for every p below `panels`.
 
@@ -90,6 +104,8 @@ def multiply_panels(
         before: (first term, number of terms): emits what makes a chunk of the right panel ready.
         place: (panel, row, column of the tile) → index into totals of another shape; contiguous in the column.
         longest: Terms of a chunk at most, if not `chunk_length`.
+        ahead: (panel, first term of the chunk, k counted from it) → emits what is done beside a step of the depth,
+            which is to fetch what will be read next.
     """
 
     def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
@@ -103,7 +119,13 @@ def multiply_panels(
         if before is not None:
             before(c * chunk, count)
         with T.serial(0, panels) as p:
-            partial = multiply(tile, count, lambda k, i: left(p, c * chunk, k, i), lambda k, j: right(c * chunk, k, j))
+            partial = multiply(
+                tile,
+                count,
+                lambda k, i: left(p, c * chunk, k, i),
+                lambda k, j: right(c * chunk, k, j),
+                None if ahead is None else lambda k: ahead(p, c * chunk, k),
+            )
 
             def add(i: int, j: Any, at: Any, p: Any = p, partial: list[tirx.Buffer] = partial) -> None:
                 index = total(p, i, j, at)

@@ -18,9 +18,9 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import for_each_vector, multiply_panels
+from harness.schedules.cpu.emit import for_each_vector, multiply_panels, prefetch
 from harness.schedules.cpu.tile import Tile
-from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers
+from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers, view
 
 Side = Literal["left", "right"]
 
@@ -276,6 +276,17 @@ def product_function(
             with T.serial(0, right_panels) as r:
                 column = T.Bind((right_first + r) * tile.columns)
                 if streaming == "left":
+                    size = cut.chunk * panel
+                    line = view(workspace, chunks * blocking.slots * size)
+                    share = ceil_div(tile.columns, blocking.slots)
+
+                    def ahead(p: Any, first: Any, k: Any) -> None:
+                        # Of the next left panel as much as a step reads, of the next chunk of the right one its share.
+                        prefetch(line[(first // cut.chunk * blocking.slots + p + 1) * size + k * panel], level=1)
+                        at = (p * cut.chunk + k) * share
+                        row = first + cut.chunk + at // tile.columns
+                        prefetch(packed(b, right_first + r, row, at % tile.columns), level=2)
+
                     multiply_panels(
                         tile,
                         problem.depth,
@@ -284,6 +295,7 @@ def product_function(
                         lambda first, k, j: packed(b, right_first + r, first + k, j),
                         totals,
                         longest=cut.chunk,
+                        ahead=ahead,
                     )
                 else:
                     fill = pack(b, column)
@@ -298,6 +310,7 @@ def product_function(
                             lambda k, j, value: T.buffer_store(workspace, value, [k, j]), first, count
                         ),
                         longest=cut.chunk,
+                        ahead=lambda p, first, k: prefetch(packed(b, left_first + p + 1, first + k, 0), level=1),
                     )
                 with T.serial(0, left_panels) as p:
                     _write(problem, tile, store, lambda at: totals[p, at], b, (left_first + p) * tile.rows, column)
