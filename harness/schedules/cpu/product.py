@@ -10,7 +10,6 @@ wide as the register tile on that side; `emit.multiply_panels` takes one right p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -161,17 +160,6 @@ class Blocking:
 
     slots: int
     splits: int
-
-
-def usual_chunk(depth: int) -> int:
-    """Terms of a sum that one register adds up, if nothing else is decided: twice √depth, in multiples of 64.
-
-    At √depth the rounding error is least (`chunk_length`), at twice that it is 1.12 times as large, and the tile goes
-    half as often to the second accumulator and back: 5184×4736 · 4736×1024 takes 0.93 of the time. More than 256 would
-    not stay in the first-level cache (32 KB of a right panel on AVX-512).
-    """
-    chunk = 64 * min(4, max(1, math.isqrt(4 * depth) // 64))
-    return ceil_div(depth, ceil_div(depth, chunk))
 
 
 def panels(problem: Problem, streaming: Side, tile: Tile) -> tuple[int, int]:

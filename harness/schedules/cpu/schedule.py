@@ -30,7 +30,7 @@ from harness.schedules.cpu import product, winograd_plan
 from harness.schedules.cpu.product import Blocking, Cut, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
-from harness.schedules.kernel import ceil_div
+from harness.schedules.kernel import ceil_div, chunk_length
 
 # A lowering runs inside a pass, and TVM would make a RuntimeError of an error that it does not know.
 tvm_ffi.register_error("HarnessError", HarnessError)
@@ -164,7 +164,7 @@ def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedu
     panels, others = product.panels(problem, streaming, tile)
     blocks = _in_range(schedule, "blocks", ceil_div(panels, default.slots), panels)
     splits = _in_range(schedule, "splits", default.splits, others)
-    usual = product.usual_chunk(problem.depth)
+    usual = chunk_length(problem.depth)
     chunk = schedule.get("chunk", usual)
     if not usual <= 2 * chunk <= 2 * usual:
         raise ValueError(f"chunk = {chunk} is not between half of {usual} and that")
@@ -186,7 +186,7 @@ def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedu
 
 
 def _blocked_candidates(problem: product.Problem, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
-    usual = product.usual_chunk(problem.depth)
+    usual = chunk_length(problem.depth)
     chunks = {usual} | {c for c in (usual // 2, usual * 3 // 4) if c >= 32}
     default = _blocked(problem, streaming, unit, {})
     tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, problem.rows, problem.columns)]
