@@ -231,13 +231,19 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def test_a_worker_can_be_started_ahead_of_its_call():
-    standby = Standby("conformance.misbehaviour:load")
+def started(standby: Standby) -> psutil.Process:
     before = children()
     standby.start()
     (waiting,) = (child for child in children() if child not in before)
+    return waiting
+
+
+def test_a_worker_can_be_started_ahead_of_its_call():
+    standby = Standby("conformance.misbehaviour:load")
+    waiting = started(standby)
+    known = children()
     standby.start()
-    assert [child for child in children() if child not in before] == [waiting]
+    assert children() == known
     result = call("what_was_loaded", standby=standby)
     assert result.value == (waiting.pid, str(waiting.pid))
     assert call("what_was_loaded", standby=standby).value[0] != waiting.pid
@@ -246,9 +252,7 @@ def test_a_worker_can_be_started_ahead_of_its_call():
 
 def test_a_worker_that_waits_ends_when_it_is_no_longer_needed():
     standby = Standby("conformance.misbehaviour:load")
-    before = children()
-    standby.start()
-    (waiting,) = (child for child in children() if child not in before)
+    waiting = started(standby)
     standby.close()
     assert is_gone(waiting.pid)
     standby.close()

@@ -74,17 +74,24 @@ class Source:
         from harness.parity.oracle import reference
 
         key = self._key(f"reference {self.component.name}")
-        with self._shared_trunk(self.module):
-            both = self._cache.get_or_make(key, lambda: run_twice(lambda: self._over_samples(reference)))
-        return first_and_again(both)
+
+        def make() -> Arrays:
+            with self._shared_trunk(self.module):
+                return run_twice(lambda: self._over_samples(reference))
+
+        return first_and_again(self._cache.get_or_make(key, make))
 
     def oracle(self) -> Arrays:
         """PyTorch float64 on the CPU."""
         from harness.parity.oracle import oracle
 
         key = self._key(f"oracle {self.component.name}")
-        with self._shared_trunk(self.module):
-            return self._cache.get_or_make(key, lambda: self._over_samples(oracle))
+
+        def make() -> Arrays:
+            with self._shared_trunk(self.module):
+                return self._over_samples(oracle)
+
+        return self._cache.get_or_make(key, make)
 
     def _build(self, interactive: bool) -> Any:
         return build(self._case, self._settings, interactive=interactive)
