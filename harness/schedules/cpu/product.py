@@ -29,6 +29,8 @@ _LEFT_PANELS = 64
 """Left panels that share one pass over the right operand; their sums, 1.5 KB each, stay in the second-level cache."""
 _TASKS = 16
 """Tasks wanted at least, so that static scheduling keeps a few threads busy."""
+_REUSE = 4
+"""Left panels, if there are as many, that share a pass over the right operand: so it is read behind the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
     most = count
     if streaming == "left":
         most = min(_LEFT_PANELS, max(1, _BLOCK_BYTES // (4 * panel * problem.depth)))
-    slots = max(1, min(most, count, ceil_div(count * problem.batch, _TASKS)))
+    slots = min(most, count, max(ceil_div(count * problem.batch, _TASKS), _REUSE if streaming == "left" else 1))
     blocks = ceil_div(count, slots)
     splits = max(1, min(others, ceil_div(_TASKS, problem.batch * blocks)))
     if streaming == "right":
