@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # This CPU, the default strategy and the control; sam3-tvm verify without these runs all targets and strategies.
 verify: $(STAMP)
-	$(BIN)/sam3-tvm verify --target llvm --strategy none --strategy real
+	$(BIN)/sam3-tvm verify --target llvm --strategy none --strategy real --jobs $(or $(filter-out 0,$(JOBS)),1)
 
 doctor: $(STAMP)
 	$(BIN)/sam3-tvm doctor

@@ -22,6 +22,7 @@ from harness.settings import Settings
 from harness.verification import exit_code, repro_flags
 
 QUICK = ("--component", "box_head")
+TWO_AT_A_TIME = (*QUICK, "--component", "scoring_head", "--jobs", "2")
 
 
 def command(*arguments: str) -> list[str]:
@@ -52,6 +53,15 @@ def test_verify_writes_a_report_and_exits_0(tmp_path: Path) -> None:
         "VERIFICATION_REPORT.md",
         "verification_report.json",
     ]
+
+
+def test_cases_that_run_at_a_time_are_reported_in_order(tmp_path: Path) -> None:
+    done = sam3_tvm("verify", *TWO_AT_A_TIME, "--report", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = read_report(tmp_path / "verification_report.json")["cases"]
+    assert [case["component"] for case in cases] == ["scoring_head", "box_head"]
+    assert [case["status"] for case in cases] == ["passed", "passed"]
+    assert all(f"✓ {component}-real-llvm-shallow" in done.stdout for component in ("scoring_head", "box_head"))
 
 
 def test_saved_outputs_can_be_judged_again(tmp_path: Path) -> None:
@@ -176,10 +186,11 @@ def test_missing_checkpoint(tmp_path: Path) -> None:
     assert_one_sentence(sam3_tvm("verify", *QUICK, "--checkpoint", str(tmp_path / "none.pt")), "none.pt")
 
 
-def test_checkpoint_that_is_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
+def test_checkpoint_that_is_text(tmp_path: Path, cases: tuple[str, ...]) -> None:
     (tmp_path / "weights.pt").write_text("not a checkpoint")
     done = sam3_tvm(
-        "verify", *QUICK, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report")
+        "verify", *cases, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report")
     )
     assert_one_sentence(done, "weights.pt")
     assert list((tmp_path / "report").iterdir()) == []
@@ -219,9 +230,10 @@ def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
     assert case["repro"].startswith("sam3-tvm verify --component box_head")
 
 
-def test_interrupt_ends_at_once_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
+def test_interrupt_ends_at_once_and_leaves_nothing_half_written(tmp_path: Path, cases: tuple[str, ...]) -> None:
     process = subprocess.Popen(
-        command("verify", *QUICK, "--report", str(tmp_path / "report")),
+        command("verify", *cases, "--report", str(tmp_path / "report")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.errors import HarnessError
-from harness.worker import DETAILS_BYTES, OUTPUT_BYTES, Standby, WorkerEnd, WorkerResult, run_isolated
+from harness.worker import DETAILS_BYTES, OUTPUT_BYTES, Standby, Stopped, WorkerEnd, WorkerResult, run_isolated
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -96,6 +96,24 @@ def test_a_hang_ends_at_the_time_limit(function):
     assert 5 <= time.monotonic() - start < 60
     assert (result.kind, result.error.type, result.stage) == (WorkerEnd.TIMED_OUT, "TimeLimit", "hanging")
     assert "still running after 5 s, in stage hanging" in result.error.message
+
+
+def test_another_thread_ends_a_call(tmp_path):
+    pid, stop = tmp_path / "pid", threading.Event()
+
+    def when_it_runs() -> None:
+        while not pid.exists():
+            time.sleep(0.02)
+        stop.set()
+
+    other = threading.Thread(target=when_it_runs)
+    other.start()
+    start = time.monotonic()
+    with pytest.raises(Stopped):
+        call("tell_pid_and_wait", pid, stop=stop)
+    other.join()
+    assert time.monotonic() - start < 30
+    assert is_gone(int(pid.read_text()))
 
 
 @pytest.mark.parametrize("function", ["allocate", "allocate_in_a_grandchild"])

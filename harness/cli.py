@@ -79,6 +79,7 @@ def verify(
     threads: Annotated[
         int | None, typer.Option(help="Threads of TVM and PyTorch. Default: every CPU that may be used.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases that run at a time, each in as much memory as alone.")] = 1,
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
     ] = False,
@@ -105,10 +106,12 @@ def verify(
     from harness.report import check_writable, write_report
     from harness.runtime.images import load_image
     from harness.settings import Settings
-    from harness.threads import choose_threads
+    from harness.threads import choose_threads, share_cpus
     from harness.verification import Limits, exit_code, repro_flags, verify_cases
 
     choose_threads(threads)
+    if jobs > 1:
+        share_cpus()
     cases = select(
         component or tuple(SUBJECTS),
         strategy or (),
@@ -139,7 +142,7 @@ def verify(
     results = show(
         console,
         cases,
-        lambda on_stage: verify_cases(cases, settings, limits, on_stage),
+        lambda on_stage: verify_cases(cases, settings, limits, on_stage, jobs),
         lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings, threads)),
     )
     console.print(f"Report: {report / 'VERIFICATION_REPORT.md'}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the user sees while cases run: the stage of the running case, and a line for each finished one."""
+"""What the user sees while cases run: the stage of each running case, and a line for each finished one."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def show(
         console: Where to print.
         cases: What will be run, in order.
         run: Takes the callback for stages, gives results one by one.
-        finished: Called after each result with all results so far.
+        finished: Called after each result with all results so far, in the order of the cases.
     """
     results: list[Result] = []
+    running: dict[Case, str] = {}
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -42,10 +43,13 @@ def show(
         task = progress.add_task("starting", total=len(cases))
 
         def on_stage(case: Case, stage: str) -> None:
-            progress.update(task, description=f"{case.id} [bold]{stage}[/bold]")
+            running[case] = f"{case.id} [bold]{stage}[/bold]"
+            progress.update(task, description=", ".join(tuple(running.values())))
 
         for result in run(on_stage):
+            running.pop(result.case, None)
             results.append(result)
+            results.sort(key=lambda result: cases.index(result.case))
             console.print(line(result), highlight=False, soft_wrap=True)
             progress.advance(task)
             finished(results)

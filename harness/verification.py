@@ -1,14 +1,17 @@
-"""Run cases one after another, each in its own worker, and hold every outcome to its expectation."""
+"""Run cases, each in its own worker, one after another or a few at a time, and hold every outcome to its expectation."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from harness.case import SUBJECTS, Case
+from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
 from harness.outcome import Outcome, Stage, Status
 from harness.parity.expectations import Expectation, expectation_for, load_expectations
@@ -60,6 +63,7 @@ def verify_case(
     limits: Limits = UNLIMITED,
     on_stage: Callable[[str], None] = lambda stage: None,
     standby: Standby | None = None,
+    stop: threading.Event | None = None,
 ) -> Result:
     """Walk one case through its stages in a worker process and compare with what is expected.
 
@@ -69,9 +73,11 @@ def verify_case(
         limits: When to give up.
         on_stage: Called with the name of each stage, soon after it was entered.
         standby: Its worker is used up.
+        stop: Another thread sets it to give up.
 
     Raises:
         HarnessError: If the input or the environment is at fault.
+        harness.worker.Stopped: `stop` was set.
     """
     expectation = expectation_for(case, expectations())
     ended = run_isolated(
@@ -81,6 +87,7 @@ def verify_case(
         memory_limit_bytes=limits.memory_bytes,
         breadcrumb=on_stage,
         standby=standby,
+        stop=stop,
     )
     return Result.of(case, outcome_of(ended), expectation)
 
@@ -90,8 +97,29 @@ def verify_cases(
     settings: Settings,
     limits: Limits,
     on_stage: Callable[[Case, str], None] = lambda case, stage: None,
+    jobs: int = 1,
 ) -> Iterator[Result]:
-    """Verify one case after another; a result is given as soon as it is there."""
+    """Verify cases; a result is given as soon as it is there.
+
+    Args:
+        cases: What to run, in this order if it is one at a time.
+        settings: As for `verify_case`.
+        limits: Of each case.
+        on_stage: Called with a case and the name of the stage that it enters; by several threads if `jobs` is above 1.
+        jobs: Number of cases that run at a time. `harness.threads.share_cpus` makes them share well.
+
+    Raises:
+        HarnessError: If the input or the environment is at fault; no other case goes on then.
+    """
+    if jobs == 1:
+        yield from _one_after_another(cases, settings, limits, on_stage)
+    else:
+        yield from _side_by_side(cases, settings, limits, on_stage, jobs)
+
+
+def _one_after_another(
+    cases: Sequence[Case], settings: Settings, limits: Limits, on_stage: Callable[[Case, str], None]
+) -> Iterator[Result]:
     with closing(Standby("harness.pipeline:load_libraries")) as standby:
         for number, case in enumerate(cases, 1):
 
@@ -101,6 +129,24 @@ def verify_cases(
                 on_stage(case, stage)
 
             yield verify_case(case, settings, limits, entered, standby)
+
+
+def _side_by_side(
+    cases: Sequence[Case], settings: Settings, limits: Limits, on_stage: Callable[[Case, str], None], jobs: int
+) -> Iterator[Result]:
+    stop = threading.Event()
+    # The whole model takes longest: begun last, it would end alone.
+    order = sorted(cases, key=lambda case: case.component != END_TO_END.name)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            running = [
+                pool.submit(verify_case, case, settings, limits, partial(on_stage, case), stop=stop) for case in order
+            ]
+            for ended in as_completed(running):
+                yield ended.result()
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def outcome_of(ended: WorkerResult) -> Outcome:

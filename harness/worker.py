@@ -90,6 +90,10 @@ class WorkerResult:
         return self.breadcrumbs[-1].stage if self.breadcrumbs else ""
 
 
+class Stopped(Exception):
+    """A call was ended by whoever had made it."""
+
+
 class Standby:
     """A child started ahead of its call, which loads what the call needs while something else runs."""
 
@@ -126,6 +130,7 @@ def run_isolated(
     memory_limit_bytes: int | None = None,
     breadcrumb: Callable[[str], None] | None = None,
     standby: Standby | None = None,
+    stop: threading.Event | None = None,
 ) -> WorkerResult:
     """Call `function(argument, enter)` in a process of its own and tell how that ended.
 
@@ -140,16 +145,18 @@ def run_isolated(
         memory_limit_bytes: Resident bytes, descendants included, above which everything is killed; None for no limit.
         breadcrumb: Called in this process with the name of each stage, soon after the child has entered it.
         standby: Its child is used up.
+        stop: Another thread sets it to end the call.
 
     Raises:
         HarnessError: The function raised it: the input or the environment is at fault, not what was tried.
+        Stopped: `stop` was set before the child had ended.
     """
     child = _Child() if standby is None else standby.take()
     try:
         call = _Call(child, breadcrumb or (lambda stage: None))
         try:
             child.ask({"function": function, "argument": argument, "path": sys.path})
-            limit_hit = call.watch(timeout, memory_limit_bytes)
+            limit_hit = call.watch(timeout, memory_limit_bytes, stop or threading.Event())
         finally:
             call.end()
         return _result(call, limit_hit)
@@ -214,8 +221,12 @@ class _Call:
     kept_output: bytes = b""
     read_until: int = 0
 
-    def watch(self, timeout: float | None, memory_limit: int | None) -> CaseError | None:
-        """Wait until the child ends; returns the limit that it broke, if it did."""
+    def watch(self, timeout: float | None, memory_limit: int | None, stop: threading.Event) -> CaseError | None:
+        """Wait until the child ends; returns the limit that it broke, if it did.
+
+        Raises:
+            Stopped: `stop` was set first.
+        """
         clock = time.monotonic()
         pause = _FASTEST_POLL
         while True:
@@ -224,6 +235,8 @@ class _Call:
             self._read_breadcrumbs()
             if ended:
                 return None
+            if stop.is_set():
+                raise Stopped
             resident = self._resident_bytes()
             if memory_limit is not None and resident > memory_limit:
                 message = f"{_size(resident)} resident, over the limit of {_size(memory_limit)}"
