@@ -617,9 +617,8 @@ def where(draw: st.DrawFn) -> Use:
 
 @st.composite
 def roi_align(draw: st.DrawFn) -> Use:
-    image = draw(
-        tensors((draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(2, 20)), draw(st.integers(2, 20))))
-    )
+    channels = draw(st.sampled_from((1, 2, 3, 16, 24)))
+    image = draw(tensors((draw(st.integers(1, 2)), channels, draw(st.integers(2, 20)), draw(st.integers(2, 20)))))
     boxes = _boxes(draw(st.integers(0, 4)), image.shape, torch.Generator().manual_seed(draw(seeds)))
     size = [draw(st.sampled_from((1, 2, 7))) for _ in range(2)]
     options = (draw(st.sampled_from((1.0, 0.5))), *size, draw(st.sampled_from((-1, -1, 2))), draw(st.booleans()))
