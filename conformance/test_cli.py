@@ -59,7 +59,7 @@ def test_cases_that_run_at_a_time_are_reported_in_order(tmp_path: Path) -> None:
     done = sam3_tvm("verify", *TWO_AT_A_TIME, "--report", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     cases = read_report(tmp_path / "verification_report.json")["cases"]
-    assert [case["component"] for case in cases] == ["scoring_head", "box_head"]
+    assert [case["component"] for case in cases] == ["box_head", "scoring_head"]
     assert [case["status"] for case in cases] == ["passed", "passed"]
     assert all(f"✓ {component}-real-llvm-shallow" in done.stdout for component in ("scoring_head", "box_head"))
 

@@ -1,4 +1,4 @@
-"""Run cases, each in its own worker, one after another or a few at a time, and hold every outcome to its expectation."""
+"""Run cases, each in its own worker, one or a few at a time, and hold every outcome to its expectation."""
 
 from __future__ import annotations
 

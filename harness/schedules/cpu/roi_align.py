@@ -14,7 +14,6 @@ from harness.schedules.cpu.reduction import scalar
 from harness.schedules.graph import Legalize, call, default, static_shape
 from harness.schedules.kernel import Argument, fp32, prim_func, registers, view
 
-
 _CHANNELS = 16
 """Channels of a task at most, a power of two: they share what is computed of each sample."""
 
@@ -37,14 +36,14 @@ class Pooling:
     aligned: bool
 
 
-def roi_align_kernel(image: tuple[int, int, int, int], boxes: int, pooling: Pooling) -> tirx.PrimFunc:
-    """Bilinear samples of [n, c, h, w] in the bins of boxes (index of the image, x0, y0, x1, y1), their mean in each bin.
+def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> tirx.PrimFunc:
+    """The mean of bilinear samples of [n, c, h, w] in each bin of boxes (index of the image, x0, y0, x1, y1).
 
     A bin without samples gives 0, samples further than a pixel outside count as 0.
     Source: torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
 
     Args:
-        image: Its shape.
+        image: Its shape, [n, c, h, w].
         boxes: Number of boxes.
         pooling: How they are pooled.
     """
@@ -128,7 +127,7 @@ def _legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     pooling = Pooling(
         rows, columns, float(attributes.spatial_scale), int(attributes.sample_ratio), bool(attributes.aligned)
     )
-    function = roi_align_kernel(tuple(image), listed[0], pooling)
+    function = roi_align_kernel(image, listed[0], pooling)
     return call(bb, "roi_align", function, [data, boxes])
 
 
