@@ -28,7 +28,7 @@ _ATTENTION = re.compile(r"^(\d+) x (\d+) heads, (\d+) queries, (\d+) keys, (\d+)
 """What the kernels of `harness/schedules/cpu` say of their sizes in the attribute `explain`."""
 
 
-def kernel_times(executable: Executable, inputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+def kernel_times(executable: Executable, inputs: Sequence[np.ndarray | tvm.runtime.Tensor]) -> list[dict[str, Any]]:
     """Every compiled function that one run calls, the longest first; of several short runs, the one in the middle.
 
     Returns:

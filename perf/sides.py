@@ -64,14 +64,15 @@ def read_module(folder: Path) -> torch.nn.Module:
 @contextmanager
 def tvm_side(request: Request) -> Iterator[Load]:
     """`harness.runtime.executable.Executable`."""
+    import tvm
     from tvm import relax  # noqa: F401  (loads the libraries)
 
     from harness.runtime.executable import Executable
     from harness.targets import TARGETS
     from perf.profiling import kernel_times
 
-    inputs = read(request.folder, "input")
     device = TARGETS[request.target].device()
+    inputs = [tvm.runtime.tensor(array, device) for array in read(request.folder, "input")]
 
     def load() -> Calls:
         assert request.library is not None

@@ -46,15 +46,17 @@ class Executable:
         on_cpu = device == tvm.cpu()
         self._constants = {np.from_dlpack(tensor).ctypes.data for tensor in tensors} if on_cpu else set()
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(self, inputs: Sequence[np.ndarray | tvm.runtime.Tensor]) -> list[np.ndarray]:
         """Run once; the outputs come back in order.
 
-        On the CPU nothing is copied: an output owns the memory that it was computed in, and one that does not depend on
-        the inputs is a read-only view of the model's own.
+        Arrays are copied to the device, tensors are there already. On the CPU no output is copied: it owns the memory
+        that it was computed in, and one that does not depend on the inputs is a read-only view of the model's own.
         """
         import tvm
 
-        arguments = [tvm.runtime.tensor(array, self.device) for array in inputs]
+        arguments = [
+            tvm.runtime.tensor(value, self.device) if isinstance(value, np.ndarray) else value for value in inputs
+        ]
         results = list(self._vm.call("main", *arguments, *self._parameters))
         if self.device != tvm.cpu():
             return [result.numpy() for result in results]
