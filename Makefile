@@ -47,11 +47,9 @@ doctor: $(STAMP)
 
 # GPU cases compile for minutes each and have jobs of their own: pytest -m cuda, pytest -m metal.
 # Exporting and compiling use one CPU each, so two processes share the files; JOBS=0 runs everything in one.
-# Threads that wait for others sleep: spinning, they would take the other process's CPU.
 # In the order of their names, because the longest file (test_components.py) has few tests and would come last.
 test: $(STAMP)
-	OMP_WAIT_POLICY=passive TVM_THREAD_POOL_SPIN_COUNT=0 \
-		$(BIN)/python -m pytest -m "not cuda and not metal" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not cuda and not metal" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 perf: $(STAMP)
 	$(BIN)/python -m pytest perf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
@@ -14,7 +16,7 @@ from harness.remote.address import Remote, chosen_remote
 from harness.rope import STRATEGIES
 from harness.settings import Settings
 from harness.targets import TARGETS
-from harness.threads import choose_threads, configure_threads
+from harness.threads import choose_threads, configure_threads, share_cpus
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")
@@ -63,6 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        share_cpus()
     for name, description in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {description}")
     unknown = [name for name in config.getoption("require_target") if name not in TARGETS]

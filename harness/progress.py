@@ -44,7 +44,7 @@ def show(
 
         def on_stage(case: Case, stage: str) -> None:
             running[case] = f"{case.id} [bold]{stage}[/bold]"
-            progress.update(task, description=", ".join(tuple(running.values())))
+            progress.update(task, description=", ".join(running.values()))
 
         for result in run(on_stage):
             running.pop(result.case, None)

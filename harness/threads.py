@@ -20,6 +20,8 @@ from harness.errors import HarnessError
 from harness.runtime.threads import VARIABLE, affinity, cgroup_quota, usable_cpus
 
 OPTION_VARIABLE = "SAM3_TVM_THREADS"
+SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
+"""How often TVM's idle threads look for work before they sleep; read when the pool starts."""
 
 
 def thread_count() -> int:
@@ -90,12 +92,12 @@ def configure_threads(count: int | None = None) -> int:
 
 
 def share_cpus() -> None:
-    """Makes threads that wait for others sleep, in all processes that this one starts, unless the environment decides.
+    """Makes threads that wait for others sleep, here if called early and in processes that this one starts, unless set.
 
     Spinning, which gains microseconds where a process has its CPUs to itself, takes them from the other processes.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+    os.environ.setdefault(SPIN_VARIABLE, "0")
 
 
 def tvm_threads() -> int:

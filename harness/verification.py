@@ -146,7 +146,7 @@ def _side_by_side(
                 yield ended.result()
         finally:
             stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def outcome_of(ended: WorkerResult) -> Outcome:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
+from harness.threads import SPIN_VARIABLE
 from harness.tuning.database import open_database
 from perf.compare import Comparison, checked, compare_runs
-from perf.measuring import SPIN_COUNT, SPIN_VARIABLE
+from perf.measuring import SPIN_COUNT
 from perf.options import Options
 from perf.peers import PEERS
 

@@ -18,7 +18,7 @@ SETTLE_SECONDS = 0.01
 
 GNU's OpenMP spins for 8 ms after a parallel loop of torch, TVM's pool for 4 ms under `SPIN_COUNT`; measured.
 """
-SPIN_VARIABLE, SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", "10000"
+SPIN_COUNT = "10000"
 """How long TVM's idle threads spin. By default it is 115 ms, in which they would take a CPU from torch."""
 
 WAKE_SECONDS, LONGEST_WAKE_SECONDS = 0.015, 0.3

@@ -114,7 +114,7 @@ def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
 
 
 def _fp32(value: Any) -> Any:
-    """The value, computed once; TVM's analyzer fails on a `T.Bind` of fp32 minima and maxima."""
+    """The value, computed once; with a `T.Bind` for each of them TVM's analyzer fails on this kernel."""
     return scalar(value, "float32")
 
 
