@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import settings
 
@@ -11,6 +9,7 @@ from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select
 from harness.components import COMPONENTS
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
+from harness.memory import keep_freed_memory
 from harness.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.remote.address import Remote, chosen_remote
 from harness.rope import STRATEGIES
@@ -65,8 +64,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if config.getoption("numprocesses", None):
+        # xdist's workers inherit it
         share_cpus()
+        keep_freed_memory()
     for name, description in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {description}")
     unknown = [name for name in config.getoption("require_target") if name not in TARGETS]

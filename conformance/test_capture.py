@@ -13,6 +13,7 @@ from harness.components.capture import load_prompts
 from harness.errors import HarnessError
 from harness.frontend import export_program
 from harness.frontend.operators import load_calls, operators_of
+from harness.model.build import build_architecture, give_weights
 from harness.model.upstream import upstream
 from harness.rope import STRATEGIES
 
@@ -82,3 +83,19 @@ def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
 def test_missing_prompts_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="run from a checkout"):
         load_prompts(tmp_path / "prompts.toml")
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_a_component_alone_gets_the_weights_it_has_in_the_whole_model(name: str) -> None:
+    component = COMPONENTS[name]
+    model = build_architecture("shallow", interactive=component.interactive)
+    part = component.build(model)
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    give_weights(model, part=part)
+    expected = component.build(interactive_model() if component.interactive else shallow_model()).state_dict()
+    assert part.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[tensor_name]) for tensor_name, tensor in part.state_dict().items())
+    with upstream(), torch.no_grad():
+        args = next(iter(component.samples(photograph()).values()))
+        assert all(output.isfinite().all() for output in part.eval()(*args.values()))

@@ -101,6 +101,7 @@ def verify(
     """
     require_compiler()
     from harness.machine import describe_machine, versions
+    from harness.memory import keep_freed_memory
     from harness.progress import show
     from harness.remote.place import compile_for
     from harness.report import check_writable, write_report
@@ -110,6 +111,7 @@ def verify(
     from harness.verification import Limits, exit_code, repro_flags, verify_cases
 
     choose_threads(threads)
+    keep_freed_memory()
     if jobs > 1:
         share_cpus()
     cases = select(

@@ -48,6 +48,7 @@ class Source:
             HarnessError: If checkpoint, photograph or cache cannot be used.
         """
         from harness.components.capture import load_prompts
+        from harness.model.build import build_architecture, give_weights
         from harness.parity.cache import ArrayCache, cache_root
 
         self.component = COMPONENTS[case.component]
@@ -56,9 +57,18 @@ class Source:
         self._cache = ArrayCache(cache_root())
         prompts = load_prompts()
         self._prompts = prompts if settings.image is None else replace(prompts, image=settings.image)
-        model = self._build(self.component.interactive)
+        model = build_architecture(case.scale, interactive=self.component.interactive)
         self.module: torch.nn.Module = self.component.build(model).eval()
-        self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(self.component.samples(self._activations(model)))
+        captured = self._cache.path(self._key("activations")).exists()
+        give_weights(
+            model,
+            case.seed,
+            settings.checkpoint,
+            allow_partial=settings.allow_partial,
+            part=self.module if captured else None,
+        )
+        plain = None if captured or self.component.interactive else model
+        self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(self.component.samples(self._activations(plain)))
 
     def named(self, sample: str, arrays: Iterable[np.ndarray]) -> Arrays:
         """Output arrays by name; those of all samples but the main one are prefixed by the sample's name.
@@ -93,17 +103,14 @@ class Source:
 
         return self._cache.get_or_make(key, make)
 
-    def _build(self, interactive: bool) -> Any:
-        return build(self._case, self._settings, interactive=interactive)
-
     def _activations(self, model: Any) -> Activations:
-        """One captured forward pass of upstream's model, without the interactive neck."""
+        """One captured forward pass of upstream's model without the interactive neck, which is built if it is None."""
         import torch
 
         from harness.components.capture import Activations, capture
 
         def make() -> Arrays:
-            plain = self._build(interactive=False) if self.component.interactive else model
+            plain = build(self._case, self._settings) if model is None else model
             with self._shared_trunk(plain):
                 captured = vars(capture(plain, self._prompts))
             return {name: tensor.contiguous().numpy() for name, tensor in captured.items()}
@@ -125,13 +132,11 @@ class Source:
         return cache_key(kind, self._case, self._settings, self._prompts.image, prompts, CODE)
 
 
-def build(case: Case, settings: Settings, *, interactive: bool = False) -> Any:
+def build(case: Case, settings: Settings) -> Any:
     """The case's image model, `harness.model.build.build_model` with the settings' weights."""
     from harness.model.build import build_model
 
-    return build_model(
-        case.scale, case.seed, settings.checkpoint, interactive=interactive, allow_partial=settings.allow_partial
-    )
+    return build_model(case.scale, case.seed, settings.checkpoint, allow_partial=settings.allow_partial)
 
 
 def run_twice(run: Callable[[], Arrays]) -> Arrays:

@@ -92,7 +92,7 @@ def configure_threads(count: int | None = None) -> int:
 
 
 def share_cpus() -> None:
-    """Makes threads that wait for others sleep, here if called early and in processes that this one starts, unless set.
+    """Makes threads that wait for others sleep, in all processes that this one starts, unless the environment decides.
 
     Spinning, which gains microseconds where a process has its CPUs to itself, takes them from the other processes.
     """

@@ -44,11 +44,35 @@ def build_model(
         HarnessError: for an unknown scale, a checkpoint that cannot be loaded, or a missing package.
     """
     model = build_architecture(scale, interactive=interactive)
-    if checkpoint is None:
+    give_weights(model, seed, checkpoint, allow_partial=allow_partial)
+    return model
+
+
+def give_weights(
+    model: Any,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    *,
+    allow_partial: bool = False,
+    part: torch.nn.Module | None = None,
+) -> None:
+    """Gives a model of `build_architecture` its weights; arguments and errors are those of `build_model`.
+
+    Args:
+        model: The whole model.
+        seed: See `build_model`.
+        checkpoint: See `build_model`.
+        allow_partial: See `build_model`.
+        part: If given, only its tensors need weights: at full scale drawing all of them takes many seconds.
+    """
+    if checkpoint is not None:
+        seed_weights(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
+    elif part is None:
         seed_weights(model, seed)
     else:
-        seed_weights(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
-    return model
+        own = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        seed_weights(model, seed, {name for name, tensor in named if id(tensor) in own})
 
 
 def build_architecture(scale: str, *, interactive: bool = False) -> Any:
