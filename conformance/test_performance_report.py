@@ -431,6 +431,21 @@ def test_a_goal_within_the_noise_is_told(one: Callable[[Mapping[str, Any]], Meas
     assert findings.verdict(result) == "❔ within the noise"
 
 
+@pytest.mark.parametrize(
+    ("slower", "word"), [(1.05, "❌ not reached"), (1.002, "❔ within the noise")], ids=["clearly", "in the noise"]
+)
+def test_tuning_loses_only_beyond_the_noise(
+    one: Callable[[Mapping[str, Any]], Measurement], slower: float, word: str
+) -> None:
+    base = rounds(1.0, 40, 1)
+    tuned = [value * slower * (0.98 if n % 2 else 1.02) for n, value in enumerate(base)]
+    measurement = one(question("text", {"torch": side(base), "untuned": side(base), "tuned": side(tuned)}))
+    result = judge_goal(GOALS[-1], [measurement], {measurement: "text"})
+    assert result.values["text"].value < 1
+    assert findings.verdict(result) == word
+    assert ("tuning makes text slower" in findings.sentence(result)) is (word == "❌ not reached")
+
+
 # Bad input
 
 

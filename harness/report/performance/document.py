@@ -153,8 +153,9 @@ class GoalResult:
 
     @property
     def below_least(self) -> dict[str, Ratio]:
-        """Those that do not reach what must be, worst first."""
-        return self._below(self.goal.least)
+        """Those that do not reach what must be, worst first; a gain must be negative beyond its noise."""
+        noise = self.noisy if self.goal.as_gain else {}
+        return {name: ratio for name, ratio in self._below(self.goal.least).items() if name not in noise}
 
     @property
     def below_aim(self) -> dict[str, Ratio]:
