@@ -9,7 +9,6 @@ from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select
 from harness.components import COMPONENTS
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
-from harness.memory import keep_freed_memory
 from harness.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.remote.address import Remote, chosen_remote
 from harness.rope import STRATEGIES
@@ -65,9 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):
-        # xdist's workers inherit it
-        share_cpus()
-        keep_freed_memory()
+        share_cpus()  # xdist's workers inherit it
     for name, description in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {description}")
     unknown = [name for name in config.getoption("require_target") if name not in TARGETS]
