@@ -111,7 +111,8 @@ def verify(
     from harness.verification import Limits, exit_code, repro_flags, verify_cases
 
     choose_threads(threads)
-    keep_freed_memory()
+    if Scale.FULL not in (scale or ()):
+        keep_freed_memory()  # beside a full model, what is kept may not fit
     if jobs > 1:
         share_cpus()
     cases = select(

@@ -12,6 +12,7 @@ def keep_freed_memory() -> None:
     """Makes all processes that this one starts keep the memory that they free, in huge pages, unless already decided.
 
     By default glibc gets each large array from the system and gives it back, page by page, which takes a third of the
-    time of an oracle in float64. Other C libraries know nothing of the variable.
+    time of an oracle in float64. What is kept in pieces that fit nothing is the price: a process that makes arrays of
+    many sizes can take twice the memory. Other C libraries know nothing of the variable.
     """
     os.environ.setdefault("GLIBC_TUNABLES", ":".join(f"glibc.malloc.{tunable}" for tunable in _TUNABLES))
