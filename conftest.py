@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 from hypothesis import settings
 
@@ -15,6 +18,8 @@ from harness.rope import STRATEGIES
 from harness.settings import Settings
 from harness.targets import TARGETS
 from harness.threads import choose_threads, configure_threads, share_cpus
+from harness.verification import libraries_loaded
+from harness.worker import Template
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")
@@ -107,6 +112,13 @@ def devices(config: pytest.Config) -> Remote | None:
 def verification_settings(request: pytest.FixtureRequest) -> Settings:
     """Seeded weights, and the devices that the command line names."""
     return Settings(remote=request.config.stash[REMOTE])
+
+
+@pytest.fixture(scope="session")
+def verifying_process() -> Iterator[Template]:
+    """What the processes that verify a case are forked off."""
+    with closing(libraries_loaded()) as template:
+        yield template
 
 
 def selected_cases(config: pytest.Config) -> tuple[Case, ...]:

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness import pipeline
 from harness.errors import HarnessError
 
 Enter = Callable[[str], None]
+
+traces: list[int] = []
+"""Ids of the processes that have loaded."""
 
 # A grandchild that no signal but SIGKILL ends; it leaves its process id in the file named by its argument.
 _STUBBORN = """
@@ -37,7 +42,7 @@ def echo(argument: object, enter: Enter) -> object:
 
 def load() -> None:
     """Leaves a trace in this process, for `what_was_loaded`."""
-    os.environ["LOADED_BY"] = str(os.getpid())
+    traces.append(os.getpid())
 
 
 def load_what_is_missing() -> None:
@@ -48,9 +53,20 @@ def load_and_die() -> None:
     os.abort()
 
 
-def what_was_loaded(_: object, enter: Enter) -> tuple[int, str | None]:
+def what_was_loaded(_: object, enter: Enter) -> tuple[int, list[int]]:
+    """This process, and those in which `load` ran before it was forked."""
     enter("looking")
-    return os.getpid(), os.environ.get("LOADED_BY")
+    return os.getpid(), traces
+
+
+def load_libraries(_: object, enter: Enter) -> tuple[set[str], list[str]]:
+    """Large modules that are there after `harness.pipeline.load_libraries`, and the threads."""
+    pipeline.load_libraries()
+    return {"torch", "tvm", "sam3"} & set(sys.modules), [thread.name for thread in threading.enumerate()]
+
+
+def where_it_is(variable: str, enter: Enter) -> tuple[str, str | None]:
+    return str(Path.cwd()), os.environ.get(variable)
 
 
 def tell_pid_and_wait(path: Path, enter: Enter) -> None:

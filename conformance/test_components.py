@@ -9,10 +9,13 @@ from harness.outcome import Status
 from harness.report import repro_command
 from harness.settings import Settings
 from harness.verification import verify_case
+from harness.worker import Template
 
 
-def test_component(case: Case, verification_settings: Settings, request: pytest.FixtureRequest) -> None:
-    result = verify_case(case, verification_settings)
+def test_component(
+    case: Case, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
+) -> None:
+    result = verify_case(case, verification_settings, template=verifying_process)
     if result.outcome.emulated and case.target in request.config.getoption("require_target"):
         pytest.fail(f"--require-target {case.target}: its kernels were emulated on the CPU, and no device ran them")
     if result.outcome.status is Status.UNAVAILABLE:

@@ -26,10 +26,13 @@ from harness.runtime.images import load_image
 from harness.settings import Settings
 from harness.source import Arrays
 from harness.verification import verify_case
+from harness.worker import Template
 
 
-def test_end_to_end(whole_case: Case, verification_settings: Settings, request: pytest.FixtureRequest) -> None:
-    result = verify_case(whole_case, verification_settings)
+def test_end_to_end(
+    whole_case: Case, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
+) -> None:
+    result = verify_case(whole_case, verification_settings, template=verifying_process)
     if result.outcome.status is Status.UNAVAILABLE:
         if whole_case.target in request.config.getoption("require_target"):
             pytest.fail(f"--require-target {whole_case.target}: {result.problem}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.case import Case
+from harness.case import DEFAULT_STRATEGY, Case
 from harness.emulation import Emulation, emulates
 from harness.end_to_end import END_TO_END
 from harness.errors import HarnessError
@@ -89,16 +89,25 @@ def run_request(request: tuple[Case, Settings], announce: Callable[[str], None])
 
 
 def load_libraries() -> None:
-    """Imports what `run_request` takes seconds to import, for a worker that waits for its case."""
-    from harness.threads import configure_threads
+    """Imports what `run_request` takes seconds to import, for the template of its processes.
 
-    configure_threads()
-    from harness.frontend import export_program  # noqa: F401
+    PyTorch and TVM import much of themselves on first use, so a small module is taken as far as a library. No thread is
+    left running, which forks would miss.
+    """
+    import torch
+    from tqdm import tqdm
+
+    from harness.frontend import export_program
     from harness.model.upstream import import_sam3
     from harness.source import Source  # noqa: F401
-    from harness.targets.compiling import compile_module  # noqa: F401
+    from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 
+    tqdm.monitor_interval = 0  # its bars, which the import makes, would start a thread
     import_sam3()
+    program = export_program(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
+    module, _ = STRATEGIES[DEFAULT_STRATEGY].import_program(program)
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
+        compile_module(module, TARGETS["llvm"], Path(folder) / f"small{LIBRARY_SUFFIX}")
 
 
 def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:

@@ -20,7 +20,7 @@ from harness.report import Result
 from harness.rope import STRATEGIES
 from harness.settings import REPOSITORY, Settings
 from harness.targets import TARGETS
-from harness.worker import Standby, WorkerEnd, WorkerResult, run_isolated
+from harness.worker import Template, WorkerEnd, WorkerResult, run_isolated
 
 EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
 
@@ -62,7 +62,7 @@ def verify_case(
     settings: Settings = SEEDED,
     limits: Limits = UNLIMITED,
     on_stage: Callable[[str], None] = lambda stage: None,
-    standby: Standby | None = None,
+    template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> Result:
     """Walk one case through its stages in a worker process and compare with what is expected.
@@ -72,7 +72,7 @@ def verify_case(
         settings: Weights, inputs, where outputs are kept.
         limits: When to give up.
         on_stage: Called with the name of each stage, soon after it was entered.
-        standby: Its worker is used up.
+        template: Of the worker process; one of `libraries_loaded`.
         stop: Another thread sets it to give up.
 
     Raises:
@@ -86,7 +86,7 @@ def verify_case(
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
         breadcrumb=on_stage,
-        standby=standby,
+        template=template,
         stop=stop,
     )
     return Result.of(case, outcome_of(ended), expectation)
@@ -111,42 +111,41 @@ def verify_cases(
     Raises:
         HarnessError: If the input or the environment is at fault; no other case goes on then.
     """
-    if jobs == 1:
-        yield from _one_after_another(cases, settings, limits, on_stage)
-    else:
-        yield from _side_by_side(cases, settings, limits, on_stage, jobs)
-
-
-def _one_after_another(
-    cases: Sequence[Case], settings: Settings, limits: Limits, on_stage: Callable[[Case, str], None]
-) -> Iterator[Result]:
-    with closing(Standby("harness.pipeline:load_libraries")) as standby:
-        for number, case in enumerate(cases, 1):
-
-            def entered(stage: str, case: Case = case, more: bool = number < len(cases)) -> None:
-                if more and stage != Stage.BUILD:
-                    standby.start()  # building takes every CPU, most of what follows takes one
-                on_stage(case, stage)
-
-            yield verify_case(case, settings, limits, entered, standby)
+    with closing(libraries_loaded()) as template:
+        if jobs > 1:
+            yield from _side_by_side(cases, settings, limits, on_stage, template, jobs)
+            return
+        for case in cases:
+            yield verify_case(case, settings, limits, partial(on_stage, case), template)
 
 
 def _side_by_side(
-    cases: Sequence[Case], settings: Settings, limits: Limits, on_stage: Callable[[Case, str], None], jobs: int
+    cases: Sequence[Case],
+    settings: Settings,
+    limits: Limits,
+    on_stage: Callable[[Case, str], None],
+    template: Template,
+    jobs: int,
 ) -> Iterator[Result]:
     stop = threading.Event()
     # The whole model takes longest: begun last, it would end alone.
     order = sorted(cases, key=lambda case: case.component != END_TO_END.name)
+
+    def verify(case: Case) -> Result:
+        return verify_case(case, settings, limits, partial(on_stage, case), template, stop)
+
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            running = [
-                pool.submit(verify_case, case, settings, limits, partial(on_stage, case), stop=stop) for case in order
-            ]
-            for ended in as_completed(running):
+            for ended in as_completed([pool.submit(verify, case) for case in order]):
                 yield ended.result()
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+def libraries_loaded() -> Template:
+    """The template of processes that verify a case: what takes them seconds to import is loaded once."""
+    return Template("harness.pipeline:load_libraries")
 
 
 def outcome_of(ended: WorkerResult) -> Outcome:

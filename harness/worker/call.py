@@ -1,31 +1,15 @@
-"""Process isolation: run a function so that a crash, a hang or a memory hog ends one call and never the run.
-
-The function runs in a fresh interpreter (spawned, not forked: torch and TVM do not survive a fork), in a process group
-of its own. Parent and child talk through files in a private folder, because a file survives the native crash of its
-writer:
-
-    request        pickled: what to call, with which argument; there once the child's stdin says so
-    breadcrumbs    one line per stage entered, written by the child at once
-    output         stdout and stderr of the child and its children
-    answer         pickled: what came back; absent if the child died
-
-Memory is limited by watching the resident set of the child and its descendants. RLIMIT_AS would be sharper, but torch
-and TVM reserve tens of times the address space that they use, and macOS does not enforce it.
-"""
+"""Calling a function in a process of its own: watching it, and telling how it ended."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,7 +18,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.outcome import CaseError
-from harness.runtime.errors import Sam3Error
+from harness.worker.processes import Process, Spawned, Template, child_environment
 
 DETAILS_BYTES = 8000
 """How much of the end of the child's output goes into an error."""
@@ -73,7 +57,7 @@ class WorkerResult:
         error: Why it did not end well; its `type` is the exception's, or the signal's name, `ExitCode`, `TimeLimit`,
             `MemoryLimit`; its details hold the traceback or the end of the output.
         breadcrumbs: Every stage entered, in order.
-        seconds: Wall-clock time, start of the interpreter included unless that was started ahead.
+        seconds: Wall-clock time, start of the interpreter or of the template included.
         peak_rss_bytes: Largest resident set seen of the child and its descendants together.
     """
 
@@ -94,34 +78,6 @@ class Stopped(Exception):
     """A call was ended by whoever had made it."""
 
 
-class Standby:
-    """A child started ahead of its call, which loads what the call needs while something else runs."""
-
-    def __init__(self, load: str) -> None:
-        """Starts nothing yet. `load` is a function without arguments, as `module:name`; what it raises is ignored."""
-        self._load = load
-        self._child: _Child | None = None
-
-    def start(self) -> None:
-        """Starts the child, if there is none."""
-        if self._child is None:
-            self._child = _Child(self._load)
-
-    def close(self) -> None:
-        """Ends the child, if there is one."""
-        if self._child is not None:
-            child = self.take()
-            child.kill()
-            child.remove()
-
-    def take(self) -> _Child:
-        """The child, which is started if there is none; it is the caller's to end."""
-        self.start()
-        assert self._child is not None
-        child, self._child = self._child, None
-        return child
-
-
 def run_isolated(
     function: str,
     argument: Any,
@@ -129,7 +85,7 @@ def run_isolated(
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
     breadcrumb: Callable[[str], None] | None = None,
-    standby: Standby | None = None,
+    template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> WorkerResult:
     """Call `function(argument, enter)` in a process of its own and tell how that ended.
@@ -144,74 +100,33 @@ def run_isolated(
         timeout: Seconds until everything is killed; None for no limit.
         memory_limit_bytes: Resident bytes, descendants included, above which everything is killed; None for no limit.
         breadcrumb: Called in this process with the name of each stage, soon after the child has entered it.
-        standby: Its child is used up.
+        template: The process is a fork of it, where processes can be forked; a fresh interpreter otherwise.
         stop: Another thread sets it to end the call.
 
     Raises:
         HarnessError: The function raised it: the input or the environment is at fault, not what was tried.
         Stopped: `stop` was set before the child had ended.
     """
-    child = _Child() if standby is None else standby.take()
-    try:
-        call = _Call(child, breadcrumb or (lambda stage: None))
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-worker-") as name:
+        folder = Path(name)
+        request = {"function": function, "argument": argument, "path": sys.path}
+        request |= {"environment": child_environment(), "directory": Path.cwd()}
+        (folder / "request").write_bytes(pickle.dumps(request))
+        process = Spawned(folder) if template is None else template.process(folder)
+        call = _Call(folder, process, breadcrumb or (lambda stage: None))
         try:
-            child.ask({"function": function, "argument": argument, "path": sys.path})
             limit_hit = call.watch(timeout, memory_limit_bytes, stop or threading.Event())
         finally:
             call.end()
         return _result(call, limit_hit)
-    finally:
-        child.remove()
-
-
-class _Child:
-    """An interpreter that waits for its request, and the folder that it shares with this process."""
-
-    def __init__(self, load: str = "") -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="sam3-tvm-worker-")
-        self.folder = Path(self._temporary.name)
-        with (self.folder / "output").open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.worker", str(self.folder), load],
-                stdin=subprocess.PIPE,  # a byte says that the request is there, the end that this process is gone
-                stdout=output,
-                stderr=output,
-                bufsize=0,
-                env=child_environment(),
-                start_new_session=True,
-            )
-
-    def ask(self, request: dict[str, Any]) -> None:
-        """Hand over what to do."""
-        (self.folder / "request").write_bytes(pickle.dumps(request))
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died while it loaded: waiting for it will tell
-            self.process.stdin.write(b"\n")
-
-    def kill(self) -> None:
-        """Kill the child and its process group, and collect the child."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
-    def remove(self) -> None:
-        """Remove the folder."""
-        self._temporary.cleanup()
-
-
-def child_environment() -> dict[str, str]:
-    """This process's environment, such that another Python finds this package too."""
-    root = str(Path(__file__).resolve().parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
 @dataclass
 class _Call:
     """A running child, seen from the parent."""
 
-    child: _Child
+    folder: Path
+    process: Process
     breadcrumb: Callable[[str], None]
     started: float = field(default_factory=time.time)
     seconds: float = 0.0
@@ -220,6 +135,7 @@ class _Call:
     family: dict[int, Any] = field(default_factory=dict)
     kept_output: bytes = b""
     read_until: int = 0
+    exit_code: int = 0
 
     def watch(self, timeout: float | None, memory_limit: int | None, stop: threading.Event) -> CaseError | None:
         """Wait until the child ends; returns the limit that it broke, if it did.
@@ -230,7 +146,7 @@ class _Call:
         clock = time.monotonic()
         pause = _FASTEST_POLL
         while True:
-            ended = self.child.process.poll() is not None
+            ended = self.process.poll() is not None
             self.seconds = time.monotonic() - clock
             self._read_breadcrumbs()
             if ended:
@@ -245,8 +161,7 @@ class _Call:
                 return CaseError("TimeLimit", f"still running after {timeout:g} s" + self._where())
             self._trim_output()
             left = float("inf") if timeout is None else timeout - self.seconds
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.child.process.wait(max(0.0, min(pause, left)))
+            stop.wait(max(0.0, min(pause, left)))
             pause = min(pause * 1.3, _SLOWEST_POLL)
 
     def end(self) -> None:
@@ -254,14 +169,14 @@ class _Call:
         import psutil
 
         self._note_family()
-        self.child.kill()
+        self.exit_code = self.process.kill()
         for process in self.family.values():  # those that left the process group
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
     def output_tail(self) -> str:
         """The end of what the child and its descendants printed."""
-        with (self.child.folder / "output").open("rb") as file:
+        with (self.folder / "output").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - DETAILS_BYTES))
             text = self.kept_output + file.read()
@@ -272,7 +187,7 @@ class _Call:
 
     def _read_breadcrumbs(self) -> None:
         try:
-            with (self.child.folder / "breadcrumbs").open("rb") as file:
+            with (self.folder / "breadcrumbs").open("rb") as file:
                 file.seek(self.read_until)
                 new = file.read()
         except FileNotFoundError:
@@ -288,7 +203,7 @@ class _Call:
         import psutil
 
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self.child.process.pid).children(recursive=True):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
                 self.family.setdefault(process.pid, process)
 
     def _resident_bytes(self) -> int:
@@ -297,7 +212,7 @@ class _Call:
         self._note_family()
         total = 0
         with contextlib.suppress(psutil.Error):
-            total += int(psutil.Process(self.child.process.pid).memory_info().rss)
+            total += int(psutil.Process(self.process.pid).memory_info().rss)
         for process in self.family.values():
             with contextlib.suppress(psutil.Error):
                 total += int(process.memory_info().rss)
@@ -305,7 +220,7 @@ class _Call:
         return total
 
     def _trim_output(self) -> None:
-        path = self.child.folder / "output"
+        path = self.folder / "output"
         if path.stat().st_size > OUTPUT_BYTES:
             self.kept_output = self.output_tail().encode()
             os.truncate(path, 0)
@@ -321,9 +236,9 @@ def _result(call: _Call, limit_hit: CaseError | None) -> WorkerResult:
         kind = WorkerEnd.TIMED_OUT if limit_hit.type == "TimeLimit" else WorkerEnd.OUT_OF_MEMORY
         return ended(kind, error=CaseError(limit_hit.type, limit_hit.message, tail))
     try:
-        answer = pickle.loads((call.child.folder / "answer").read_bytes())
+        answer = pickle.loads((call.folder / "answer").read_bytes())
     except FileNotFoundError:
-        return ended(WorkerEnd.CRASHED, error=_crash(call.child.process.returncode, call._where(), tail))
+        return ended(WorkerEnd.CRASHED, error=_crash(call.exit_code, call._where(), tail))
     kind = WorkerEnd(answer["kind"])
     if kind is WorkerEnd.OK:
         return ended(kind, answer["value"], own_peak=answer["peak_rss_bytes"])
@@ -346,98 +261,3 @@ def _crash(returncode: int, where: str, tail: str) -> CaseError:
 
 def _size(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def main(folder: Path, load: str) -> None:
-    """The child: load, wait, answer the request in `folder` and end, without the teardown of native libraries."""
-    import faulthandler
-
-    faulthandler.enable()
-    asked = _asked_by_parent()
-    if load:
-        with contextlib.suppress(Exception):  # whoever needs what is missing will say so
-            _named(load)()
-    asked.wait()
-    try:
-        answer = pickle.dumps(_answer(folder))
-    except Exception as error:
-        answer = pickle.dumps(_failure(error))
-    unfinished = folder / "answer.unfinished"
-    unfinished.write_bytes(answer)
-    os.replace(unfinished, folder / "answer")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _answer(folder: Path) -> dict[str, Any]:
-    crumbs = os.open(folder / "breadcrumbs", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def enter(stage: str) -> None:
-        os.write(crumbs, f"{time.time()} {' '.join(stage.splitlines())}\n".encode())
-
-    try:
-        request = pickle.loads((folder / "request").read_bytes())
-        sys.path[:] = request["path"]
-        value = _named(request["function"])(request["argument"], enter)
-    except Exception as error:
-        return _failure(error)
-    return {"kind": WorkerEnd.OK.value, "value": value, "peak_rss_bytes": _own_peak()}
-
-
-def _named(function: str) -> Callable[..., Any]:
-    module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    kind = WorkerEnd.OUT_OF_MEMORY if _lacks_memory(error) else WorkerEnd.FAILED
-    return {
-        "kind": kind.value,
-        "type": type(error).__name__,
-        "message": str(error),
-        "details": "".join(traceback.format_exception(error))[-DETAILS_BYTES:],
-        "user_error": isinstance(error, HarnessError | Sam3Error),
-        "peak_rss_bytes": _own_peak(),
-    }
-
-
-def _lacks_memory(error: Exception) -> bool:
-    # torch's CPU allocator raises a plain RuntimeError
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-
-
-def _own_peak() -> int:
-    """Largest resident set of this process since it was started, 0 where the system does not tell.
-
-    Not getrusage: Linux lets its maximum start at the parent's resident set.
-    """
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(lines[0][1]) * 1024 if lines else 0
-
-
-def _asked_by_parent() -> threading.Event:
-    """Set by a byte on stdin, whose other end the parent holds; once that ends, this process group is killed."""
-    parent = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-
-    asked = threading.Event()
-
-    def listen() -> None:
-        while os.read(parent, 1):
-            asked.set()
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=listen, name="die-with-parent", daemon=True).start()
-    return asked
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
