@@ -114,7 +114,7 @@ def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
 
 
 def _fp32(value: Any) -> Any:
-    """The value, computed once; with a `T.Bind` for each of them TVM's analyzer fails on this kernel."""
+    """The value, computed once; TVM's simplifier fails on a `T.Bind` of each (`conformance/test_cpu_roi_align.py`)."""
     return scalar(value, "float32")
 
 
