@@ -21,7 +21,9 @@ from typing import Protocol
 import psutil
 import pytest
 
+from harness.case import Case
 from harness.errors import HarnessError
+from harness.verification import Limits, libraries_loaded, verify_case
 from harness.worker import DETAILS_BYTES, OUTPUT_BYTES, Stopped, Template, WorkerEnd, WorkerResult, run_isolated
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -301,6 +303,14 @@ def test_what_verification_loads_leaves_no_thread_that_a_fork_would_miss():
 
 
 @forks
+def test_a_case_that_may_use_a_gpu_is_not_forked():
+    with closing(libraries_loaded()) as template:
+        for target, forked in (("cuda", False), ("metal", False), ("llvm", True)):
+            verify_case(Case("box_head", "real", target), limits=Limits(timeout=0.1), template=template)
+            assert template.runs is forked
+
+
+@forks
 def test_several_threads_have_calls_of_their_own(template):
     with ThreadPoolExecutor(4) as pool:
         calls = list(pool.map(lambda _: loaded(template), range(8)))
@@ -358,6 +368,26 @@ def test_a_template_that_is_killed_costs_one_call(template, tmp_path):
     assert (ended.kind, ended.error.type, ended.stage) == (WorkerEnd.CRASHED, "SIGKILL", "waiting")
     assert is_gone(int(path.read_text()))
     assert loaded(template)[1] not in ([], [loader])
+
+
+@forks
+def test_a_template_that_dies_while_another_call_runs_is_replaced(tmp_path, nothing_left_behind):
+    path = tmp_path / "pid"
+    with closing(Template("conformance.misbehaviour:load")) as template, ThreadPoolExecutor(1) as pool:
+        _, (loader,) = loaded(template)
+        stop = threading.Event()
+        running = pool.submit(
+            run_isolated, "conformance.misbehaviour:tell_pid_and_wait", path, template=template, stop=stop
+        )
+        while not path.exists():
+            time.sleep(0.01)
+        os.kill(loader, signal.SIGSTOP)
+        threading.Timer(1, os.kill, (loader, signal.SIGKILL)).start()
+        try:
+            assert loaded(template)[1] == []
+        finally:
+            stop.set()
+        assert running.exception() is not None or running.result().kind is WorkerEnd.CRASHED
 
 
 @forks

@@ -22,6 +22,8 @@ from harness.settings import REPOSITORY, Settings
 from harness.targets import TARGETS
 from harness.worker import Template, WorkerEnd, WorkerResult, run_isolated
 
+FORKED = "llvm"
+"""The target whose cases may run in a fork: a GPU's driver that was asked for devices while loading fails in one."""
 EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
 
 
@@ -72,7 +74,7 @@ def verify_case(
         settings: Weights, inputs, where outputs are kept.
         limits: When to give up.
         on_stage: Called with the name of each stage, soon after it was entered.
-        template: Of the worker process; one of `libraries_loaded`.
+        template: One of `libraries_loaded`, which the worker is forked off if the case is of the target `FORKED`.
         stop: Another thread sets it to give up.
 
     Raises:
@@ -86,7 +88,7 @@ def verify_case(
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
         breadcrumb=on_stage,
-        template=template,
+        template=template if case.target == FORKED else None,
         stop=stop,
     )
     return Result.of(case, outcome_of(ended), expectation)

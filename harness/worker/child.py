@@ -20,6 +20,7 @@ from harness.runtime.errors import Sam3Error
 from harness.worker.call import DETAILS_BYTES, WorkerEnd
 
 _STARTED_WITH = dict(os.environ)
+"""The environment of this process, or of the template that it was forked off, before anything was loaded."""
 
 
 def answer_and_end(folder: Path) -> NoReturn:

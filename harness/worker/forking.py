@@ -36,6 +36,7 @@ def main(load: str) -> None:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # in both processes, because each relies on it at once
         if pid == 0:
+            os.close(answers)  # whose end tells the parent that the template is gone
             _become_child(Path(folder))
         folders[pid] = Path(folder)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
