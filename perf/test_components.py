@@ -51,7 +51,7 @@ from perf.seats import Seat, SeatError, contest
 from perf.sides import KERNELS, RUN, Request, save
 
 BUDGET_SECONDS = 30.0
-"""How long the rounds of all sides together may take per component; at least five run in any case."""
+"""How long the rounds of all sides together may take per component; at least six run in any case."""
 
 
 @dataclass
