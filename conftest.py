@@ -114,9 +114,9 @@ def verification_settings(request: pytest.FixtureRequest) -> Settings:
     return Settings(remote=request.config.stash[REMOTE])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def verifying_process() -> Iterator[Template]:
-    """What the processes that verify a case are forked off."""
+    """What the processes that verify a case are forked off; for as long as it is needed, because of its memory."""
     with closing(libraries_loaded()) as template:
         yield template
 

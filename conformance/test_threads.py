@@ -85,11 +85,11 @@ def test_the_command_hands_the_number_to_the_process_of_each_case(tmp_path: Path
 
 
 def worker_environment(parent: int) -> dict[str, str]:
-    """What the first child of a process was started with."""
+    """What the first worker of a process, or the template of its workers, was started with."""
     for _ in range(600):
         for child in psutil.Process(parent).children():
             with contextlib.suppress(psutil.Error):
-                if "harness.worker" in child.cmdline():
+                if any(argument.startswith("harness.worker.") for argument in child.cmdline()):
                     return child.environ()
         time.sleep(0.1)
     raise AssertionError("no case was started")
