@@ -49,6 +49,10 @@ def load_what_is_missing() -> None:
     raise ImportError("no such library")
 
 
+def load_for_ever() -> None:
+    time.sleep(600)
+
+
 def load_and_die() -> None:
     os.abort()
 

@@ -354,6 +354,19 @@ def test_a_template_that_dies_while_it_loads_leaves_the_call_to_a_fresh_interpre
 
 
 @forks
+def test_calls_are_stopped_while_their_template_loads(nothing_left_behind):
+    stop = threading.Event()
+    threading.Timer(1, stop.set).start()
+    start = time.monotonic()
+    with closing(Template("conformance.misbehaviour:load_for_ever")) as template, ThreadPoolExecutor(2) as pool:
+        function = "conformance.misbehaviour:echo"
+        calls = [pool.submit(run_isolated, function, None, template=template, stop=stop) for _ in range(2)]
+        assert all(isinstance(call.exception(60), Stopped) for call in calls)
+        assert not template.runs
+    assert time.monotonic() - start < 30
+
+
+@forks
 def test_a_template_that_is_killed_costs_one_call(template, tmp_path):
     _, (loader,) = loaded(template)
     path = tmp_path / "pid"

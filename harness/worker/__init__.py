@@ -17,12 +17,11 @@ from harness.worker.call import (
     DETAILS_BYTES,
     OUTPUT_BYTES,
     Breadcrumb,
-    Stopped,
     WorkerEnd,
     WorkerResult,
     run_isolated,
 )
-from harness.worker.processes import Template, child_environment
+from harness.worker.processes import Stopped, Template, child_environment
 
 __all__ = [
     "DETAILS_BYTES",

@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.outcome import CaseError
-from harness.worker.processes import Process, Spawned, Template, child_environment
+from harness.worker.processes import Process, Spawned, Stopped, Template, child_environment
 
 DETAILS_BYTES = 8000
 """How much of the end of the child's output goes into an error."""
@@ -74,10 +74,6 @@ class WorkerResult:
         return self.breadcrumbs[-1].stage if self.breadcrumbs else ""
 
 
-class Stopped(Exception):
-    """A call was ended by whoever had made it."""
-
-
 def run_isolated(
     function: str,
     argument: Any,
@@ -112,10 +108,11 @@ def run_isolated(
         request = {"function": function, "argument": argument, "path": sys.path}
         request |= {"environment": child_environment(), "directory": Path.cwd()}
         (folder / "request").write_bytes(pickle.dumps(request))
-        process = Spawned(folder) if template is None else template.process(folder)
+        stop = stop or threading.Event()
+        process = Spawned(folder) if template is None else template.process(folder, stop)
         call = _Call(folder, process, breadcrumb or (lambda stage: None))
         try:
-            limit_hit = call.watch(timeout, memory_limit_bytes, stop or threading.Event())
+            limit_hit = call.watch(timeout, memory_limit_bytes, stop)
         finally:
             call.end()
         return _result(call, limit_hit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,10 @@ CAN_FORK = sys.platform == "linux"
 """Apple's frameworks, which torch loads on a Mac, do not work in a forked process."""
 
 _POLL = 0.01
+
+
+class Stopped(Exception):
+    """A call was ended by whoever had made it."""
 
 
 class Process(Protocol):
@@ -72,20 +77,29 @@ class Template:
         """Whether there is a process to fork."""
         return self._process is not None and self._process.poll() is None
 
-    def process(self, folder: Path) -> Process:
+    def process(self, folder: Path, stop: threading.Event) -> Process:
         """A new process that answers the request in a folder; the template is started if it does not run.
 
         If the template ends while it loads, that is a fresh interpreter: it will tell why.
+
+        Args:
+            folder: Of the call.
+            stop: Another thread sets it to give up while the template loads.
+
+        Raises:
+            Stopped: `stop` was set; the template has ended.
         """
         if not CAN_FORK:
             return Spawned(folder)
         with self._one_at_a_time:
+            if stop.is_set():
+                raise Stopped
             if not self.runs:
                 self.close()
                 self._process = _python("harness.worker.forking", self._load, stdout=subprocess.PIPE)
             assert self._process is not None
             try:
-                return _forked(self._process, folder) or Spawned(folder)
+                return _forked(self._process, folder, stop) or Spawned(folder)
             except BaseException:  # interrupted: its next answer would be this call's
                 self.close()
                 raise
@@ -125,7 +139,7 @@ class _Forked:
         return code
 
 
-def _forked(template: subprocess.Popen[bytes], folder: Path) -> _Forked | None:
+def _forked(template: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> _Forked | None:
     """A fork that answers the request in a folder; None if the template has ended."""
     assert template.stdin is not None and template.stdout is not None
     with (folder / "output").open("ab"):
@@ -137,6 +151,9 @@ def _forked(template: subprocess.Popen[bytes], folder: Path) -> _Forked | None:
     try:
         with contextlib.suppress(BrokenPipeError):
             template.stdin.write(f"{folder}\n".encode())
+            while not select.select([template.stdout], [], [], _POLL)[0]:
+                if stop.is_set():
+                    raise Stopped
             pid = template.stdout.readline()
         return _Forked(template, folder, int(pid), alive) if pid else None
     finally:
