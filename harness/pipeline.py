@@ -91,8 +91,8 @@ def run_request(request: tuple[Case, Settings], announce: Callable[[str], None])
 def load_libraries() -> None:
     """Imports what `run_request` takes seconds to import, for the template of its processes.
 
-    PyTorch and TVM import much of themselves on first use, so a small module is taken as far as a library. No thread is
-    left running, which forks would miss.
+    PyTorch and TVM import much of themselves on first use, so a small module is exported, imported and lowered. No
+    library is written, which would stay if this process is killed; no thread is left running, which forks would miss.
     """
     import torch
     from tqdm import tqdm
@@ -100,14 +100,14 @@ def load_libraries() -> None:
     from harness.frontend import export_program
     from harness.model.upstream import import_sam3
     from harness.source import Source  # noqa: F401
-    from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
+    from harness.targets.compiling import lower_module
 
     tqdm.monitor_interval = 0  # its bars, which the import makes, would start a thread
     import_sam3()
     program = export_program(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
     module, _ = STRATEGIES[DEFAULT_STRATEGY].import_program(program)
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
-        compile_module(module, TARGETS["llvm"], Path(folder) / f"small{LIBRARY_SUFFIX}")
+    target = TARGETS["llvm"]
+    lower_module(module, target, target.tvm_target())
 
 
 def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:

@@ -8,6 +8,8 @@ because a file survives the native crash of its writer:
     breadcrumbs    one line per stage entered, written by the child at once
     output         stdout and stderr of the child and its children
     answer         pickled: what came back; absent if the child died
+    alive          a pipe, of forks only: its end tells the child that the parent is gone
+    ended          the exit code, of forks only: whoever forked them, and not the parent, sees them end
 
 Memory is limited by watching the resident set of the child and its descendants. RLIMIT_AS would be sharper, but torch
 and TVM reserve tens of times the address space that they use, and macOS does not enforce it.
