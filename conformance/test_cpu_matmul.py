@@ -15,6 +15,7 @@ from tvm import relax
 
 from conformance.kernels import functions_of, hold, lowered, run
 from conformance.operators import normal
+from harness.schedules.cpu.emit import spread
 
 op = relax.op
 few = settings(max_examples=12)
@@ -179,10 +180,37 @@ def test_edges_do_not_leak(value: float) -> None:
     assert np.isfinite(actual[:-1, :-1]).all() and not np.isfinite(actual[-1]).any()
 
 
+@given(total=st.integers(1, 100), count=st.integers(1, 600))
+def test_the_steps_of_a_chunk_fetch_every_line_of_its_result(total: int, count: int) -> None:
+    fetched: set[int] = set()
+    for k in range(count):
+        spread(total, count, k, fetched.add)
+    assert fetched >= set(range(total)) and max(fetched) < total + count
+
+
 def test_weights_are_packed_when_the_model_is_loaded() -> None:
     module = lowered(linear, [normal((20, 40))], [weight(50, 40)])
     assert "pack" in module["main_transform_params"].script()
     assert "pack" not in module["main"].script().replace("packed", "")
+
+
+@pytest.mark.parametrize(("columns", "how"), [(8, "read where it lies"), (200, "packed on the way")])
+@pytest.mark.parametrize("rows", [36, 37])
+def test_rows_are_packed_unless_each_is_read_once(rows: int, columns: int, how: str) -> None:
+    inputs, weights = [normal((2, rows, 300))], [weight(columns, 300)]
+    functions = lowered(linear, inputs, weights).functions_items()
+    assert [how in str(f.attrs["explain"]) for v, f in functions if v.name_hint.startswith("matmul")] == [True]
+    hold(linear, functional.linear, inputs, weights)
+
+
+def test_rows_that_were_moved_around_are_read_where_they_lie() -> None:
+    """A window partition, 5 rows of 3 windows, by few columns."""
+    hold(
+        lambda x, w: linear(op.permute_dims(op.reshape(x, (5, 3, 7, 40)), [1, 0, 2, 3]), w),
+        lambda x, w: functional.linear(x.reshape(5, 3, 7, 40).permute(1, 0, 2, 3), w),
+        [normal((105, 40))],
+        [weight(6, 40)],
+    )
 
 
 def test_equal_shapes_share_one_kernel() -> None:

@@ -147,7 +147,8 @@ def test_every_tile_fits_the_registers(unit: VectorUnit, rows: int, columns: int
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [(96, 384, 512), (96, 260, 256), (37, 65, 4736), (12, 384, 512), (6, 384, 512)]
+    ("rows", "columns", "depth"),
+    [(96, 384, 512), (96, 260, 256), (37, 65, 4736), (12, 384, 512), (6, 384, 512), (96, 8, 256), (37, 8, 300)],
 )
 @pytest.mark.parametrize("cpu", TRIPLES)
 def test_the_product_keeps_its_tile_in_registers(cpu: str, rows: int, columns: int, depth: int) -> None:

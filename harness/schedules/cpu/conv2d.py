@@ -22,14 +22,13 @@ from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.gemm import Operand, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
+    Access,
     Cut,
     Fill,
     Pack,
-    PanelRead,
     Problem,
     Put,
     Read,
-    Store,
     pack_function,
     product_function,
     stream,
@@ -109,20 +108,15 @@ def _columns(
         packing = pack_function("left", source, window.groups, window.filters, window.depth, tile, weight_reader)
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
-        def body(*buffers: tirx.Buffer) -> tuple[Pack, PanelRead, Store]:
+        def body(*buffers: tirx.Buffer) -> Access:
             image, panels, *extras, result = buffers
-            line = view(result, math.prod(window.result))
-            finish = epilogue.emitter(place, extras)
-
-            def store(b: Any, i: Any, j: Any, value: Any) -> None:
-                T.buffer_store(line, finish(b, i, j, value), [place.flat(b, i, j)])
-
+            store, touched = epilogue.write_back(place, extras, result)
             if window.pointwise:
                 rows = view(image, problem.batch, window.channels, window.pixels)
                 pack = stream(lambda b, j, k: rows[b, k, j], window.pixels, tile.columns, tile.lanes)
             else:
                 pack = _gather(window, tile, image)
-            return pack, lambda b, p, k, i: panels[b % window.groups, p, k, i], store
+            return Access(pack, lambda b, p, k, i: panels[b % window.groups, p, k, i], store, touched)
 
         name = "conv2d" + epilogue.label
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
@@ -226,7 +220,7 @@ def _scatter(
         packing = pack_function("left", Argument("weight", weight), 1, problem.rows, depth, tile, weight_reader)
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
-        def body(*buffers: tirx.Buffer) -> tuple[Pack, PanelRead, Store]:
+        def body(*buffers: tirx.Buffer) -> Access:
             pixels, panels, *extras, output = buffers
             rows = view(pixels, batch, depth, problem.columns)
             finish = epilogue.emitter(place, extras)
@@ -235,7 +229,7 @@ def _scatter(
                 T.buffer_store(output, finish(b, i, j, value), coordinates(b, i, j))
 
             pack = stream(lambda b, j, k: rows[b, k, j], problem.columns, tile.columns, tile.lanes)
-            return pack, lambda _, p, k, i: panels[0, p, k, i], store
+            return Access(pack, lambda _, p, k, i: panels[0, p, k, i], store)
 
         name = "conv2d_transpose" + epilogue.label
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)

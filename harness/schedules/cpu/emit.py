@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tvm import tirx
@@ -46,10 +47,30 @@ def each_vector(tile: Tile, body: Callable[[int, Any, Any], None]) -> None:
                 body(i, start + j, i * tile.columns + start + j)
 
 
-def prefetch(element: Any, level: Literal[1, 2] = 1) -> None:
-    """Emits that the line of an element, which may lie beyond the end of its buffer, is fetched into a cache."""
-    read, locality, data = (tirx.const(value, "int32") for value in (0, 4 - level, 1))
-    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), read, locality, data))
+LINE = 16
+"""fp32 numbers in a cache line of x86 and of most AArch64 processors, which fetch 64 bytes."""
+
+
+def prefetch(element: Any, level: Literal[1, 2] = 1, *, write: bool = False) -> None:
+    """Emits that the line of an element, which may lie beyond the end of its buffer, is fetched into a cache.
+
+    Args:
+        element: What will be read or written.
+        level: The cache.
+        write: Whether it will be written, so that no other core may keep it.
+    """
+    how = (tirx.const(value, "int32") for value in (int(write), 4 - level, 1))
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), *how))
+
+
+def spread(total: int, count: int, k: Any, body: Callable[[Any], None]) -> None:
+    """Emits step k of `count`, all of which together do `body(n)` for every n below `total`.
+
+    Some n may be repeated, or lie beyond the total, so it is for prefetches alone.
+    """
+    each = ceil_div(total, count)
+    for n in range(each):
+        body(k * total // count if each == 1 else k * each + n)
 
 
 def multiply(
@@ -77,6 +98,19 @@ def multiply(
     return rows
 
 
+@dataclass(frozen=True)
+class After:
+    """What follows the last chunk of a panel's sums.
+
+    Attributes:
+        fetch: (panel, k, number of steps): emits, beside step k of that chunk, prefetches of what `write` touches.
+        write: (panel): emits what becomes of its totals.
+    """
+
+    fetch: Callable[[Any, Any, int], None]
+    write: Callable[[Any], None]
+
+
 def multiply_panels(
     tile: Tile,
     depth: int,
@@ -88,6 +122,7 @@ def multiply_panels(
     place: Callable[[Any, int, Any], Sequence[Any]] | None = None,
     longest: int | None = None,
     ahead: Callable[[Any, Any, Any], None] | None = None,
+    after: After | None = None,
 ) -> None:
     """Emits totals[p] = left panel p · one right panel, for every p below `panels`.
 
@@ -106,6 +141,7 @@ def multiply_panels(
         longest: Terms of a chunk at most, if not `chunk_length`.
         ahead: (panel, first term of the chunk, k counted from it) → emits what is done beside a step of the depth,
             which is to fetch what will be read next.
+        after: What is done with the totals of a panel as soon as they are complete.
     """
 
     def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
@@ -114,17 +150,20 @@ def multiply_panels(
     chunk = chunk_length(depth) if longest is None else ceil_div(depth, ceil_div(depth, longest))
     with T.serial(0, panels) as p:
         each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), total(p, i, j, at)))
-    with T.serial(0, ceil_div(depth, chunk)) as c:
-        count = chunk if depth % chunk == 0 else T.min(chunk, depth - c * chunk)
+
+    def emit_chunk(c: Any, count: Any, last: After | None) -> None:
         if before is not None:
             before(c * chunk, count)
         with T.serial(0, panels) as p:
+
+            def beside(k: Any, p: Any = p) -> None:
+                if ahead is not None:
+                    ahead(p, c * chunk, k)
+                if last is not None:
+                    last.fetch(p, k, count)
+
             partial = multiply(
-                tile,
-                count,
-                lambda k, i: left(p, c * chunk, k, i),
-                lambda k, j: right(c * chunk, k, j),
-                None if ahead is None else lambda k: ahead(p, c * chunk, k),
+                tile, count, lambda k, i: left(p, c * chunk, k, i), lambda k, j: right(c * chunk, k, j), beside
             )
 
             def add(i: int, j: Any, at: Any, p: Any = p, partial: list[tirx.Buffer] = partial) -> None:
@@ -132,3 +171,15 @@ def multiply_panels(
                 T.buffer_store(totals, totals[index] + partial[i][j], index)
 
             each_vector(tile, add)
+            if last is not None:
+                last.write(p)
+
+    if after is None:
+        with T.serial(0, ceil_div(depth, chunk)) as c:
+            emit_chunk(c, chunk if depth % chunk == 0 else T.min(chunk, depth - c * chunk), None)
+        return
+    others = ceil_div(depth, chunk) - 1
+    if others:
+        with T.serial(0, others) as c:
+            emit_chunk(c, chunk, None)
+    emit_chunk(others, depth - others * chunk, after)

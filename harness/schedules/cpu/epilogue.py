@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu import math as elementary
 from harness.schedules.kernel import Argument, fp32, view
@@ -28,6 +29,10 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "relax.multiply": lambda a, b: a * b,
     "relax.divide": lambda a, b: a / b,
 }
+
+
+_Reader = Callable[[Any, Any, Any], Any]
+"""(batch, row, column) → element of an operand."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +123,43 @@ class Epilogue:
             place = step.moved(place)
         return place
 
-    def emitter(self, place: Place, buffers: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
+    def emitter(self, place: Place, operands: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
         """(batch, row, column, value) → finished value; call it where views of the buffers may be declared."""
-        readers: list[Callable[[Any, Any, Any], Any]] = []
+        return self._finisher([reader for reader, _ in self._readers(place, operands)])
+
+    def write_back(
+        self, place: Place, operands: Sequence[tirx.Buffer], result: tirx.Buffer
+    ) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[Any, Any, Any], list[Any]]]:
+        """How an element reaches the result, through all steps; call it where views of the buffers may be declared.
+
+        Returns:
+            (batch, row, column, value): emits the store; and (batch, row, column) → what that touches in tensors as
+            large as the result: the element that it writes, then those that it reads.
+        """
+        readers = self._readers(place, operands)
+        finish, final = self._finisher([reader for reader, _ in readers]), self.final(place)
+        line = view(result, _size(final.shape))
+        read = [reader for reader, whole in readers if whole]
+
+        def store(b: Any, i: Any, j: Any, value: Any) -> None:
+            T.buffer_store(line, finish(b, i, j, value), [final.flat(b, i, j)])
+
+        def touched(b: Any, i: Any, j: Any) -> list[Any]:
+            return [line[final.flat(b, i, j)], *(reader(b, i, j) for reader in read)]
+
+        return store, touched
+
+    def _readers(self, place: Place, operands: Sequence[tirx.Buffer]) -> list[tuple[_Reader, bool]]:
+        """How each tensor operand is read, and whether it is as large as the result: no element is read twice then."""
+        readers: list[tuple[_Reader, bool]] = []
         for step in self.steps:
             place = step.moved(place)
             if step.operand:
-                readers.append(_reader(place, self.shapes[len(readers)], buffers[len(readers)]))
+                shape = self.shapes[len(readers)]
+                readers.append((_reader(place, shape, operands[len(readers)]), shape == place.shape))
+        return readers
 
+    def _finisher(self, readers: Sequence[_Reader]) -> Callable[[Any, Any, Any, Any], Any]:
         def finish(b: Any, i: Any, j: Any, value: Any) -> Any:
             waiting = iter(readers)
             for step in self.steps:
@@ -141,7 +175,7 @@ class Epilogue:
         return finish
 
 
-def _reader(place: Place, shape: tuple[int, ...], buffer: tirx.Buffer) -> Callable[[Any, Any, Any], Any]:
+def _reader(place: Place, shape: tuple[int, ...], buffer: tirx.Buffer) -> _Reader:
     if shape == place.shape:
         line = view(buffer, _size(shape))
         return lambda b, i, j: line[place.flat(b, i, j)]

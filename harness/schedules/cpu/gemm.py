@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, sym, tirx
-from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.folding import moved, ravel, row_starts
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
+    Access,
     PanelRead,
     Problem,
     Read,
     Side,
-    Store,
     pack_function,
     panel_width,
     product_function,
@@ -134,7 +133,7 @@ def matrix_product(
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
 
-        def body(*buffers: tirx.Buffer) -> tuple[Any, PanelRead, Store]:
+        def body(*buffers: tirx.Buffer) -> Access:
             streamed, panels, *extras, result = buffers
             if streaming == "left":
                 element = moving.reader(streamed, problem.rows, problem.depth)
@@ -144,12 +143,7 @@ def matrix_product(
                 def element(m: Any, j: Any, k: Any) -> Any:
                     return matrix(m, k, j)
 
-            line = view(result, math.prod(shape))
-            finish, final = epilogue.emitter(place, extras), epilogue.final(place)
-
-            def store(b: Any, i: Any, j: Any, value: Any) -> None:
-                T.buffer_store(line, finish(b, i, j, value), [final.flat(b, i, j)])
-
+            store, touched = epilogue.write_back(place, extras, result)
             if by_row:
 
                 def begins(b: Any, row: Any) -> Any:
@@ -158,14 +152,15 @@ def matrix_product(
                     return (moving.index(batch, b) * problem.rows + row) * problem.depth
 
                 run = view(streamed, math.prod(moving.shape))
-                return stream_rows(run, begins, problem, tile), panels_of(panels), store
+                pack = stream_rows(run, begins, problem, tile)
+                return Access(pack, panels_of(panels), store, touched, lambda b, row, k: run[begins(b, row) + k])
             pack = stream(
                 lambda b, i, k: element(moving.index(batch, b), i, k),
                 problem.width(streaming),
                 panel_width(streaming, tile),
                 tile.lanes if streaming == "right" and not moving.transposed else 1,
             )
-            return pack, panels_of(panels), store
+            return Access(pack, panels_of(panels), store, touched)
 
         name = "matmul" + epilogue.label
         function = product_function(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.cpu.emit import for_each_vector, multiply_panels, prefetch
+from harness.schedules.cpu.emit import LINE, After, for_each_vector, multiply_panels, prefetch, spread
 from harness.schedules.cpu.tile import Tile
 from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers, view
 
@@ -207,6 +207,28 @@ PanelRead = Callable[[Any, Any, Any, Any], Any]
 """(batch, panel, k, row or column within the panel) → element of the packed operand."""
 Store = Callable[[Any, Any, Any, Any], None]
 """(batch, row, column, value): emits the store of one element; may be vectorized over columns."""
+Touched = Callable[[Any, Any, Any], list[Any]]
+"""(batch, row, column) → elements of memory that the store there writes, the first, and reads; with their neighbours,
+those of the columns beside it."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a kernel gets at its operands and its result.
+
+    Attributes:
+        pack: How the streaming operand is packed.
+        packed: How the resident one is read.
+        store: How an element of the result is stored.
+        touched: What that touches, if columns lie side by side.
+        rows: How the streaming operand is read where it lies, if it is the left one and packed along its rows.
+    """
+
+    pack: Pack
+    packed: PanelRead
+    store: Store
+    touched: Touched = lambda b, i, j: []
+    rows: Read | None = None
 
 
 def product_function(
@@ -215,7 +237,7 @@ def product_function(
     streaming: Side,
     cut: Cut,
     arguments: Sequence[Argument],
-    body: Callable[..., tuple[Pack, PanelRead, Store]],
+    body: Callable[..., Access],
     by_row: bool = False,
 ) -> tirx.PrimFunc:
     """The kernel.
@@ -226,18 +248,19 @@ def product_function(
         streaming: Which operand streams.
         cut: Its tile, blocks and chunks.
         arguments: All tensors, the result last.
-        body: Gets one buffer per argument; returns how the streaming operand is packed, how the resident one is read
-            and how an element of the result is stored.
+        body: Gets one buffer per argument.
         by_row: Whether packing goes along the rows of the left operand (`stream_rows`) and not across them.
     """
     tile, blocking = cut.tile, cut.blocking
-    panel = panel_width(streaming, tile)
     count, others = panels(problem, streaming, tile)
     blocks = ceil_div(count, blocking.slots)
     per_split = ceil_div(others, blocking.splits)
 
+    # A row that one panel reads is read once, so that packing it would be a pass of its own.
+    in_place = by_row and others == 1
+
     def emit(*buffers: tirx.Buffer) -> None:
-        pack, packed, store = body(*buffers)
+        access = body(*buffers)
         with T.parallel(0, problem.batch * blocks * blocking.splits) as task:
             b = T.Bind(task // (blocks * blocking.splits))
             first_panel = T.Bind(task // blocking.splits % blocks * blocking.slots)
@@ -245,70 +268,125 @@ def product_function(
             slots = _at_most(blocking.slots, count, first_panel)
             parts = _at_most(per_split, others, first_other)
             if streaming == "left":
-                left_panels, right_panels, left_first, right_first = slots, parts, first_panel, first_other
-                # Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
-                chunks = ceil_div(problem.depth, cut.chunk)
-                extents = (panel, cut.chunk) if by_row else (cut.chunk, panel)
-                workspace = T.alloc_buffer((chunks, blocking.slots, *extents), "float32")
-                with T.serial(0, slots) as slot:
-                    fill = pack(b, (first_panel + slot) * panel)
-                    with T.serial(0, chunks) as c:
-
-                        def put(k: Any, i: Any, value: Any) -> None:
-                            T.buffer_store(workspace, value, [c, slot, i, k] if by_row else [c, slot, k, i])
-
-                        fill(put, c * cut.chunk, _at_most(cut.chunk, problem.depth, c * cut.chunk))
+                block = _Block(b, first_panel, slots, first_other, parts)
+                read = _read_left(problem, tile, access, block) if in_place else _pack_left(problem, cut, access, block)
             else:
-                left_panels, right_panels, left_first, right_first = parts, slots, first_other, first_panel
-                # A chunk of the panel is packed just before it is used, and stays in the first-level cache.
-                workspace = T.alloc_buffer((cut.chunk, panel), "float32")
+                block = _Block(b, first_other, parts, first_panel, slots)
+                read = _pack_right(cut, access, block)
             totals = T.alloc_buffer((blocking.slots if streaming == "left" else per_split, tile.size), "float32")
-            with T.serial(0, right_panels) as r:
-                column = T.Bind((right_first + r) * tile.columns)
-                if streaming == "left":
-                    size = cut.chunk * panel
-                    line = view(workspace, chunks * blocking.slots * size)
-                    share = ceil_div(tile.columns, blocking.slots)
-
-                    def ahead(p: Any, first: Any, k: Any) -> None:
-                        # Of the next left panel as much as a step reads, of the next chunk of the right one its share.
-                        prefetch(line[(first // cut.chunk * blocking.slots + p + 1) * size + k * panel], level=1)
-                        at = (p * cut.chunk + k) * share
-                        row = first + cut.chunk + at // tile.columns
-                        prefetch(packed(b, right_first + r, row, at % tile.columns), level=2)
-
-                    multiply_panels(
-                        tile,
-                        problem.depth,
-                        left_panels,
-                        lambda p, first, k, i: workspace[(first // cut.chunk, p, *((i, k) if by_row else (k, i)))],
-                        lambda first, k, j: packed(b, right_first + r, first + k, j),
-                        totals,
-                        longest=cut.chunk,
-                        ahead=ahead,
-                    )
-                else:
-                    fill = pack(b, column)
-                    multiply_panels(
-                        tile,
-                        problem.depth,
-                        left_panels,
-                        lambda p, first, k, i: packed(b, left_first + p, first + k, i),
-                        lambda first, k, j: workspace[k, j],
-                        totals,
-                        before=lambda first, count: fill(
-                            lambda k, j, value: T.buffer_store(workspace, value, [k, j]), first, count
-                        ),
-                        longest=cut.chunk,
-                        ahead=lambda p, first, k: prefetch(packed(b, left_first + p + 1, first + k, 0), level=1),
-                    )
-                with T.serial(0, left_panels) as p:
-                    _write(problem, tile, store, lambda at: totals[p, at], b, (left_first + p) * tile.rows, column)
+            with T.serial(0, block.right_panels) as r:
+                column = T.Bind((block.right_first + r) * tile.columns)
+                operands = read(r)
+                multiply_panels(
+                    tile,
+                    problem.depth,
+                    block.left_panels,
+                    operands.left,
+                    operands.right,
+                    totals,
+                    before=operands.before,
+                    longest=cut.chunk,
+                    ahead=operands.ahead,
+                    after=_write(problem, tile, access, totals, block, column),
+                )
 
     size = f"{problem.rows}x{problem.depth} · {problem.depth}x{problem.columns}"
     batch = f"{problem.batch} times " if problem.batch > 1 else ""
-    explain = f"{batch}{size}, tile {tile.rows}x{tile.columns}, the {streaming} operand packed on the way"
+    how = "read where it lies" if in_place else "packed on the way"
+    explain = f"{batch}{size}, tile {tile.rows}x{tile.columns}, the {streaming} operand {how}"
     return prim_func(name, arguments, emit, explain)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a task does: some left panels by some right ones, of matrix `batch`."""
+
+    batch: Any
+    left_first: Any
+    left_panels: Any
+    right_first: Any
+    right_panels: Any
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """What `multiply_panels` reads for one right panel; see there."""
+
+    left: Callable[[Any, Any, Any, int], Any]
+    right: Callable[[Any, Any, Any], Any]
+    ahead: Callable[[Any, Any, Any], None] | None = None
+    before: Callable[[Any, Any], None] | None = None
+
+
+def _pack_left(problem: Problem, cut: Cut, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+    """Emits the packing of a block of the left operand; returns how each right panel of the task meets it."""
+    tile, slots = cut.tile, cut.blocking.slots
+    by_row = access.rows is not None
+    # Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
+    chunks = ceil_div(problem.depth, cut.chunk)
+    size = cut.chunk * tile.rows
+    extents = (tile.rows, cut.chunk) if by_row else (cut.chunk, tile.rows)
+    workspace = T.alloc_buffer((chunks, slots, *extents), "float32")
+    with T.serial(0, block.left_panels) as slot:
+        fill = access.pack(block.batch, (block.left_first + slot) * tile.rows)
+        with T.serial(0, chunks) as c:
+
+            def put(k: Any, i: Any, value: Any) -> None:
+                T.buffer_store(workspace, value, [c, slot, i, k] if by_row else [c, slot, k, i])
+
+            fill(put, c * cut.chunk, _at_most(cut.chunk, problem.depth, c * cut.chunk))
+
+    def operands(r: Any) -> _Operands:
+        line = view(workspace, chunks * slots * size)
+        share = ceil_div(tile.columns, slots)
+
+        def left(p: Any, first: Any, k: Any, i: int) -> Any:
+            return workspace[(first // cut.chunk, p, *((i, k) if by_row else (k, i)))]
+
+        def ahead(p: Any, first: Any, k: Any) -> None:
+            # Of the next left panel as much as a step reads, of the next chunk of the right one its share.
+            prefetch(line[(first // cut.chunk * slots + p + 1) * size + k * tile.rows], level=1)
+            at = (p * cut.chunk + k) * share
+            row = first + cut.chunk + at // tile.columns
+            prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
+
+        return _Operands(left, _read_packed(access, block, r), ahead)
+
+    return operands
+
+
+def _read_left(problem: Problem, tile: Tile, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+    """As `_pack_left`, without packing."""
+    read = access.rows
+    assert read is not None
+
+    def element(p: Any, i: Any, k: Any) -> Any:
+        row = (block.left_first + p) * tile.rows + i
+        return read(block.batch, row if problem.rows % tile.rows == 0 else T.min(row, problem.rows - 1), k)
+
+    return lambda r: _Operands(lambda p, first, k, i: element(p, i, first + k), _read_packed(access, block, r))
+
+
+def _pack_right(cut: Cut, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+    """Returns how the left panels of a task meet a right panel, a chunk of which is packed just before it is used."""
+    tile = cut.tile
+    # It stays in the first-level cache.
+    workspace = T.alloc_buffer((cut.chunk, tile.columns), "float32")
+
+    def operands(r: Any) -> _Operands:
+        fill = access.pack(block.batch, (block.right_first + r) * tile.columns)
+        return _Operands(
+            lambda p, first, k, i: access.packed(block.batch, block.left_first + p, first + k, i),
+            lambda first, k, j: workspace[k, j],
+            lambda p, first, k: prefetch(access.packed(block.batch, block.left_first + p + 1, first + k, 0), level=1),
+            lambda first, count: fill(lambda k, j, value: T.buffer_store(workspace, value, [k, j]), first, count),
+        )
+
+    return operands
+
+
+def _read_packed(access: Access, block: _Block, r: Any) -> Callable[[Any, Any, Any], Any]:
+    return lambda first, k, j: access.packed(block.batch, block.right_first + r, first + k, j)
 
 
 def _at_most(count: int, total: int, first: Any) -> Any:
@@ -316,24 +394,39 @@ def _at_most(count: int, total: int, first: Any) -> Any:
     return count if total % count == 0 else T.min(count, total - first)
 
 
-def _write(
-    problem: Problem, tile: Tile, store: Store, total: Callable[[Any], Any], b: Any, row: Any, column: Any
-) -> None:
-    """Emits the store of one register tile, without what lies beyond the edges."""
-    rows = _at_most(tile.rows, problem.rows, row)
-
-    def line(i: Any, width: int) -> None:
-        for_each_vector(width, tile.lanes, lambda j: store(b, row + i, column + j, total(i * tile.columns + j)))
-
+def _write(problem: Problem, tile: Tile, access: Access, totals: tirx.Buffer, block: _Block, column: Any) -> After:
+    """The store of one register tile, without what lies beyond the edges."""
+    lines = ceil_div(tile.columns, LINE)
     tail = problem.columns % tile.columns
-    with T.serial(0, rows) as i:
-        if tail == 0:
-            line(i, tile.columns)
-        elif problem.columns < tile.columns:
-            line(i, tail)
-        else:
-            with T.If(column + tile.columns <= problem.columns):
-                with T.Then():
-                    line(i, tile.columns)
-                with T.Else():
-                    line(i, tail)
+
+    def fetch(p: Any, k: Any, count: int) -> None:
+        def line(n: Any) -> None:
+            row = (block.left_first + p) * tile.rows + n // lines
+            for at, element in enumerate(access.touched(block.batch, row, column + n % lines * LINE)):
+                prefetch(element, level=1, write=at == 0)
+
+        spread(tile.rows * lines, count, k, line)
+
+    def write(p: Any) -> None:
+        row = T.Bind((block.left_first + p) * tile.rows)
+
+        def line(i: Any, width: int) -> None:
+            for_each_vector(
+                width,
+                tile.lanes,
+                lambda j: access.store(block.batch, row + i, column + j, totals[p, i * tile.columns + j]),
+            )
+
+        with T.serial(0, _at_most(tile.rows, problem.rows, row)) as i:
+            if tail == 0:
+                line(i, tile.columns)
+            elif problem.columns < tile.columns:
+                line(i, tail)
+            else:
+                with T.If(column + tile.columns <= problem.columns):
+                    with T.Then():
+                        line(i, tile.columns)
+                    with T.Else():
+                        line(i, tail)
+
+    return After(fetch, write)
