@@ -13,6 +13,7 @@ import pytest
 from filelock import FileLock
 
 from conformance.tuning import record
+from harness.memory import give_back_freed_memory
 from harness.targets import TARGETS
 from harness.threads import OPTION_VARIABLE
 from harness.tuning.database import store
@@ -20,6 +21,16 @@ from harness.tuning.database import store
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: every command that is interrupted by a test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test module caches for its own tests, whole models among it, goes with the last of them."""
+    yield
+    for value in vars(request.module).values():
+        if callable(getattr(value, "cache_clear", None)) and value.__module__ == request.module.__name__:
+            value.cache_clear()
+    give_back_freed_memory()
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -71,6 +72,19 @@ def load_libraries(_: object, enter: Enter) -> tuple[set[str], list[str]]:
 
 def where_it_is(variable: str, enter: Enter) -> tuple[str, str | None]:
     return str(Path.cwd()), os.environ.get(variable)
+
+
+def leave_files(how: str, enter: Enter) -> str:
+    """Files in the folder for temporary ones, this process's and a program's; then it returns, waits or dies."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "large").write_bytes(bytes(1000))
+    subprocess.run([sys.executable, "-c", "import tempfile; tempfile.mkdtemp()"], check=True)
+    enter("left")
+    if how == "waits":
+        time.sleep(600)
+    if how == "dies":
+        os.abort()
+    return str(folder)
 
 
 def tell_pid_and_wait(path: Path, enter: Enter) -> None:

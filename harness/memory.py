@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 
 _TUNABLES = ("hugetlb=1", f"mmap_threshold={8 << 30}", f"trim_threshold={64 << 30}")
@@ -16,3 +19,10 @@ def keep_freed_memory() -> None:
     many sizes can take twice the memory. Other C libraries know nothing of the variable.
     """
     os.environ.setdefault("GLIBC_TUNABLES", ":".join(f"glibc.malloc.{tunable}" for tunable in _TUNABLES))
+
+
+def give_back_freed_memory() -> None:
+    """Gives the system what this process has freed and not used again; other C libraries than glibc keep it."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

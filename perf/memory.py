@@ -6,11 +6,11 @@ because the process has it: TVM's pool, a packed weight beside its original.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.memory import give_back_freed_memory
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,10 @@ class Meter:
 
 def resident() -> int | None:
     """Resident bytes once everything that is free has been given back; None where the system does not tell."""
-    gc.collect()
+    give_back_freed_memory()
     try:
-        ctypes.CDLL(None).malloc_trim(0)
         return _status("VmRSS")
-    except (AttributeError, OSError):  # not Linux, not glibc
+    except OSError:  # not Linux
         return None
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -57,6 +58,7 @@ def _answer(folder: Path) -> dict[str, Any]:
         sys.path[:] = request["path"]
         os.chdir(request["directory"])
         _take_environment(request["environment"])
+        _keep_files_in(folder)
         value = named(request["function"])(request["argument"], enter)
     except Exception as error:
         return _failure(error)
@@ -68,6 +70,14 @@ def _take_environment(environment: dict[str, str]) -> None:
     for name in _STARTED_WITH.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)
+
+
+def _keep_files_in(folder: Path) -> None:
+    """Makes temporary files, those of programs that are started too, go with the call, however it ends."""
+    own = folder / "temporary"
+    own.mkdir()
+    os.environ["TMPDIR"] = str(own)
+    tempfile.tempdir = None  # where they were before a fork
 
 
 def _failure(error: Exception) -> dict[str, Any]:
