@@ -79,6 +79,35 @@ def test_additive_bias_with_masked_keys(
     hold(attention(), reference(), [*operands(2, queries, keys, 3, 32), bias])
 
 
+@settings(max_examples=12)
+@given(
+    queries=st.sampled_from([12, 17, 201]),
+    keys=st.sampled_from([577, 600, 1155, 1183, 1728]),
+    rising=st.sampled_from([-30.0, 0.0, 30.0]),
+    masked=st.sampled_from([None, 0.0, 0.5]),
+    parts=st.sampled_from([1, 2]),
+)
+def test_keys_in_blocks(queries: int, keys: int, rising: float, masked: float | None, parts: int) -> None:
+    """577 and 1183 are one block. Where scores rise, each block has a new highest; some queries lack whole blocks."""
+    q, k, v = operands(parts, queries, keys, 2, 16)
+    k[..., 0] += np.linspace(0.0, rising, keys, dtype=np.float32)[:, None]
+    q[..., 0] = np.abs(q[..., 0])
+    if masked is None:
+        hold(attention(), reference(), [q, k, v])
+        return
+    bias = normal((1, 1, queries, keys), 3)
+    bias[np.random.default_rng(0).random(bias.shape) < masked] = -np.inf
+    for query, block in enumerate((slice(0, keys // 2), slice(keys // 2, None), slice(None))):
+        bias[:, :, query, block] = -np.inf
+    hold(attention(), reference(), [q, k, v, bias])
+
+
+@pytest.mark.parametrize(("keys", "how"), [(576, None), (1155, "385 keys at a time"), (1183, None), (5184, "576 keys")])
+def test_keys_are_cut_where_equal_blocks_fit(keys: int, how: str | None) -> None:
+    (text,) = explained(lowered(attention(), operands(1, 20, keys, 1, 16)))
+    assert how in text if how else "at a time" not in text
+
+
 def test_boolean_mask() -> None:
     mask = np.random.default_rng(0).random((2, 1, 20, 36)) < 0.5
     mask[:, :, 7] = False
@@ -219,17 +248,19 @@ def test_the_score_matrix_is_never_stored() -> None:
     assert sizes and max(sizes) <= 4 * 576 * 4 * 64 * 1.05
 
 
+@pytest.mark.parametrize("keys", [50, 1155])
 @pytest.mark.parametrize("scale", [30.0, 1e4])
-def test_large_scores_do_not_overflow(scale: float) -> None:
-    actual = run(attention(), operands(1, 33, 50, 2, 32, scale=scale))
-    q, k, v = (torch.from_numpy(x).double() for x in operands(1, 33, 50, 2, 32, scale=scale))
+def test_large_scores_do_not_overflow(scale: float, keys: int) -> None:
+    actual = run(attention(), operands(1, 33, keys, 2, 32, scale=scale))
+    q, k, v = (torch.from_numpy(x).double() for x in operands(1, 33, keys, 2, 32, scale=scale))
     exact = reference()(q, k, v).numpy()
     # A score of size s is rounded by s·2⁻²⁴, which is the relative error of its weight.
     assert np.isfinite(actual).all() and np.abs(actual - exact).max() < 2e-6 * scale
 
 
-def test_nan_stays_in_its_query_and_head() -> None:
-    arrays = operands(1, 40, 36, 2, 32)
+@pytest.mark.parametrize("keys", [36, 1155])
+def test_nan_stays_in_its_query_and_head(keys: int) -> None:
+    arrays = operands(1, 40, keys, 2, 32)
     arrays[0][0, 5, 1, 3] = np.nan
     actual = run(attention(), arrays)
     assert np.isnan(actual[0, 5, 1]).all()

@@ -1,16 +1,18 @@
-"""Scaled dot-product attention without the full score matrix, its softmax exact and its sums in two levels.
+"""Scaled dot-product attention without the full score matrix, its softmax exact and its sums in several levels.
 
 One task computes blocks of queries of one head. It first copies the head's keys and values into its workspace, one row
-each, so that whatever moved or rotated them happens on the way. Scores are kept transposed, as a strip [keys, queries],
-so that everything that happens per query (maximum, exponentials, their sum) is vectorized over queries and needs no
-reduction across lanes:
+each, so that whatever moved or rotated them happens on the way. Then it takes a block of keys past some blocks of
+queries, so that what it reads again and again stays in the second-level cache. Scores are kept transposed, as a strip
+[keys, queries], so that everything that happens per query (maximum, exponentials, their sum) is vectorized over queries
+and needs no reduction across lanes:
 
     strip[key, query] = Σ_d key[key, d] · (scale · query[query, d])  (+ bias, -inf where masked)
-    strip = exp(strip - maximum),  sum = Σ_key strip
-    result[query, c] = (Σ_key strip[key, query] · value[key, c]) / sum
+    factor = exp(maximum before - maximum),  strip = exp(strip - maximum)
+    sum = factor · sum + Σ_key strip
+    result[query, c] = factor · result[query, c] + Σ_key strip[key, query] · value[key, c]
 
-The exponentials of a chunk of keys are computed just before the product takes the chunk. A query whose keys are all
-masked gives zero, as in PyTorch. A few queries go another way (`few_queries.py`).
+and result / sum at the end. The exponentials of a chunk of keys are computed just before the product takes the chunk. A
+query whose keys are all masked gives zero, as in PyTorch. A few queries go another way (`few_queries.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ from harness.schedules.cpu.folding import Folded, Reader, fold, stored
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.tile import Tile
 from harness.schedules.graph import call, static_shape
-from harness.schedules.kernel import ceil_div, chunk_length, fp32, prim_func
+from harness.schedules.kernel import ceil_div, chunk_length, fp32, prim_func, registers
+
+_KEYS = 576
+"""Keys of a block at most: with values of 64 channels and 48 queries 400 KB, in a second-level cache of 1 MB."""
+_GROUP_BYTES = 256 * 1024
+"""Queries and results of the blocks of queries that share a pass over the keys; they stay in that cache as well."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,11 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     blocks = ceil_div(length, columns)
     per_part = ceil_div(blocks, cut.parts)
     parts = ceil_div(blocks, per_part)
-    key_panels, channel_panels = ceil_div(count, scores.rows), ceil_div(width, output.columns)
+    channel_panels = ceil_div(width, output.columns)
+    padded = channel_panels * output.columns
+    key_blocks = _key_blocks(count)
+    keys_here = count // key_blocks
+    group = 1 if key_blocks == 1 else max(1, min(per_part, _GROUP_BYTES // (4 * columns * (channels + padded))))
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
@@ -122,63 +133,151 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
         with T.parallel(0, batch * heads * parts) as task:
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
-            keys = T.alloc_buffer((key_panels * scores.rows, channels), "float32")
-            values = T.alloc_buffer((count, channel_panels * output.columns), "float32")
+            keys = T.alloc_buffer((count + scores.rows, channels), "float32")
+            values = T.alloc_buffer((count, padded), "float32")
             _copy_rows(attention.key, sources[1], (b, h), keys, lanes)
             _copy_rows(attention.value, sources[2], (b, h), values, lanes)
             rotated = T.alloc_buffer((columns, channels), "float32")
-            block = T.alloc_buffer((channels, columns), "float32")
-            strip = T.alloc_buffer((count, columns), "float32")
-            highest = T.alloc_buffer((columns,), "float32", scope="local")
-            total = T.alloc_buffer((columns,), "float32", scope="local")
+            queries = T.alloc_buffer((group, channels, columns), "float32")
+            state = _State(
+                *(T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), (columns, padded)))
+            )
+            strip = T.alloc_buffer((keys_here, columns), "float32")
             totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
-            with T.serial(0, _at_most(per_part, blocks, task % parts * per_part)) as step:
-                first = T.Bind((task % parts * per_part + step) * columns)
-                queries = columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
-                _copy_rows(attention.query, sources[0], (b, h), rotated, lanes, first, queries, attention.scale)
-                with T.serial(0, channels) as d, T.serial(0, columns) as j:
-                    T.buffer_store(block, rotated[j, d], [d, j])
-                _scores(attention, scores, keys, block, strip, highest, (b, h, first), bias)
-                _fill(total, columns, lanes, 0.0)
+            first_block = T.Bind(task % parts * per_part)
+            blocks_here = T.Bind(_at_most(per_part, blocks, first_block))
+            with T.serial(0, ceil_div(per_part, group)) as g:
+                first_of_group = T.Bind(first_block + g * group)
+                group_here = T.Bind(T.max(0, T.min(group, blocks_here - g * group)))
 
-                def exponentials(first_key: Any, keys_here: Any) -> None:
-                    _exponentials(scores, strip, highest, total, first_key, keys_here)
+                def rows_of(q: Any) -> tuple[Any, Any]:
+                    first = T.Bind((first_of_group + q) * columns)
+                    return first, columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
 
-                if channel_panels > 1:
-                    chunk = chunk_length(count)
-                    with T.serial(0, ceil_div(count, chunk)) as c:
-                        exponentials(c * chunk, _at_most(chunk, count, c * chunk))
-                with T.serial(0, channel_panels) as panel:
-                    channel = T.Bind(panel * output.columns)
+                with T.serial(0, group_here) as q:
+                    first, rows = rows_of(q)
+                    _copy_rows(attention.query, sources[0], (b, h), rotated, lanes, first, rows, attention.scale)
+                    with T.serial(0, channels) as d, T.serial(0, columns) as j:
+                        T.buffer_store(queries, rotated[j, d], [q, d, j])
+                    state.clear(q, lanes)
+                with T.serial(0, key_blocks) as block, T.serial(0, group_here) as q:
+                    first_key = T.Bind(block * keys_here)
+                    first = T.Bind((first_of_group + q) * columns)
+                    highest, total, factor = (registers((columns,)) for _ in range(3))
+                    state.read_highest(q, highest, lanes)
+                    _scores(attention, scores, keys, queries, strip, highest, (b, h, first, q, first_key), bias)
+                    state.raise_to(q, highest, factor, lanes)
+                    _fill(total, columns, lanes, 0.0)
 
-                    def value_of(first_key: Any, k: Any, j: Any, channel: Any = channel) -> Any:
-                        return values[first_key + k, channel + j]
+                    def exponentials(first: Any, here: Any, top: Any = highest, total: Any = total) -> None:
+                        _exponentials(attention, scores, strip, top, total, (first, here))
 
-                    multiply_panels(
-                        output,
-                        count,
-                        columns // output.rows,
-                        lambda p, first, k, i: strip[first + k, p * output.rows + i],
-                        value_of,
-                        totals,
-                        before=exponentials if channel_panels == 1 else None,
-                    )
-                    with T.serial(0, queries) as i:
-                        weight = T.Bind(total[i])
+                    if channel_panels > 1:
+                        chunk = chunk_length(keys_here)
+                        with T.serial(0, ceil_div(keys_here, chunk)) as c:
+                            exponentials(c * chunk, _at_most(chunk, keys_here, c * chunk))
+                    with T.serial(0, channel_panels) as panel:
+                        channel = T.Bind(panel * output.columns)
 
-                        def write(j: Any, i: Any = i, weight: Any = weight, channel: Any = channel) -> None:
-                            value = totals[i // output.rows, i % output.rows * output.columns + j] / weight
-                            value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), value)
-                            T.buffer_store(result, value, attention.place(b, first + i, h, channel + j))
+                        def value_of(first: Any, k: Any, j: Any, channel: Any = channel, key: Any = first_key) -> Any:
+                            return values[key + first + k, channel + j]
 
-                        if width % output.columns == 0:
-                            for_each_vector(output.columns, lanes, write)
-                        else:
-                            with T.serial(0, T.min(output.columns, width - channel)) as j:
-                                write(j)
+                        multiply_panels(
+                            output,
+                            keys_here,
+                            columns // output.rows,
+                            lambda p, first, k, i: strip[first + k, p * output.rows + i],
+                            value_of,
+                            totals,
+                            before=exponentials if channel_panels == 1 else None,
+                        )
+                        state.add(q, output, totals, factor, channel)
+                    state.add_sums(q, total, factor, lanes)
+                with T.serial(0, group_here) as q:
+                    first, rows = rows_of(q)
+                    with T.serial(0, rows) as i:
+                        weight = T.Bind(state.sums[q, i])
+
+                        def write(c: Any, i: Any = i, weight: Any = weight, q: Any = q, first: Any = first) -> None:
+                            value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.results[q, i, c] / weight)
+                            T.buffer_store(result, value, attention.place(b, first + i, h, c))
+
+                        for_each_vector(width, lanes, write)
 
     how = f"tiles {scores.rows}x{columns} and {output.rows}x{output.columns}"
+    if key_blocks > 1:
+        how += f", {keys_here} keys at a time"
     return prim_func("attention", attention.arguments, body, attention.explain(how))
+
+
+def _key_blocks(count: int) -> int:
+    """Into how many equal blocks the keys are cut, 1 where none of a fitting size divides them."""
+    least = ceil_div(count, _KEYS)
+    return next((n for n in range(least, 2 * least) if count % n == 0), 1)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is known of each query of some blocks after some keys: the softmax of the keys so far, not yet divided.
+
+    Attributes:
+        highest: Its highest score, [block, query].
+        sums: The sum of its exponentials.
+        results: Exponentials times values, [block, query, channel].
+    """
+
+    highest: tirx.Buffer
+    sums: tirx.Buffer
+    results: tirx.Buffer
+
+    def clear(self, q: Any, lanes: int) -> None:
+        """Emits the state before the first key."""
+        _, columns, width = (int(extent) for extent in self.results.shape)
+        for_each_vector(columns, lanes, lambda j: T.buffer_store(self.highest, fp32(-math.inf), [q, j]))
+        for_each_vector(columns, lanes, lambda j: T.buffer_store(self.sums, fp32(0.0), [q, j]))
+        with T.serial(0, columns) as i:
+            for_each_vector(width, lanes, lambda c: T.buffer_store(self.results, fp32(0.0), [q, i, c]))
+
+    def read_highest(self, q: Any, highest: tirx.Buffer, lanes: int) -> None:
+        """Emits a copy of the highest scores of a block."""
+        for_each_vector(int(highest.shape[0]), lanes, lambda j: T.buffer_store(highest, self.highest[q, j], [j]))
+
+    def raise_to(self, q: Any, highest: tirx.Buffer, factor: tirx.Buffer, lanes: int) -> None:
+        """Emits factor = exp(old highest - new highest), of which the new one, 0 for -inf, is left in `highest`."""
+
+        def finite(score: Any) -> Any:
+            # Without this exp(-inf - -inf) would be NaN where every key is masked.
+            return T.Select(tirx.EQ(score, fp32(-math.inf)), fp32(0.0), score)
+
+        def each(j: Any) -> None:
+            T.buffer_store(factor, elementary.exp_below_zero(self.highest[q, j] - finite(highest[j])), [j])
+
+        def note(j: Any) -> None:
+            T.buffer_store(self.highest, highest[j], [q, j])
+            T.buffer_store(highest, finite(highest[j]), [j])
+
+        for_each_vector(int(highest.shape[0]), lanes, each)
+        for_each_vector(int(highest.shape[0]), lanes, note)
+
+    def add(self, q: Any, tile: Tile, totals: tirx.Buffer, factor: tirx.Buffer, channel: Any) -> None:
+        """Emits results = factor · results + totals for the channels of one panel."""
+        with T.serial(0, int(factor.shape[0])) as i:
+            weight = T.Bind(factor[i])
+
+            def each(j: Any) -> None:
+                added = totals[i // tile.rows, i % tile.rows * tile.columns + j]
+                at = (q, i, channel + j)
+                T.buffer_store(self.results, self.results[at] * weight + added, list(at))
+
+            for_each_vector(tile.columns, tile.lanes, each)
+
+    def add_sums(self, q: Any, total: tirx.Buffer, factor: tirx.Buffer, lanes: int) -> None:
+        """Emits sums = factor · sums + total."""
+        for_each_vector(
+            int(total.shape[0]),
+            lanes,
+            lambda j: T.buffer_store(self.sums, self.sums[q, j] * factor[j] + total[j], [q, j]),
+        )
 
 
 def _at_most(count: int, total: int, first: Any) -> Any:
@@ -228,24 +327,39 @@ def _scores(
     attention: Attention,
     tile: Tile,
     keys: tirx.Buffer,
-    block: tirx.Buffer,
+    queries: tirx.Buffer,
     strip: tirx.Buffer,
     highest: tirx.Buffer,
-    place: tuple[Any, Any, Any],
+    place: tuple[Any, Any, Any, Any, Any],
     bias: Sequence[tirx.Buffer],
 ) -> None:
-    """Emits the scores of a block of queries, and the highest of each query."""
-    b, h, first = place
-    length, channels, count = attention.query.shape[1], attention.query.shape[3], attention.key.shape[1]
+    """Emits the scores of a block of queries and keys, and raises the highest of each query to them.
+
+    Args:
+        attention: The problem.
+        tile: The register tile.
+        keys: Those of the head.
+        queries: Blocks of queries, transposed.
+        strip: Gets the scores, [key, query].
+        highest: Is raised.
+        place: Batch, head, first query, number of the block of queries, first key.
+        bias: Buffer of the bias, if there is one.
+    """
+    b, h, first, q, first_key = place
+    length, channels, count = attention.query.shape[1], attention.query.shape[3], int(strip.shape[0])
     columns = tile.columns
-    _fill(highest, columns, tile.lanes, -math.inf)
 
     def finish(key: Any, j: Any, value: Any) -> Any:
         query = T.min(first + j, length - 1) if length % columns else first + j
-        return attention.masked(bias, (b, h, query, key), value)
+        return attention.masked(bias, (b, h, query, first_key + key), value)
 
     with T.serial(0, ceil_div(count, tile.rows)) as panel:
-        product = _tile_of_scores(tile, channels, lambda k, i: keys[panel * tile.rows + i, k], lambda k, j: block[k, j])
+        product = _tile_of_scores(
+            tile,
+            channels,
+            lambda k, i: keys[first_key + panel * tile.rows + i, k],
+            lambda k, j: queries[q, k, j],
+        )
 
         def scores_of(i: int, panel: Any = panel, product: Callable[[int, Any], Any] = product) -> None:
             key = T.Bind(panel * tile.rows + i)
@@ -261,12 +375,6 @@ def _scores(
                     scores_of(i)
             else:
                 scores_of(i)
-
-    # Without this exp(-inf - -inf) would be NaN where every key is masked.
-    def unmask(j: Any) -> None:
-        T.buffer_store(highest, T.Select(tirx.EQ(highest[j], fp32(-math.inf)), fp32(0.0), highest[j]), [j])
-
-    for_each_vector(columns, tile.lanes, unmask)
 
 
 def _tile_of_scores(
@@ -289,17 +397,24 @@ def _tile_of_scores(
 
 
 def _exponentials(
-    tile: Tile, strip: tirx.Buffer, highest: tirx.Buffer, total: tirx.Buffer, first: Any, count: Any
+    attention: Attention,
+    tile: Tile,
+    strip: tirx.Buffer,
+    highest: tirx.Buffer,
+    total: tirx.Buffer,
+    chunk: tuple[Any, Any],
 ) -> None:
     """Emits strip[key, j] = exp(strip[key, j] - highest[j]) for a chunk of keys, and adds their sum to total[j]."""
-    partial = T.alloc_buffer((tile.columns,), "float32", scope="local")
+    first, count = chunk
+    partial = registers((tile.columns,))
     _fill(partial, tile.columns, tile.lanes, 0.0)
     with T.serial(0, count) as k:
         for start in range(0, tile.columns, tile.lanes):
             with T.vectorized(0, tile.lanes) as j:
-                at = [first + k, start + j]
-                T.buffer_store(strip, elementary.exp_below_zero(strip[tuple(at)] - highest[start + j]), at)
-                T.buffer_store(partial, partial[start + j] + strip[tuple(at)], [start + j])
+                at = (first + k, start + j)
+                term = elementary.exp_below_zero(strip[at] - highest[start + j], vanishes=attention.masks)
+                T.buffer_store(strip, term, list(at))
+                T.buffer_store(partial, partial[start + j] + strip[at], [start + j])
     for_each_vector(tile.columns, tile.lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
 
 

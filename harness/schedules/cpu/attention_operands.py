@@ -86,6 +86,11 @@ class Attention:
             score = T.Select(at[3] <= at[2] + self.diagonal, score, fp32(-math.inf))
         return score
 
+    @property
+    def masks(self) -> bool:
+        """Whether scores can be -inf."""
+        return self.bias is not None or self.diagonal is not None
+
     def explain(self, how: str) -> str:
         """Sizes, and what is computed while it is read."""
         batch, queries, heads, channels = self.query.shape
