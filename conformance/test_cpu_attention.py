@@ -11,10 +11,13 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
-from tvm import relax
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
 
 from conformance.kernels import functions_of, hold, lowered, run
 from conformance.operators import normal
+from harness.schedules.kernel import Argument, fp32, prim_func, registers
+from harness.targets import TARGETS
 
 op = relax.op
 LENGTHS = st.sampled_from([1, 2, 12, 16, 17, 32, 36, 39, 64, 201])
@@ -106,6 +109,41 @@ def test_keys_in_blocks(queries: int, keys: int, rising: float, masked: float | 
 def test_keys_are_cut_where_equal_blocks_fit(keys: int, how: str | None) -> None:
     (text,) = explained(lowered(attention(), operands(1, 20, keys, 1, 16)))
     assert how in text if how else "at a time" not in text
+
+
+@pytest.mark.parametrize(
+    "loops",
+    [
+        pytest.param(
+            1,
+            marks=pytest.mark.xfail(
+                strict=True, reason="TVM gives a buffer the memory of one that the same loop reads and then overwrites"
+            ),
+        ),
+        2,
+    ],
+)
+def test_a_buffer_that_is_overwritten_after_it_was_read(loops: int) -> None:
+    """As the highest scores are, once the factor is known; after the last block of keys nobody reads them again."""
+
+    def body(x: tirx.Buffer, y: tirx.Buffer) -> None:
+        old, twice = registers((8,)), registers((8,))
+        with T.serial(0, 8) as i:
+            T.buffer_store(old, x[i], [i])
+        with T.serial(0, 8) as i:
+            T.buffer_store(twice, old[i] * fp32(2.0), [i])
+            if loops == 1:
+                T.buffer_store(old, x[i] + fp32(100.0), [i])
+        if loops == 2:
+            with T.serial(0, 8) as i:
+                T.buffer_store(old, x[i] + fp32(100.0), [i])
+        with T.serial(0, 8) as i:
+            T.buffer_store(y, twice[i], [i])
+
+    function = prim_func("main", [Argument("x", (8,)), Argument("y", (8,))], body).with_attr("global_symbol", "main")
+    x, y = (tvm.runtime.tensor(np.arange(8, dtype=np.float32)) for _ in range(2))
+    tvm.compile(tvm.IRModule({"main": function}), TARGETS["llvm"].tvm_target())["main"](x, y)
+    assert y.numpy().tolist() == [2.0 * i for i in range(8)]
 
 
 def test_boolean_mask() -> None:

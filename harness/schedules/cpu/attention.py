@@ -256,6 +256,7 @@ class _State:
             T.buffer_store(self.highest, highest[j], [q, j])
             T.buffer_store(highest, finite(highest[j]), [j])
 
+        # Two loops: in one, TVM 0.27 would let `factor` share the memory of the old highest, which then overwrites it.
         for_each_vector(int(highest.shape[0]), lanes, each)
         for_each_vector(int(highest.shape[0]), lanes, note)
 
