@@ -50,6 +50,14 @@ def run(
     return machine["main"](*arguments, *loaded).numpy()
 
 
+def call_function(function: tvm.tirx.PrimFunc, x: np.ndarray, extent: int) -> np.ndarray:
+    """What a function of two tensors writes into the second one, fp32 [extent]."""
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    result = tvm.runtime.tensor(np.zeros(extent, np.float32))
+    tvm.compile(module, TARGETS["llvm"].tvm_target())["main"](tvm.runtime.tensor(x), result)
+    return result.numpy()
+
+
 def hold(
     operator: Operator,
     reference: Callable[..., torch.Tensor],

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from conformance.kernels import call_function
 from harness.schedules.cpu.reduction import scalar
 from harness.schedules.kernel import Argument, prim_func
-from harness.targets import TARGETS
 
 
 def on_a_line(kept: Callable[[Any], Any]) -> np.ndarray:
@@ -26,12 +25,7 @@ def on_a_line(kept: Callable[[Any], Any]) -> np.ndarray:
             T.buffer_store(out, kept(start + T.cast(i, "float32") * length), [i])
 
     function = prim_func("main", [Argument("ends", (2,)), Argument("out", (4,))], body)
-    compiled = tvm.compile(
-        tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), TARGETS["llvm"].tvm_target()
-    )
-    out = tvm.runtime.tensor(np.zeros(4, "float32"))
-    compiled["main"](tvm.runtime.tensor(np.array([3, 4], "float32")), out)
-    return out.numpy()
+    return call_function(function, np.array([3, 4], np.float32), 4)
 
 
 def test_fp32_values_that_are_kept_in_memory():

@@ -81,6 +81,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def at_most(count: int, total: int, first: Any) -> Any:
+    """min(count, total - first), constant where parts of `count` come out even."""
+    return count if total % count == 0 else T.min(count, total - first)
+
+
 def fp32(value: float) -> Any:
     """An fp32 constant."""
     return tirx.const(value, "float32")

@@ -35,7 +35,7 @@ from harness.schedules.cpu.folding import Folded, Reader, fold, stored
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.tile import Tile
 from harness.schedules.graph import call, static_shape
-from harness.schedules.kernel import ceil_div, chunk_length, fp32, prim_func, registers
+from harness.schedules.kernel import at_most, ceil_div, chunk_length, fp32, prim_func, registers
 
 _KEYS = 576
 """Keys of a block at most: with values of 64 channels and 48 queries 400 KB, in a second-level cache of 1 MB."""
@@ -145,7 +145,7 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
             strip = T.alloc_buffer((keys_here, columns), "float32")
             totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
             first_block = T.Bind(task % parts * per_part)
-            blocks_here = T.Bind(_at_most(per_part, blocks, first_block))
+            blocks_here = T.Bind(at_most(per_part, blocks, first_block))
             with T.serial(0, ceil_div(per_part, group)) as g:
                 first_of_group = T.Bind(first_block + g * group)
                 group_here = T.Bind(T.max(0, T.min(group, blocks_here - g * group)))
@@ -175,7 +175,7 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                     if channel_panels > 1:
                         chunk = chunk_length(keys_here)
                         with T.serial(0, ceil_div(keys_here, chunk)) as c:
-                            exponentials(c * chunk, _at_most(chunk, keys_here, c * chunk))
+                            exponentials(c * chunk, at_most(chunk, keys_here, c * chunk))
                     with T.serial(0, channel_panels) as panel:
                         channel = T.Bind(panel * output.columns)
 
@@ -279,10 +279,6 @@ class _State:
             lanes,
             lambda j: T.buffer_store(self.sums, self.sums[q, j] * factor[j] + total[j], [q, j]),
         )
-
-
-def _at_most(count: int, total: int, first: Any) -> Any:
-    return count if total % count == 0 else T.min(count, total - first)
 
 
 def _copy_rows(

@@ -223,11 +223,7 @@ def _scatter(
         def body(*buffers: tirx.Buffer) -> Access:
             pixels, panels, *extras, output = buffers
             rows = view(pixels, batch, depth, problem.columns)
-            finish = epilogue.emitter(place, extras)
-
-            def store(b: Any, i: Any, j: Any, value: Any) -> None:
-                T.buffer_store(output, finish(b, i, j, value), coordinates(b, i, j))
-
+            store, _ = epilogue.write_back(place, extras, output)
             pack = stream(lambda b, j, k: rows[b, k, j], problem.columns, tile.columns, tile.lanes)
             return Access(pack, lambda _, p, k, i: panels[0, p, k, i], store)
 
@@ -257,8 +253,7 @@ def _depthwise(
         def body(*buffers: tirx.Buffer) -> None:
             image, filters, *extras, result = buffers
             planes = view(image, batch * channels, height, width)
-            line = view(result, math.prod(window.result))
-            finish = epilogue.emitter(place, extras)
+            store, _ = epilogue.write_back(place, extras, result)
             with T.parallel(0, batch * channels) as plane:
                 padded = T.alloc_buffer((padded_height, padded_width), "float32")
                 with T.serial(0, padded_height) as y, T.serial(0, padded_width) as x:
@@ -277,7 +272,7 @@ def _depthwise(
                                 T.buffer_store(total, total[j] + factor * padded[row, column], [j])
                         with T.vectorized(0, count) as j:
                             pixel = y * out_width + start + j
-                            T.buffer_store(line, finish(plane, 0, pixel, total[j]), [place.flat(plane, 0, pixel)])
+                            store(plane, 0, pixel, total[j])
 
         name = "depthwise" + epilogue.label
         arguments = [Argument("image", window.image), Argument("weight", weight), *epilogue.arguments]

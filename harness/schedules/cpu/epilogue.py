@@ -123,10 +123,6 @@ class Epilogue:
             place = step.moved(place)
         return place
 
-    def emitter(self, place: Place, operands: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
-        """(batch, row, column, value) → finished value; call it where views of the buffers may be declared."""
-        return self._finisher([reader for reader, _ in self._readers(place, operands)])
-
     def write_back(
         self, place: Place, operands: Sequence[tirx.Buffer], result: tirx.Buffer
     ) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[Any, Any, Any], list[Any]]]:
@@ -137,15 +133,15 @@ class Epilogue:
             large as the result: the element that it writes, then those that it reads.
         """
         readers = self._readers(place, operands)
-        finish, final = self._finisher([reader for reader, _ in readers]), self.final(place)
+        final = self.final(place)
         line = view(result, _size(final.shape))
-        read = [reader for reader, whole in readers if whole]
 
         def store(b: Any, i: Any, j: Any, value: Any) -> None:
-            T.buffer_store(line, finish(b, i, j, value), [final.flat(b, i, j)])
+            finished = self._finished(value, [reader(b, i, j) for reader, _ in readers])
+            T.buffer_store(line, finished, [final.flat(b, i, j)])
 
         def touched(b: Any, i: Any, j: Any) -> list[Any]:
-            return [line[final.flat(b, i, j)], *(reader(b, i, j) for reader in read)]
+            return [line[final.flat(b, i, j)], *(reader(b, i, j) for reader, whole in readers if whole)]
 
         return store, touched
 
@@ -159,20 +155,17 @@ class Epilogue:
                 readers.append((_reader(place, shape, operands[len(readers)]), shape == place.shape))
         return readers
 
-    def _finisher(self, readers: Sequence[_Reader]) -> Callable[[Any, Any, Any, Any], Any]:
-        def finish(b: Any, i: Any, j: Any, value: Any) -> Any:
-            waiting = iter(readers)
-            for step in self.steps:
-                if step.shape is not None:
-                    continue
-                if step.op in UNARY:
-                    value = UNARY[step.op](value)
-                    continue
-                other = next(waiting)(b, i, j) if step.operand else fp32(step.constant or 0.0)
-                value = BINARY[step.op](other, value) if step.swapped else BINARY[step.op](value, other)
-            return value
-
-        return finish
+    def _finished(self, value: Any, operands: Sequence[Any]) -> Any:
+        waiting = iter(operands)
+        for step in self.steps:
+            if step.shape is not None:
+                continue
+            if step.op in UNARY:
+                value = UNARY[step.op](value)
+                continue
+            other = next(waiting) if step.operand else fp32(step.constant or 0.0)
+            value = BINARY[step.op](other, value) if step.swapped else BINARY[step.op](value, other)
+        return value
 
 
 def _reader(place: Place, shape: tuple[int, ...], buffer: tirx.Buffer) -> _Reader:

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.emit import LINE, After, for_each_vector, multiply_panels, prefetch, spread
 from harness.schedules.cpu.tile import Tile
-from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers, view
+from harness.schedules.kernel import Argument, at_most, ceil_div, fp32, prim_func, registers, view
 
 Side = Literal["left", "right"]
 
@@ -249,7 +249,8 @@ def product_function(
         cut: Its tile, blocks and chunks.
         arguments: All tensors, the result last.
         body: Gets one buffer per argument.
-        by_row: Whether packing goes along the rows of the left operand (`stream_rows`) and not across them.
+        by_row: Whether what it returns has `rows`, because packing goes along the rows of the left operand
+            (`stream_rows`) and not across them.
     """
     tile, blocking = cut.tile, cut.blocking
     count, others = panels(problem, streaming, tile)
@@ -265,8 +266,8 @@ def product_function(
             b = T.Bind(task // (blocks * blocking.splits))
             first_panel = T.Bind(task // blocking.splits % blocks * blocking.slots)
             first_other = T.Bind(task % blocking.splits * per_split)
-            slots = _at_most(blocking.slots, count, first_panel)
-            parts = _at_most(per_split, others, first_other)
+            slots = at_most(blocking.slots, count, first_panel)
+            parts = at_most(per_split, others, first_other)
             if streaming == "left":
                 block = _Block(b, first_panel, slots, first_other, parts)
                 read = _read_left(problem, tile, access, block) if in_place else _pack_left(problem, cut, access, block)
@@ -334,7 +335,7 @@ def _pack_left(problem: Problem, cut: Cut, access: Access, block: _Block) -> Cal
             def put(k: Any, i: Any, value: Any) -> None:
                 T.buffer_store(workspace, value, [c, slot, i, k] if by_row else [c, slot, k, i])
 
-            fill(put, c * cut.chunk, _at_most(cut.chunk, problem.depth, c * cut.chunk))
+            fill(put, c * cut.chunk, at_most(cut.chunk, problem.depth, c * cut.chunk))
 
     def operands(r: Any) -> _Operands:
         line = view(workspace, chunks * slots * size)
@@ -389,11 +390,6 @@ def _read_packed(access: Access, block: _Block, r: Any) -> Callable[[Any, Any, A
     return lambda first, k, j: access.packed(block.batch, block.right_first + r, first + k, j)
 
 
-def _at_most(count: int, total: int, first: Any) -> Any:
-    """min(count, total - first), constant where blocks come out even."""
-    return count if total % count == 0 else T.min(count, total - first)
-
-
 def _write(problem: Problem, tile: Tile, access: Access, totals: tirx.Buffer, block: _Block, column: Any) -> After:
     """The store of one register tile, without what lies beyond the edges."""
     lines = ceil_div(tile.columns, LINE)
@@ -417,7 +413,7 @@ def _write(problem: Problem, tile: Tile, access: Access, totals: tirx.Buffer, bl
                 lambda j: access.store(block.batch, row + i, column + j, totals[p, i * tile.columns + j]),
             )
 
-        with T.serial(0, _at_most(tile.rows, problem.rows, row)) as i:
+        with T.serial(0, at_most(tile.rows, problem.rows, row)) as i:
             if tail == 0:
                 line(i, tile.columns)
             elif problem.columns < tile.columns:

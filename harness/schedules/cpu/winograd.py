@@ -15,7 +15,6 @@ before it is stored, so that infinities and NaN end up where any other convoluti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.lowering import Lowering
 from harness.schedules.cpu.winograd_plan import Plan
 from harness.schedules.graph import call
-from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers, view
+from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers
 
 _CHUNK = 32
 """Channels that one register accumulates: near √channels rounding is least, and sums of patches need that."""
@@ -138,8 +137,7 @@ def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
-    line = view(result, math.prod(window.result))
-    finish = epilogue.emitter(window.place, extras)
+    store, _ = epilogue.write_back(window.place, extras, result)
     with T.parallel(0, window.image[0] * blocking.splits * blocks) as task:
         b = T.Bind(task // (blocking.splits * blocks))
         first_line = T.Bind(task % blocks * blocking.lines)
@@ -175,12 +173,10 @@ def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
                 bottom = T.min(plan.filtering.outputs, window.result[2] - y) if rows else plan.filtering.outputs
                 with T.serial(0, bottom) as dy:
 
-                    def store(x: Any) -> None:
-                        pixel = (y + dy) * window.result[3] + x
-                        value = finish(b, first_filter + o, pixel, row[dy, x])
-                        T.buffer_store(line, value, [window.place.flat(b, first_filter + o, pixel)])
+                    def put(x: Any) -> None:
+                        store(b, first_filter + o, (y + dy) * window.result[3] + x, row[dy, x])
 
-                    for_each_vector(window.result[3], tile.lanes, store)
+                    for_each_vector(window.result[3], tile.lanes, put)
 
 
 def _transform_patches(plan: Plan, image: tirx.Buffer, patches: tirx.Buffer, block: tuple[Any, Any, Any]) -> None:
