@@ -8,18 +8,18 @@ from contextlib import closing
 import pytest
 from hypothesis import settings
 
-from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select
-from harness.components import COMPONENTS
-from harness.end_to_end import END_TO_END
-from harness.errors import HarnessError
-from harness.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.remote.address import Remote, chosen_remote
-from harness.rope import STRATEGIES
-from harness.settings import Settings
+from harness.core.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select
+from harness.core.errors import HarnessError
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.settings import Settings
+from harness.execution.remote.address import Remote, chosen_remote
+from harness.lowering.rope import STRATEGIES
+from harness.models.sam3.components import COMPONENTS
+from harness.models.sam3.end_to_end import END_TO_END
+from harness.processes import Template
+from harness.processes.threads import choose_threads, configure_threads, share_cpus
 from harness.targets import TARGETS
-from harness.threads import choose_threads, configure_threads, share_cpus
-from harness.verification import libraries_loaded
-from harness.worker import Template
+from harness.verify.runner import libraries_loaded
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")
@@ -100,7 +100,7 @@ def devices(config: pytest.Config) -> Remote | None:
     try:
         remote = chosen_remote(config.getoption("remote"), config.getoption("key"))
         if remote is not None:
-            from harness.remote.place import compile_for
+            from harness.execution.place import compile_for
 
             compile_for(remote)
     except HarnessError as error:

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.case import check_precisions
-from harness.deployment.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, EntryPoint
+from harness.core.case import check_precisions
+from harness.core.errors import HarnessError
+from harness.core.outcome import Kernel
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.deployment.folder import replaced_folder
 from harness.deployment.packing import Parameters, pack, write_packed
-from harness.errors import HarnessError
-from harness.outcome import Kernel
-from harness.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.rope import STRATEGIES
+from harness.lowering.rope import STRATEGIES
+from harness.models.sam3.deployed.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, EntryPoint
 from harness.runtime.manifest import (
     DEFAULT_CAPACITY,
     LIBRARY,
@@ -123,7 +123,7 @@ def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None
 
 def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:
     """Calls a function of this module in a worker, so that a crash in the compiler is a sentence too."""
-    from harness.worker import WorkerEnd, run_isolated
+    from harness.processes import WorkerEnd, run_isolated
 
     ended = run_isolated(f"{__name__}:{function}", request, breadcrumb=announce)
     if ended.kind is not WorkerEnd.OK:
@@ -133,16 +133,16 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
 
 
 def compile_request(request: tuple[Model, str, Path], announce: Announce) -> None:
-    """`compile_into` as `harness.worker` calls it."""
-    from harness.threads import configure_threads
+    """`compile_into` as `harness.processes` calls it."""
+    from harness.processes.threads import configure_threads
 
     configure_threads()
     compile_into(*request, announce)
 
 
 def pack_request(request: tuple[Model, Path, Path], announce: Announce) -> None:
-    """`pack_into` as `harness.worker` calls it."""
-    from harness.threads import configure_threads
+    """`pack_into` as `harness.processes` calls it."""
+    from harness.processes.threads import configure_threads
 
     configure_threads()
     pack_into(*request, announce)
@@ -172,9 +172,9 @@ def compile_into(
         Exception: Whatever the strategy `none` makes the importer raise.
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
-    from harness.model.vocabulary import vocabulary_path
+    from harness.models.sam3.vocabulary import vocabulary_path
     from harness.runtime.devices import runtime_libraries
-    from harness.runtime.tokenizer import VOCABULARY_FILE
+    from harness.runtime.sam3.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of
     from harness.tuning.database import schedules_from
 
@@ -253,10 +253,10 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
 
 
 def _imported(model: Model, announce: Announce, entry_points: Sequence[EntryPoint]) -> Iterator[Imported]:
-    from harness.frontend import export_program
-    from harness.model.build import build_model
-    from harness.model.upstream import upstream
-    from harness.precision.lowering import lower_precision, parameters_for
+    from harness.lowering.frontends.torch_export import export_program
+    from harness.lowering.precision import lower_precision, parameters_for
+    from harness.models.sam3.build import build_model
+    from harness.models.sam3.upstream import upstream
 
     strategy, precision = STRATEGIES[model.strategy], PRECISIONS[model.precision]
     with upstream():
@@ -314,7 +314,7 @@ def _manifest(
     model: Model, target: str, tvm_target: tvm.target.Target, entries: Mapping[str, Entry], files: Mapping[str, File]
 ) -> Manifest:
     from harness.machine import versions
-    from harness.runtime.tokenizer import VOCABULARY_FILE
+    from harness.runtime.sam3.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of, required_cpu
     from harness.tuning.database import told
 
@@ -366,7 +366,7 @@ def _origin(model: Model) -> str:
 
 
 def _point_prompts(model: Model) -> bool:
-    from harness.model.checkpoints import has_point_prompts
+    from harness.models.sam3.checkpoints import has_point_prompts
 
     return model.checkpoint is None or has_point_prompts(model.checkpoint)
 

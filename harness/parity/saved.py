@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.parity.arrays import CorruptFile, read_arrays, write_arrays
 
 _FILE = "outputs.safetensors"

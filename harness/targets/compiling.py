@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.outcome import Kernel
+from harness.core.outcome import Kernel
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
@@ -33,7 +33,7 @@ def compile_module(
     """Compile an imported module with the target's pipeline and write the library.
 
     Args:
-        module: From `harness.frontend.import_program`.
+        module: From `torch_export.import_program`.
         target: What to compile for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
         schedules: What tuning found for the target.

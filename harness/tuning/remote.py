@@ -15,8 +15,8 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from tvm import rpc
 
-from harness.errors import HarnessError
-from harness.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
+from harness.core.errors import HarnessError
+from harness.execution.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
 from harness.tuning.measuring import Program, Ran, Rounds, RunError, interleaved
 from harness.tuning.worker import Worker, last_line
 

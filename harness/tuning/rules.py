@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.case import Case
-from harness.errors import HarnessError
+from harness.core.case import Case
+from harness.core.errors import HarnessError
 from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
 
 if TYPE_CHECKING:
-    from harness.tuning.command import Request
+    from harness.cli.tune import Request
     from harness.tuning.rules_module import RulesTask
     from harness.tuning.rules_search import TaskState
 
@@ -44,8 +44,8 @@ def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder
     """
     if find_spec("xgboost") is None:
         raise HarnessError("--space rules needs xgboost: pip install 'sam3-tvm[tune]'")
+    from harness.processes.threads import thread_count
     from harness.targets import TARGETS
-    from harness.threads import thread_count
     from harness.tuning.database import this_place
     from harness.tuning.rules_measuring import LocalMeasurer, Measurer, RemoteMeasurer
     from harness.tuning.rules_records import opened_for_tuning
@@ -84,10 +84,10 @@ def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder
 
 
 def component_tasks(request: tuple[Case, str | None], announce: Callable[[str], None]) -> list[RulesTask]:
-    """The tasks of a component's main sample in plain loops, as `harness.worker` calls it."""
-    from harness.importing import imported_module
+    """The tasks of a component's main sample in plain loops, as `harness.processes` calls it."""
     from harness.targets import TARGETS
     from harness.tuning.rules_module import extract_tasks, plain_loops
+    from harness.verify.importing import imported_module
 
     case, only = request
     target = TARGETS[case.target].tvm_target()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from harness.outcome import VerdictKind
+from harness.core.outcome import VerdictKind
 from harness.parity.metrics import ATOL, RTOL
 from harness.parity.verdict import judge
 from harness.tuning.measuring import Program, Ran, Rounds, RunError, Runner

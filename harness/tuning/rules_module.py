@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops
 
-from harness.schedules.vm import lower_to_vm
+from harness.schedules.common.vm import lower_to_vm
 
 LAYOUT_FREE = "layout_free_buffers"
 """Attribute of a function: the positions of the arguments whose layout MetaSchedule may choose."""
@@ -45,7 +45,7 @@ def plain_loops(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     """The module as TVM's own legalization and fusion make it, with the weights marked that may be laid out freely.
 
     Args:
-        module: From `harness.frontend.import_program`; a function's parameters after the first `num_input` are weights.
+        module: From `torch_export.import_program`; a function's parameters after the first `num_input` are weights.
         target: What it will be compiled for.
     """
     with target:

@@ -18,7 +18,7 @@ import filelock
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.tuning.lines import read_lines, unwritable
 from harness.tuning.trials import Place
 from harness.tuning.worker import last_line

@@ -17,8 +17,8 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from harness.case import Case
-from harness.errors import HarnessError
+from harness.core.case import Case
+from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.rewrite import problems
@@ -69,9 +69,9 @@ def merged(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 
 def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
-    """The tasks of a component's main sample, as `harness.worker` calls it."""
-    from harness.importing import imported_module
+    """The tasks of a component's main sample, as `harness.processes` calls it."""
     from harness.targets import TARGETS
+    from harness.verify.importing import imported_module
 
     return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target())
 

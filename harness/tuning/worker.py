@@ -1,6 +1,6 @@
 """A process that calls functions, one after the other, each within a time limit: a crash or a hang ends it alone.
 
-`harness.worker` starts a process for each call; this one stays, and starts fast because it leaves out PyTorch.
+`harness.processes` starts a process for each call; this one stays, and starts fast because it leaves out PyTorch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from harness.threads import configure_threads
+from harness.processes import child_environment
+from harness.processes.threads import configure_threads
 from harness.tuning.measuring import RunError
-from harness.worker import child_environment
 
 _WITH_TORCH = "with-torch"
 

@@ -1,0 +1,1 @@
+"""Frontends: from a PyTorch module to a Relax module, one package each."""
