@@ -78,9 +78,9 @@ def explain(
 
 def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
     """`explain` as `harness.processes` calls it, in this process."""
+    from harness.models.lowered import imported_module
     from harness.schedules.cpu.provenance import trace
     from harness.tuning.database import schedules_from
-    from harness.verify.importing import imported_module
 
     case, database = request
     target = TARGETS[case.target]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.case import SUBJECTS, Case, Scale
+from harness.core.case import Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.expectations import (
     Check,
@@ -20,6 +20,7 @@ from harness.core.expectations import (
 )
 from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.lowering.rope import STRATEGIES
+from harness.models.registry import subjects
 from harness.targets import TARGETS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ REAL = Case("vit", "real", "llvm", "full")
 
 
 def test_the_project_expects_the_complex_control_to_fail_at_import():
-    known = {"component": SUBJECTS, "strategy": STRATEGIES, "target": TARGETS, "scale": list(Scale)}
+    known = {"component": subjects(), "strategy": STRATEGIES, "target": TARGETS, "scale": list(Scale)}
     expectations = load_expectations(FIXTURE, known)
     for component in ("vit", "vision_backbone", "image_encoder", "end_to_end"):
         for scale in Scale:

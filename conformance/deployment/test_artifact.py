@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 
 from conformance.support.shallow import photograph, shallow_model
 from harness.core.errors import HarnessError
-from harness.core.settings import REPOSITORY
-from harness.deployment.compiling import Model, pack_model
+from harness.core.settings import REPOSITORY, Settings
+from harness.deployment.compiling import pack_model
 from harness.deployment.folder import replaced_folder
 from harness.models.sam3.hugging_face import to_hugging_face
+from harness.models.sam3.model import DEPLOYABLE
 from harness.models.sam3.upstream import upstream
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
@@ -226,7 +227,7 @@ def test_what_only_packing_needs_may_be_left_out(copy: Path) -> None:
     (copy / PACKING_LIBRARY).unlink()
     assert Artifact.load(copy).manifest.files
     with pytest.raises(HarnessError, match=f"has no {PACKING_LIBRARY}, which packs weights: add it or compile"):
-        pack_model(Model(seed=1), copy)
+        pack_model(DEPLOYABLE, copy, seed=1)
 
 
 def test_another_version_is_refused(copy: Path) -> None:
@@ -265,7 +266,7 @@ def test_another_machine_is_refused(copy: Path) -> None:
 
 def test_other_weights_are_packed_without_compiling(copy: Path) -> None:
     library = (copy / LIBRARY).read_bytes()
-    manifest = pack_model(Model(seed=1), copy)
+    manifest = pack_model(DEPLOYABLE, copy, seed=1)
     assert (manifest.weights, manifest.trained) == ("seed 1", False)
     assert (copy / LIBRARY).read_bytes() == library
     np.testing.assert_allclose(features(Artifact.load(copy)), text_features_of(1), rtol=1e-5, atol=1e-5)
@@ -276,7 +277,7 @@ def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_pat
     theirs = to_hugging_face(shallow_model().state_dict())
     checkpoint = tmp_path / "model.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in theirs.items()}, checkpoint)
-    manifest = pack_model(Model(checkpoint=checkpoint), copy)
+    manifest = pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))
     assert (manifest.trained, manifest.point_prompts) == (True, False)
     model = Sam3.load(copy)
     with pytest.raises(Sam3Error, match=r"^The weights \(model.safetensors, .*which has none for points; ask with"):
@@ -286,7 +287,7 @@ def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_pat
 
 def test_packing_needs_an_artifact(tmp_path: Path) -> None:
     with pytest.raises(Sam3Error, match="it has no"):
-        pack_model(Model(), tmp_path)
+        pack_model(DEPLOYABLE, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

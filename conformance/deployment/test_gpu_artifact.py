@@ -18,12 +18,14 @@ from safetensors.torch import load_file
 
 from conformance.models.sam3.test_mask_resizing import NORMAL, upstream
 from conformance.support.shallow import shallow_model
+from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.deployment.compiling import Compiled, Model, compile_into
+from harness.deployment.compiling import Compiled, compile_into
 from harness.models.sam3.components.text_encoder import build
 from harness.models.sam3.deployed.entry_points import ENCODE_TEXT
 from harness.models.sam3.images import preprocess
+from harness.models.sam3.model import DEPLOYABLE
 from harness.models.sam3.upstream import upstream as upstreams_model
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
@@ -52,8 +54,8 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     problem = TARGETS[target].compile_problem()
     if problem:
         pytest.skip(problem)
-    folder, model = tmp_path_factory.mktemp(target), Model(scale="shallow", precision=precision)
-    return folder, compile_into(model, target, folder, entry_points=(ENCODE_TEXT,), keep_source=True)
+    folder, case = tmp_path_factory.mktemp(target), Case("sam3", "real", target, precision=precision)
+    return folder, compile_into(DEPLOYABLE, case, folder, only=(ENCODE_TEXT.name,), keep_source=True)
 
 
 for_gpus = pytest.mark.parametrize("compiled", GPUS, indirect=True)

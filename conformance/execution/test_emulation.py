@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from conformance.targets.test_targets import MODULES
 from harness.core.case import Case
-from harness.execution.emulated import CHEAP, SLOW_IN_HALF, emulates
+from harness.execution.emulated import emulates
 from harness.execution.emulation.device import compiled
 from harness.execution.emulation.device_module import DeviceModule, read_device_module
 from harness.lowering.frontends.torch_export import export_program, import_program
+from harness.models.registry import subjects
 from harness.processes import WorkerEnd, run_isolated
 from harness.targets import TARGETS, llvm
 from harness.targets.compiling import build_library, lower_module
@@ -248,11 +249,16 @@ def test_layers_compute_what_pytorch_does(kind, name, tmp_path):
 
 
 def test_only_cheap_components_are_emulated_and_never_beside_a_device(monkeypatch):
+    def emulated(component: str, target: str, precision: str = "fp32", every: bool = False) -> bool:
+        case = Case(component, "real", target, precision=precision)
+        return emulates(case, subjects()[component].emulated, every)
+
     if TARGETS["cuda"].run_problem() is not None:
-        assert {c for c in ("vit", *CHEAP) if emulates(Case(c, "real", "cuda"))} == CHEAP
-        assert emulates(Case("vit", "real", "cuda"), every=True)
-        assert {c for c in CHEAP if not emulates(Case(c, "real", "cuda", precision="fp16"))} == SLOW_IN_HALF
-    assert not emulates(Case("vit", "real", "metal"), every=True)
-    assert not emulates(Case("box_head", "real", "metal")) and not emulates(Case("box_head", "real", "llvm"))
+        cheap = {name for name in subjects() if emulated(name, "cuda")}
+        assert len(cheap) == 7 and not cheap & {"vit", "vision_backbone", "image_encoder", "end_to_end"}
+        assert emulated("vit", "cuda", every=True)
+        assert {name for name in cheap if not emulated(name, "cuda", "fp16")} == {"transformer_encoder"}
+    assert not emulated("vit", "metal", every=True)
+    assert not emulated("box_head", "metal") and not emulated("box_head", "llvm")
     monkeypatch.setitem(TARGETS, "cuda", TARGETS["llvm"])  # a target that runs here
-    assert not emulates(Case("box_head", "real", "cuda"))
+    assert not emulated("box_head", "cuda")

@@ -22,9 +22,9 @@ from conformance.support.remotes import KEY, Served, device, end, free_port, tra
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage, Status
+from harness.core.remote import Remote
 from harness.core.settings import Settings
 from harness.execution.place import Elsewhere
-from harness.execution.remote.address import Remote
 from harness.execution.remote.client import DeviceSession, RemoteExecutable, registered
 from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.execution.remote.model import RemoteModel

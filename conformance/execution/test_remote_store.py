@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import HarnessError
+from harness.core.remote import Remote, chosen_remote
 from harness.execution.remote import wire
-from harness.execution.remote.address import Remote, chosen_remote
 from harness.execution.remote.store import Store
 from harness.runtime.errors import Sam3Error
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from conformance.support.operators import module_of
 from conformance.support.shallow import photograph, shallow_model
 from conformance.support.tuning import record
-from harness import cli
+from harness.cli import main as cli
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.explain import explain

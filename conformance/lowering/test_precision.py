@@ -18,16 +18,17 @@ from hypothesis import strategies as st
 from torch import nn
 from tvm import relax
 
-from harness.core.case import Case, select
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import check, load_expectations
 from harness.core.outcome import Outcome, Stage, Status, VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.deployment.compiling import Model, compile_model
+from harness.deployment.compiling import compile_model
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.precision import HALF_DTYPES, lower_precision, parameters_for
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.rotate_pairs import rotate
+from harness.models.sam3.model import DEPLOYABLE
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle, reference
 from harness.parity.verdict import judge
@@ -38,6 +39,7 @@ from harness.schedules.gpu.legalization import LEGALIZE
 from harness.targets import TARGETS
 from harness.targets.cuda import ARCHITECTURE_VARIABLE
 from harness.verify.runner import verify_case
+from harness.verify.selection import select
 
 HALVES = ("fp16", "bf16")
 EMBEDDINGS = 49408 * 1024 * 4
@@ -364,7 +366,7 @@ def test_a_precision_that_is_not_there_is_one_sentence(targets, components, prec
 def test_a_model_is_not_compiled_in_a_precision_that_the_target_has_not(tmp_path, target, precision):
     known = ", ".join(TARGETS[target].precisions)
     with pytest.raises(HarnessError, match=rf"^Target {target} compiles in {known} only, not in {precision}: give"):
-        compile_model(Model(scale="shallow", precision=precision), target, tmp_path / "model")
+        compile_model(DEPLOYABLE, Case("sam3", "real", target, precision=precision), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 

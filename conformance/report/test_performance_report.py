@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conformance.support.tuning import record
-from harness import cli
+from harness.cli import main as cli
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.report.performance import findings, write_performance_report

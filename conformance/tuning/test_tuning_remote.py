@@ -16,7 +16,7 @@ import tvm
 
 from conformance.support.remotes import KEY, device, end, free_port, tracker, tvm_server, until
 from harness.core.errors import HarnessError
-from harness.execution.remote.address import split_address
+from harness.core.remote import split_address
 from harness.execution.remote.tracker import Tracker
 from harness.targets.linking import link
 from harness.tuning.local import LocalRunner

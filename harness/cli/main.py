@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,17 +15,22 @@ from rich.table import Table
 
 from harness import __version__
 from harness.cli.installation import require_compiler
-from harness.core.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, checked, select, strategies_of
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
+from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.execution.remote.address import Remote, chosen_remote
+from harness.core.remote import Remote, chosen_remote
+from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
+from harness.models.registry import DEFAULT_MODEL, models, subjects
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity, Manifest
 from harness.targets import TARGETS
 from harness.tuning import database
+from harness.verify.selection import select, strategies_of
 
 if TYPE_CHECKING:
+    from harness.deployment.deployable import Deployable
     from harness.explain import Explanation
 
 CheckpointOption = Annotated[
@@ -68,6 +73,9 @@ def verify(
     scale: Annotated[list[str] | None, typer.Option(help="shallow or full; repeatable. Default: shallow.")] = None,
     precision: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(PRECISIONS)}; repeatable. Default: {DEFAULT_PRECISION}.")
+    ] = None,
+    frontend: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(FRONTENDS)}; repeatable. Default: {DEFAULT_FRONTEND}.")
     ] = None,
     seed: SeedOption = 0,
     checkpoint: CheckpointOption = None,
@@ -116,12 +124,13 @@ def verify(
     if jobs > 1:
         share_cpus()
     cases = select(
-        component or tuple(SUBJECTS),
+        component or tuple(subjects()),
         strategy or (),
         target or ("llvm",),
         scale or (Scale.SHALLOW,),
         seed,
         precision or (DEFAULT_PRECISION,),
+        frontend or (DEFAULT_FRONTEND,),
     )
     required = _required(require_target or (), {case.target for case in cases})
     check_writable(report)
@@ -237,6 +246,8 @@ def compile_command(
     precision: Annotated[
         str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products, on GPUs.")
     ] = DEFAULT_PRECISION,
+    frontend: Annotated[str, typer.Option(help=f"{', '.join(FRONTENDS)}: what imports the model.")] = DEFAULT_FRONTEND,
+    model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     seed: SeedOption = 0,
@@ -247,19 +258,23 @@ def compile_command(
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     require_compiler()
-    from harness.deployment.compiling import Model, compile_model
+    from harness.core.settings import Settings
+    from harness.deployment.compiling import compile_model
 
     for kind, name, known in (
         ("target", target, TARGETS),
         ("scale", scale, [entry.value for entry in Scale]),
         ("strategy", strategy, STRATEGIES),
         ("precision", precision, PRECISIONS),
+        ("frontend", frontend, FRONTENDS),
     ):
         checked(kind, (name,), tuple(known))
     chosen = _database(db, untuned, {target})
-    model = Model(scale, strategy, seed, checkpoint, allow_partial, Capacity(points, boxes), chosen, precision)
+    deployable = _deployable(model)
+    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
+    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, database=chosen)
     with _stages(f"Compiling for {target}") as announce:
-        manifest = compile_model(model, target, out, announce)
+        manifest = compile_model(deployable, case, out, settings, Capacity(points, boxes), announce)
     _tell_artifact(out, manifest)
 
 
@@ -313,11 +328,27 @@ def pack(
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
     require_compiler()
-    from harness.deployment.compiling import Model, pack_model
+    from harness.core.settings import Settings
+    from harness.deployment.compiling import pack_model
+    from harness.runtime.manifest import read_manifest
 
     with _stages(f"Packing into {into}") as announce:
-        manifest = pack_model(Model(seed=seed, checkpoint=checkpoint, allow_partial=allow_partial), into, announce)
+        settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
+        manifest = pack_model(_deployable(read_manifest(into).model), into, settings, seed, announce)
     _tell_artifact(into, manifest)
+
+
+def _deployable(model: str) -> Deployable:
+    """What of a model can be deployed.
+
+    Raises:
+        HarnessError: There is no such model, or nothing of it.
+    """
+    checked("model", (model,), tuple(models()))
+    deployable = models()[model].deployable
+    if deployable is None:
+        raise HarnessError(f"the model {model} has nothing to deploy: choose another --model")
+    return deployable
 
 
 @contextmanager
@@ -432,7 +463,7 @@ def report_command(
 def list_command() -> None:
     """List components, strategies, targets, precisions and scales."""
     components = Table("component", "what", "inputs", "outputs", "strategies", title="Components")
-    for entry in SUBJECTS.values():
+    for entry in subjects().values():
         components.add_row(
             entry.name,
             entry.summary,
@@ -441,7 +472,13 @@ def list_command() -> None:
             ", ".join(strategies_of(entry.name)),
         )
     console.print(components)
-    for title, registry in (("Strategies", STRATEGIES), ("Targets", TARGETS), ("Precisions", PRECISIONS)):
+    registries: dict[str, Mapping[str, Any]] = {
+        "Strategies": STRATEGIES,
+        "Targets": TARGETS,
+        "Precisions": PRECISIONS,
+        "Frontends": FRONTENDS,
+    }
+    for title, registry in registries.items():
         table = Table("name", "what", title=title)
         for item in registry.values():
             table.add_row(item.name, item.summary)

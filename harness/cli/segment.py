@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.errors import HarnessError
-from harness.execution.remote.address import Remote
+from harness.core.remote import Remote
 from harness.runtime import Prompt, Sam3
 from harness.runtime.manifest import Manifest, read_manifest
 from harness.segment.job import Failed, Job, Result, Segmented, run

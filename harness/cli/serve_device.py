@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.core.errors import HarnessError
-from harness.execution.remote.address import Remote
+from harness.core.remote import Remote
 from harness.execution.remote.server import Serving, serve
 from harness.execution.remote.store import Store
 from harness.execution.remote.tracker import connected

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.case import DEFAULT_STRATEGY, Case, select
+from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
-from harness.models.sam3.components import COMPONENTS
+from harness.models.registry import subjects
 from harness.tuning import database
 from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
 from harness.tuning.trials import Kind
+from harness.verify.selection import select
 
 if TYPE_CHECKING:
     from harness.tuning.measuring import Array
@@ -77,8 +78,8 @@ def checked(request: Request) -> tuple[Case, ...]:
             f"cannot tune for {request.target!r}: there are schedules to search for {', '.join(database.TUNABLE)} only"
         )
     for name in request.components:
-        if name not in COMPONENTS and name == "end_to_end":
-            raise HarnessError("end_to_end is no component: tune the components that it is made of")
+        if name in subjects() and subjects()[name].whole:
+            raise HarnessError(f"{name} is no component: tune the components that it is made of")
     return select(request.components, (DEFAULT_STRATEGY,), (request.target,), (request.scale,), request.seed)
 
 

@@ -1,30 +1,22 @@
-"""Case: one component × strategy × target × scale × seed × precision, the unit of verification; and selecting cases."""
+"""Case: subject × strategy × target × scale × seed × precision × frontend, the unit of verification."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from typing import Any
 
-from harness.core.errors import HarnessError
-from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.lowering.rope import STRATEGIES
-from harness.models.sam3.components import COMPONENTS
-from harness.models.sam3.components.component import Component
-from harness.models.sam3.end_to_end import END_TO_END, EndToEnd
-from harness.targets import TARGETS
+from harness.core.precision import DEFAULT_PRECISION
 
 DEFAULT_STRATEGY = "real"
-"""The strategy that applies to every component, with rotary position encoding inside or not."""
+"""The strategy that applies to every subject, with rotary position encoding inside or not."""
 
-
-SUBJECTS: dict[str, Component | EndToEnd] = {**COMPONENTS, END_TO_END.name: END_TO_END}
-"""What a case can be about: the components, and the whole model."""
+DEFAULT_FRONTEND = "torch"
+"""The frontend that is used unless another one is asked for: torch.export and TVM's importer of its programs."""
 
 
 class Scale(StrEnum):
-    """How much of the published model is built; see `harness.models.sam3.scales`."""
+    """How much of the published model is built."""
 
     SHALLOW = "shallow"
     FULL = "full"
@@ -32,7 +24,17 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One component × strategy × target × scale × seed × precision, all by registry name."""
+    """One subject × strategy × target × scale × seed × precision × frontend, all by registry name.
+
+    Attributes:
+        component: Name of the subject, a component or a whole model.
+        strategy: How rotary position encoding gets through the compiler.
+        target: What is compiled for.
+        scale: How much of the published model is built.
+        seed: Of the weights.
+        precision: In what weights and operands of products are kept.
+        frontend: What turns the PyTorch module into a Relax module.
+    """
 
     component: str
     strategy: str
@@ -40,84 +42,25 @@ class Case:
     scale: str = Scale.SHALLOW.value
     seed: int = 0
     precision: str = DEFAULT_PRECISION
+    frontend: str = DEFAULT_FRONTEND
 
     @property
     def id(self) -> str:
-        """The pytest id, for instance `vision_backbone-real-llvm-shallow`; a precision other than fp32 follows."""
-        name = f"{self.component}-{self.strategy}-{self.target}-{self.scale}"
-        return name if self.precision == DEFAULT_PRECISION else f"{name}-{self.precision}"
+        """The pytest id, for instance `vision_backbone-real-llvm-shallow`.
 
+        A precision other than fp32 and a frontend other than the default follow. An id is for people: programs write
+        and read a case as its fields.
+        """
+        parts = [self.component, self.strategy, self.target, str(self.scale)]
+        parts += [self.precision] if self.precision != DEFAULT_PRECISION else []
+        parts += [self.frontend] if self.frontend != DEFAULT_FRONTEND else []
+        return "-".join(parts)
 
-def strategies_of(component: str) -> tuple[str, ...]:
-    """The strategies that apply to a component: all if it has rotary position encoding, otherwise only the default."""
-    return tuple(STRATEGIES) if SUBJECTS[component].uses_rope else (DEFAULT_STRATEGY,)
+    def to_json(self) -> dict[str, Any]:
+        """The fields, as JSON keeps them."""
+        return {**asdict(self), "scale": str(self.scale)}
 
-
-def checked(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names without repetition, or all that are known if none is given.
-
-    Raises:
-        HarnessError: If a name is unknown; the nearest known one is suggested.
-    """
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-            raise HarnessError(f"Unknown {kind} {name!r}: {hint}")
-    return tuple(dict.fromkeys(names)) or tuple(known)
-
-
-def select(
-    components: Sequence[str] = (),
-    strategies: Sequence[str] = (),
-    targets: Sequence[str] = (),
-    scales: Sequence[str] = (Scale.SHALLOW.value,),
-    seed: int = 0,
-    precisions: Sequence[str] = (DEFAULT_PRECISION,),
-) -> tuple[Case, ...]:
-    """All cases of the given names; an empty sequence stands for every known one.
-
-    The whole model is not one of the components that no name stands for: it has to be named.
-
-    Raises:
-        HarnessError: If a name is unknown, a named target compiles in none of the precisions, or none of the
-            strategies and precisions applies to any of the components.
-    """
-    precisions = checked("precision", precisions, tuple(PRECISIONS))
-    chosen = checked("target", targets, tuple(TARGETS))
-    for name in chosen if targets else ():
-        check_precisions(name, precisions)
-    components = checked("component", components, tuple(SUBJECTS)) if components else tuple(COMPONENTS)
-    strategies = checked("strategy", strategies, tuple(STRATEGIES))
-    scales = checked("scale", scales, tuple(scale.value for scale in Scale))
-    cases = tuple(
-        Case(component, strategy, target, scale, seed, precision)
-        for target in chosen
-        for scale in scales
-        for precision in precisions
-        for component in components
-        if precision in TARGETS[target].precisions
-        for strategy in strategies_of(component)
-        if strategy in strategies
-    )
-    if not cases:
-        raise HarnessError(
-            f"No case to run: {', '.join(components)} has no rotary position encoding, "
-            f"so only --strategy {DEFAULT_STRATEGY} applies."
-        )
-    return cases
-
-
-def check_precisions(target: str, precisions: Sequence[str]) -> None:
-    """Refuses a target that compiles in none of the precisions.
-
-    Raises:
-        HarnessError: It says what the target compiles in, and which target compiles in all that was asked for.
-    """
-    known = TARGETS[target].precisions
-    if set(known).isdisjoint(precisions):
-        others = [name for name, other in TARGETS.items() if set(precisions) <= set(other.precisions)]
-        raise HarnessError(
-            f"Target {target} compiles in {', '.join(known)} only, not in {', '.join(precisions)}: "
-            f"give --target {' or '.join(others)}, or another --precision."
-        )
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Case:
+        """The reverse of `to_json`; fields that are missing have their defaults, and other keys are left alone."""
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})

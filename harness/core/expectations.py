@@ -5,6 +5,7 @@ The file is TOML, a list of `[[expect]]` tables. Each names cases, and how they 
     [[expect]]
     component = ["vit", "vision_backbone"]   # one name, a list of names, or "*"; strategy, target and scale likewise
     precision = "*"                          # likewise; fp32 where it is not given
+    frontend = "*"                           # likewise; torch where it is not given
     strategy = "none"
     target = "*"
     scale = "*"
@@ -38,6 +39,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.case import DEFAULT_FRONTEND
 from harness.core.errors import HarnessError
 from harness.core.outcome import Outcome, Stage, Status, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
@@ -45,7 +47,8 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 if TYPE_CHECKING:
     from harness.core.case import Case
 
-_FIELDS = ("component", "strategy", "target", "scale", "precision")
+_FIELDS = ("component", "strategy", "target", "scale", "precision", "frontend")
+_DEFAULTS = {"precision": DEFAULT_PRECISION, "frontend": DEFAULT_FRONTEND}
 _KEYS = {*_FIELDS, "status", "stage", "error", "message", "judge", "outputs", "why"}
 _ANY = "*"
 
@@ -55,7 +58,7 @@ class Expectation:
     """One entry of the file: which cases, what must happen to them, and why.
 
     Attributes:
-        component, strategy, target, scale, precision: The names that it matches, `("*",)` for all.
+        component, strategy, target, scale, precision, frontend: The names that it matches, `("*",)` for all.
         why: The reason, shown in the report as the cause of a known discrepancy.
         status: How the case must end; `passed` for an entry that allows the oracle verdict.
         stage: Where it must end; None for an entry that allows the oracle verdict.
@@ -77,6 +80,7 @@ class Expectation:
     outputs: tuple[str, ...] = ()
     where: str = ""
     precision: tuple[str, ...] = (DEFAULT_PRECISION,)
+    frontend: tuple[str, ...] = (DEFAULT_FRONTEND,)
 
     def matches(self, case: Case) -> bool:
         """Whether the entry names this case."""
@@ -108,8 +112,8 @@ def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = 
 
     Args:
         path: The TOML file.
-        known: Names by field (`component`, `strategy`, `target`, `scale`, `precision`); others are refused. None: not
-            checked.
+        known: Names by field (`component`, `strategy`, `target`, `scale`, `precision`, `frontend`); others are refused.
+            None: not checked.
 
     Raises:
         HarnessError: If the file cannot be read, is not TOML, or an entry is wrong or ambiguous; names file and line.
@@ -228,7 +232,7 @@ def _parse(entry: Mapping[str, Any], where: str, known: Mapping[str, Collection[
     unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise HarnessError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
-    names = {field: _names({"precision": DEFAULT_PRECISION, **entry}, field, where) for field in _FIELDS}
+    names = {field: _names({**_DEFAULTS, **entry}, field, where) for field in _FIELDS}
     for field, values in names.items():
         for value in values:
             if field in known and value != _ANY and value not in known[field]:
@@ -287,8 +291,8 @@ def _parse_failure(
 
 
 def _cases(names: Mapping[str, tuple[str, ...]]) -> Expectation:
-    component, strategy, target, scale, precision = (names[field] for field in _FIELDS)
-    return Expectation(component, strategy, target, scale, why="", precision=precision)
+    component, strategy, target, scale, precision, frontend = (names[field] for field in _FIELDS)
+    return Expectation(component, strategy, target, scale, why="", precision=precision, frontend=frontend)
 
 
 def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

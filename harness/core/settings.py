@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.execution.remote.address import Remote
+from harness.core.remote import Remote
 
 if TYPE_CHECKING:
     from harness.core.expectations import Expectation
@@ -39,3 +39,7 @@ class Settings:
     database: Path | None = None
     remote: Remote | None = None
     emulate: bool = False
+
+
+SEEDED = Settings()
+"""Seeded weights, the default inputs and the default schedules."""

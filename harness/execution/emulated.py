@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.case import Case
-from harness.core.precision import PRECISIONS
 from harness.targets import TARGETS
 from harness.targets.clang import clang
 
@@ -20,32 +19,15 @@ if TYPE_CHECKING:
 EMULATED_TARGET = "cuda"
 """Metal's host code is for macOS; `test_emulation.py` emulates its kernels beside host code for here."""
 
-CHEAP = frozenset(
-    {
-        "box_head",
-        "geometry_encoder",
-        "scoring_head",
-        "segmentation_head",
-        "text_encoder",
-        "transformer_decoder",
-        "transformer_encoder",
-    }
-)
-"""Components whose kernels take at most half a minute on a CPU, in fp32; docs/GPU_KERNELS.md has the times."""
-
-SLOW_IN_HALF = frozenset({"transformer_encoder"})
-"""Which of them take minutes in half precision, where the tensor cores of attention are emulated: 215 s, measured."""
-
-
-def emulates(case: Case, every: bool = False) -> bool:
+def emulates(case: Case, cheap_in: Collection[str], every: bool = False) -> bool:
     """Whether the case is run by emulation here.
 
     Args:
         case: It is, if there is a clang, and no device for its target.
-        every: Whether also if its component is not a cheap one.
+        cheap_in: Precisions in which its subject's kernels are cheap to emulate.
+        every: Whether also if they are not.
     """
-    cheap = CHEAP - SLOW_IN_HALF if PRECISIONS[case.precision].is_half else CHEAP
-    if case.target != EMULATED_TARGET or not (every or case.component in cheap) or clang() is None:
+    if case.target != EMULATED_TARGET or not (every or case.precision in cheap_in) or clang() is None:
         return False
     return TARGETS[case.target].run_problem() is not None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.core.outcome import Device
-from harness.execution.remote.address import Remote
+from harness.core.remote import Remote
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:

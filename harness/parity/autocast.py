@@ -16,7 +16,6 @@ below PyTorch's operators as a GPU does them:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -24,11 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from harness.core.case import Case
-from harness.core.precision import PRECISIONS, Precision
-from harness.core.settings import Settings
-from harness.models.sam3.source import Source, first_and_again, run_twice
-from harness.parity.cache import code_digest
+from harness.core.precision import Precision
 from harness.parity.oracle import reference
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -126,25 +121,6 @@ def half_reference(
     """
     dtype: torch.dtype = getattr(torch, precision.dtype)
     return reference(_UnderAutocast(module, dtype), args, names)
-
-
-class HalfSource(Source):
-    """The PyTorch side of a half-precision case: inputs and oracle as in fp32, the reference is `half_reference`."""
-
-    def __init__(self, case: Case, settings: Settings) -> None:
-        """See `Source`."""
-        super().__init__(case, settings)
-        self._precision = PRECISIONS[case.precision]
-
-    def reference(self) -> tuple[Arrays, Arrays]:
-        """Upstream under autocast, run twice."""
-        digest = code_digest(Path(__file__))
-        key = self._key(f"reference {self.component.name} {self._precision.name} {digest}")
-
-        def run(module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequence[str]) -> Arrays:
-            return half_reference(module, args, names, self._precision)
-
-        return first_and_again(self._cache.get_or_make(key, lambda: run_twice(lambda: self._over_samples(run))))
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

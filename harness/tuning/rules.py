@@ -85,9 +85,9 @@ def tune_rules(console: Console, request: Request, cases: Sequence[Case], folder
 
 def component_tasks(request: tuple[Case, str | None], announce: Callable[[str], None]) -> list[RulesTask]:
     """The tasks of a component's main sample in plain loops, as `harness.processes` calls it."""
+    from harness.models.lowered import imported_module
     from harness.targets import TARGETS
     from harness.tuning.rules_module import extract_tasks, plain_loops
-    from harness.verify.importing import imported_module
 
     case, only = request
     target = TARGETS[case.target].tvm_target()

@@ -70,8 +70,8 @@ def merged(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
     """The tasks of a component's main sample, as `harness.processes` calls it."""
+    from harness.models.lowered import imported_module
     from harness.targets import TARGETS
-    from harness.verify.importing import imported_module
 
     return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target())
 

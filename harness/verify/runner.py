@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from harness.core.case import SUBJECTS, Case
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import Expectation, expectation_for, load_expectations
 from harness.core.outcome import Outcome, Stage, Status
 from harness.core.precision import PRECISIONS
-from harness.core.settings import REPOSITORY, Settings
+from harness.core.settings import REPOSITORY, SEEDED, Settings
+from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.models.sam3.end_to_end import END_TO_END
+from harness.models.registry import subjects
 from harness.processes import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.report import Result
 from harness.targets import TARGETS
@@ -35,7 +36,6 @@ class Limits:
     memory_bytes: int | None = None
 
 
-SEEDED = Settings()
 UNLIMITED = Limits()
 
 
@@ -51,10 +51,11 @@ def expectations() -> tuple[Expectation, ...]:
     return load_expectations(
         EXPECTATIONS,
         {
-            "component": SUBJECTS.keys(),
+            "component": subjects().keys(),
             "strategy": STRATEGIES.keys(),
             "target": TARGETS.keys(),
             "precision": PRECISIONS.keys(),
+            "frontend": FRONTENDS.keys(),
         },
     )
 
@@ -130,8 +131,8 @@ def _side_by_side(
     jobs: int,
 ) -> Iterator[Result]:
     stop = threading.Event()
-    # The whole model takes longest: begun last, it would end alone.
-    order = sorted(cases, key=lambda case: case.component != END_TO_END.name)
+    # A whole model takes longest: begun last, it would end alone.
+    order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
 
     def verify(case: Case) -> Result:
         return verify_case(case, settings, limits, partial(on_stage, case), template, stop)

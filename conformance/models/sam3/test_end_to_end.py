@@ -16,10 +16,9 @@ from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.models.sam3.end_to_end import FINAL, RAW
-from harness.models.sam3.end_to_end.half import decided
 from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
-from harness.models.sam3.end_to_end.source import Answer, EndToEndSource
-from harness.models.sam3.end_to_end.walk import judged, prompts, source_of
+from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
+from harness.models.sam3.end_to_end.workload import judged, prompts
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.parity.detections import SCORE, UNDECIDED
@@ -235,7 +234,7 @@ def test_upstream_under_autocast_is_a_half_answer() -> None:
     """What a half-precision case is measured by: further from float64 than fp32 is, as half types are."""
     case = Case("end_to_end", "real", "cuda", precision="bf16")
     with upstream():
-        source = source_of(case, Settings())
+        source = EndToEndSource(case, Settings())
         answer, accurate = next(source.answers(source.questions[0])), next(upstreams(replace(case, precision="fp32")))
         verdicts = judged(as_compiled(accurate), answer, precision=PRECISIONS["bf16"])
     assert {verdict.kind for verdict in verdicts[: len(RAW)]} == {VerdictKind.ORACLE}

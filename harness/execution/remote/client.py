@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.execution.remote.address import Remote
+from harness.core.remote import Remote
 from harness.execution.remote.description import INFO, PROTOCOL, Description
 from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.execution.remote.tracker import NobodyFreeError, Tracker

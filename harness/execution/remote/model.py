@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.execution.remote.address import Remote
+from harness.core.remote import Remote
 from harness.execution.remote.artifact import RemoteArtifact
 from harness.execution.remote.client import GONE_SECONDS, DeviceSession
 from harness.execution.remote.description import Description

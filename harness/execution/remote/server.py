@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.execution.remote.address import Remote
+from harness.core.remote import Remote
 from harness.execution.remote.description import DESCRIBE, INFO, Description
 from harness.execution.remote.store import Store
 from harness.execution.remote.tracker import CONNECT_SECONDS, connected

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import HarnessError
-from harness.execution.remote.address import Remote, split_address
+from harness.core.remote import Remote, split_address
 from harness.execution.remote.wire import Code, greet_tracker, receive_json, send_json
 
 if TYPE_CHECKING:

@@ -1,34 +1,32 @@
-"""The PyTorch side of a case: model, module, inputs, reference and oracle; what is slow to make is cached on disk."""
+"""The PyTorch side of a component: module, captured inputs, reference and oracle; what is slow to make is on disk."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.case import Case
-from harness.core.settings import REPOSITORY, Settings
-from harness.models.sam3.components import COMPONENTS
+from harness.core.precision import PRECISIONS
+from harness.core.settings import Settings
+from harness.core.subject import Arrays, Program
+from harness.models.sam3.components.component import Component
+from harness.parity.references import first_and_again, reference_of, run_twice
+from harness.parity.trace import independent_calls, run_trace
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from harness.models.sam3.capture import Activations
     from harness.parity.cache import ArrayCache
 
-Arrays = dict[str, "np.ndarray"]
-
-CODE = tuple(
-    REPOSITORY / "harness" / part for part in ("models/sam3", "runtime/sam3", "parity/oracle.py", "parity/shared.py")
-)
-"""The code that cached arrays depend on."""
-
-AGAIN = "again:"
-"""Prefix under which the second run of a reference is kept, for the outputs in which it differs from the first."""
+CAPTURED_BY = ("harness.models.sam3.capture", "harness.models.sam3.build")
+"""The modules that captured activations are made by."""
+ORACLE = "harness.parity.oracle"
+SHARED = "harness.parity.shared"
 
 
 class Source:
@@ -38,9 +36,11 @@ class Source:
         component: The case's component.
         module: Its torch module, fp32 on the CPU, in eval mode.
         samples: Its captured inputs, by sample name; the first is the main one.
+        programs: One for each sample, because their shapes differ.
+        trace: One call of each.
     """
 
-    def __init__(self, case: Case, settings: Settings) -> None:
+    def __init__(self, component: Component, case: Case, settings: Settings) -> None:
         """Build the model and take the component out of it.
 
         Raises:
@@ -50,15 +50,16 @@ class Source:
         from harness.models.sam3.capture import load_prompts
         from harness.parity.cache import ArrayCache, cache_root
 
-        self.component = COMPONENTS[case.component]
+        self.component = component
         self._case = case
         self._settings = settings
         self._cache = ArrayCache(cache_root())
+        self._reference = reference_of(PRECISIONS[case.precision])
         prompts = load_prompts()
         self._prompts = prompts if settings.image is None else replace(prompts, image=settings.image)
-        model = build_architecture(case.scale, interactive=self.component.interactive)
-        self.module: torch.nn.Module = self.component.build(model).eval()
-        captured = self._cache.path(self._key("activations")).exists()
+        model = build_architecture(case.scale, interactive=component.interactive)
+        self.module: torch.nn.Module = component.build(model).eval()
+        captured = self._cache.path(self._key("activations", CAPTURED_BY)).exists()
         give_weights(
             model,
             case.seed,
@@ -66,27 +67,22 @@ class Source:
             allow_partial=settings.allow_partial,
             part=self.module if captured else None,
         )
-        plain = None if captured or self.component.interactive else model
-        self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(self.component.samples(self._activations(plain)))
-
-    def named(self, sample: str, arrays: Iterable[np.ndarray]) -> Arrays:
-        """Output arrays by name; those of all samples but the main one are prefixed by the sample's name.
-
-        Raises:
-            ValueError: If there are not as many as the component has outputs.
-        """
-        prefix = "" if sample == next(iter(self.samples)) else f"{sample}/"
-        return {f"{prefix}{name}": array for name, array in zip(self.component.outputs, arrays, strict=True)}
+        plain = None if captured or component.interactive else model
+        self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(component.samples(self._activations(plain)))
+        self.programs = {
+            sample: Program(sample, self.module, args, component.outputs, component.uses_rope)
+            for sample, args in self.samples.items()
+        }
+        self.trace = independent_calls(self.samples)
 
     def reference(self) -> tuple[Arrays, Arrays]:
-        """PyTorch eager fp32 on the CPU, run twice."""
-        from harness.parity.oracle import reference
-
-        key = self._key(f"reference {self.component.name}")
+        """PyTorch on the CPU, eager fp32 or what the precision is held to, run twice."""
+        by = self._reference
+        key = self._key(f"{by.kind} {self.component.name}", (*self._made_by, by.code))
 
         def make() -> Arrays:
             with self._shared_trunk(self.module):
-                return run_twice(lambda: self._over_samples(reference))
+                return run_twice(lambda: run_trace(self.programs, self.trace, by.run))
 
         return first_and_again(self._cache.get_or_make(key, make))
 
@@ -94,13 +90,16 @@ class Source:
         """PyTorch float64 on the CPU."""
         from harness.parity.oracle import oracle
 
-        key = self._key(f"oracle {self.component.name}")
-
         def make() -> Arrays:
             with self._shared_trunk(self.module):
-                return self._over_samples(oracle)
+                return run_trace(self.programs, self.trace, oracle)
 
-        return self._cache.get_or_make(key, make)
+        return self._cache.get_or_make(self._key(f"oracle {self.component.name}", (*self._made_by, ORACLE)), make)
+
+    @property
+    def _made_by(self) -> tuple[str, ...]:
+        """The modules that the component's outputs are made by, but for how it is run."""
+        return (*CAPTURED_BY, self.component.build.__module__, "harness.parity.trace", SHARED)
 
     def _activations(self, model: Any) -> Activations:
         """One captured forward pass of upstream's model without the interactive neck, which is built if it is None."""
@@ -114,21 +113,15 @@ class Source:
                 captured = vars(capture(plain, self._prompts))
             return {name: tensor.contiguous().numpy() for name, tensor in captured.items()}
 
-        arrays = self._cache.get_or_make(self._key("activations"), make)
+        arrays = self._cache.get_or_make(self._key("activations", CAPTURED_BY), make)
         return Activations(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def _shared_trunk(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return shared_trunk(module, self._cache, self._case, self._settings)
 
-    def _over_samples(self, run: Callable[..., Arrays]) -> Arrays:
-        results: Arrays = {}
-        for sample, args in self.samples.items():
-            results |= self.named(sample, run(self.module, tuple(args.values()), self.component.outputs).values())
-        return results
-
-    def _key(self, kind: str) -> dict[str, Any]:
+    def _key(self, kind: str, code: Sequence[str]) -> dict[str, Any]:
         prompts = repr(replace(self._prompts, image=Path(self._prompts.image.name)))
-        return cache_key(kind, self._case, self._settings, self._prompts.image, prompts, CODE)
+        return cache_key(kind, self._case, self._settings, self._prompts.image, prompts, code)
 
 
 def build(case: Case, settings: Settings) -> Any:
@@ -138,28 +131,10 @@ def build(case: Case, settings: Settings) -> Any:
     return build_model(case.scale, case.seed, settings.checkpoint, allow_partial=settings.allow_partial)
 
 
-def run_twice(run: Callable[[], Arrays]) -> Arrays:
-    """What the first of two runs gives and, under `AGAIN`, those arrays of the second that are not bitwise the same."""
-    from harness.parity.metrics import bitwise_different
-
-    first, second = run(), run()
-    return first | {
-        f"{AGAIN}{name}": second[name]
-        for name, array in first.items()
-        if array.shape != second[name].shape or bitwise_different(array, second[name])
-    }
-
-
-def first_and_again(both: Arrays) -> tuple[Arrays, Arrays]:
-    """The two runs of `run_twice`."""
-    first = {name: array for name, array in both.items() if not name.startswith(AGAIN)}
-    return first, {name: both.get(f"{AGAIN}{name}", array) for name, array in first.items()}
-
-
 def cache_key(
-    kind: str, case: Case, settings: Settings, image: Path, prompts: str, code: Sequence[Path]
+    kind: str, case: Case, settings: Settings, image: Path, prompts: str, code: Sequence[str]
 ) -> dict[str, Any]:
-    """What a cached array depends on: kind, weights, inputs, code and versions."""
+    """What a cached array depends on: kind, weights, inputs, the import closure of the modules `code`, and versions."""
     inputs = {"prompts": prompts, "image": hashlib.sha256(image.read_bytes()).hexdigest()}
     return _model_key(kind, case, settings, code) | inputs
 
@@ -175,17 +150,18 @@ def shared_trunk(
     trunk = next((part for part in module.modules() if isinstance(part, ViT)), None)
     if trunk is None:
         return nullcontext()
-    return shared(trunk, cache, _model_key("trunk", case, settings, CODE))
+    return shared(trunk, cache, _model_key("trunk", case, settings, ("harness.models.sam3.build", ORACLE, SHARED)))
 
 
-def _model_key(kind: str, case: Case, settings: Settings, code: Sequence[Path]) -> dict[str, Any]:
-    from harness.parity.cache import code_digest, versions
+def _model_key(kind: str, case: Case, settings: Settings, code: Sequence[str]) -> dict[str, Any]:
+    from harness.parity.cache import versions
+    from harness.parity.closure import closure_digest
 
     return {
         "kind": kind,
         "scale": str(case.scale),
         "weights": _weights(case, settings),
-        "code": code_digest(*code),
+        "code": closure_digest(*code),
         "versions": versions(),
     }
 

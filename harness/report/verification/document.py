@@ -4,7 +4,7 @@ Schema 1:
 
     {"schema": 1, "created": ISO 8601 in UTC, "machine": {…}, "versions": {…},
      "cases": [{"component", "strategy", "target", "scale", "seed", "status", "stage",
-                "precision": where it is not fp32,
+                "precision": where it is not fp32, "frontend": where it is not torch,
                 "expected": true, false, or null where the case was skipped as unavailable,
                 "problem": why it is not expected, or why it was skipped, else null,
                 "why": the cause of a known discrepancy, from the expectations, else null,
@@ -35,6 +35,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.case import DEFAULT_FRONTEND
 from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
 from harness.core.outcome import Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
@@ -117,7 +118,8 @@ def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
     """The command that runs this one case again; `flags` are appended (for instance `--checkpoint PATH`)."""
     words = ["sam3-tvm", "verify", "--component", case.component, "--strategy", case.strategy, "--target", case.target]
     precision = () if case.precision == DEFAULT_PRECISION else ("--precision", case.precision)
-    return shlex.join([*words, "--scale", case.scale, *precision, "--seed", str(case.seed), *flags])
+    frontend = () if case.frontend == DEFAULT_FRONTEND else ("--frontend", case.frontend)
+    return shlex.join([*words, "--scale", case.scale, *precision, *frontend, "--seed", str(case.seed), *flags])
 
 
 def build_report(
@@ -192,6 +194,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         "repro": repro_command(case, flags),
         "outputs": [_output(verdict) for verdict in outcome.verdicts],
         **({} if case.precision == DEFAULT_PRECISION else {"precision": case.precision}),
+        **({} if case.frontend == DEFAULT_FRONTEND else {"frontend": case.frontend}),
         **({"device": _device(outcome.device)} if outcome.device else {}),
         **({"emulated": True} if outcome.emulated else {}),
         **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),

@@ -116,8 +116,7 @@ def kernels(case: Mapping[str, Any]) -> str:
 def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:
     """Everything of a case but its component, for headings and column titles; the seed where it tells cases apart."""
     names = [case["strategy"], case["target"], case["scale"]]
-    if "precision" in case:
-        names.append(case["precision"])
+    names += [case[field] for field in ("precision", "frontend") if field in case]
     return " · ".join([*names, f"seed {case['seed']}"] if with_seed else names)
 
 

@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.core.precision import PRECISIONS
+
 if TYPE_CHECKING:
     import torch
+
+EVERY_PRECISION = tuple(PRECISIONS)
 
 Arguments = Mapping[str, "torch.Tensor"]
 """Inputs of one component by name, in the order of its forward."""
@@ -24,6 +28,8 @@ class Component:
         outputs: Names of the outputs, in the order in which the module returns them.
         uses_rope: Whether rotary position encoding is inside; if not, only the strategy `real` makes sense.
         interactive: Whether the model must be built with upstream's SAM 2 neck (`enable_inst_interactivity`).
+        emulated: Precisions in which its GPU kernels take at most half a minute on a CPU; docs/GPU_KERNELS.md has the
+            times.
         build: Takes the SAM 3 image model, returns the module: tensors in, tuple of tensors out.
         samples: Takes the captured tensors of one forward pass (`harness.models.sam3.capture`), returns the inputs by
             sample name; every sample is exported, compiled and judged. The first is the main one.
@@ -37,3 +43,4 @@ class Component:
     samples: Callable[[Any], dict[str, Arguments]]
     uses_rope: bool = False
     interactive: bool = False
+    emulated: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.components.component import Arguments, Component
+from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component
 
 if TYPE_CHECKING:
     import torch
@@ -64,4 +64,5 @@ GEOMETRY_ENCODER = Component(
     outputs=("features", "mask"),
     build=build,
     samples=samples,
+    emulated=EVERY_PRECISION,
 )

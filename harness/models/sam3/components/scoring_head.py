@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.components.component import Arguments, Component
+from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component
 
 if TYPE_CHECKING:
     import torch
@@ -37,4 +37,5 @@ SCORING_HEAD = Component(
     outputs=("logits",),
     build=build,
     samples=samples,
+    emulated=EVERY_PRECISION,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.components.component import Arguments, Component
+from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component
 
 if TYPE_CHECKING:
     import torch
@@ -38,4 +38,5 @@ TRANSFORMER_DECODER = Component(
     outputs=("hs", "reference_boxes", "presence_logits", "presence_feats"),
     build=build,
     samples=samples,
+    emulated=EVERY_PRECISION,
 )

@@ -6,10 +6,14 @@ How many points and boxes a prompt has is fixed when the model is compiled; shor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.core.subject import Program
+from harness.deployment.deployable import KernelFunction
 from harness.runtime.manifest import Capacity
 
 if TYPE_CHECKING:
@@ -40,6 +44,10 @@ class EntryPoint:
     build: Callable[[Any], torch.nn.Module]
     inputs: Callable[[Capacity], dict[str, torch.Tensor]]
     uses_rope: bool = False
+
+    def program(self, model: Any, capacity: Capacity) -> Program:
+        """The entry point of upstream's image model, for prompts of a capacity."""
+        return Program(self.name, self.build(model).eval(), self.inputs(capacity), self.outputs, self.uses_rope)
 
 
 def _image_encoding(model: Any) -> torch.nn.Module:
@@ -113,19 +121,13 @@ ENTRY_POINTS = (ENCODE_IMAGE, ENCODE_TEXT, GROUND)
 """The entry points that are exported from PyTorch."""
 
 
-@dataclass(frozen=True)
-class ImageFunction:
-    """A function of the compiled model that is written as kernels, for images of any size.
+def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Program]:
+    """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
+    from harness.models.sam3.build import build_model
 
-    Attributes:
-        name: What it is called in the library.
-        outputs: Names of its results, in order.
-        module: Takes the kind of TVM's target, makes the module with the Relax function of that name.
-    """
-
-    name: str
-    outputs: tuple[str, ...]
-    module: Callable[[str], tvm.IRModule]
+    model = build_model(case.scale, case.seed, settings.checkpoint, allow_partial=settings.allow_partial)
+    for entry_point in ENTRY_POINTS:
+        yield entry_point.program(model, capacity)
 
 
 def _preprocess(kind: str) -> tvm.IRModule:
@@ -140,10 +142,10 @@ def _resize_masks(kind: str) -> tvm.IRModule:
     return mask_resizing.resize_masks_module() if kind == "llvm" else data_parallel.resize_masks_module(kind)
 
 
-PREPROCESS = ImageFunction("preprocess", ("pixels",), _preprocess)
+PREPROCESS = KernelFunction("preprocess", ("pixels",), _preprocess)
 """image uint8 [h, w, 3] to pixels fp32 [1, 3, 1008, 1008], as `Sam3Processor` resizes and normalizes them."""
 
-RESIZE_MASKS = ImageFunction("resize_masks", ("masks",), _resize_masks)
+RESIZE_MASKS = KernelFunction("resize_masks", ("masks",), _resize_masks)
 """mask logits fp32 [1, 200, 288, 288], kept int64 [k] and an image uint8 [h, w, 3] to masks bool [k, h, w]."""
 
 IMAGE_FUNCTIONS = (PREPROCESS, RESIZE_MASKS)

@@ -1,4 +1,4 @@
-"""The stages of the whole model's case: compiled into a folder, loaded, asked every question, judged."""
+"""The whole model as a workload: compiled into a folder, loaded, asked every question, judged."""
 
 from __future__ import annotations
 
@@ -18,59 +18,56 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Stage, Verdict
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.settings import Settings
+from harness.core.subject import Arrays, Program
+from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question
-from harness.models.sam3.end_to_end.source import Answer, EndToEndSource
-from harness.models.sam3.source import Arrays
+from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
 from harness.parity.detections import Found, Truth, judge_found
-from harness.parity.saved import load_outputs, save_outputs
+from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
+from harness.runtime.manifest import DEFAULT_CAPACITY
 from harness.runtime.sam3.model import Found as Segmented
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
 
 if TYPE_CHECKING:
-    from harness.execution.place import Place
-    from harness.verify.stages import Progress
+    from harness.execution.run import Run
 
 
-def walk(case: Case, settings: Settings, progress: Progress, saved: Path, runs_at: Place) -> tuple[Verdict, ...] | None:
-    """Compiles the model, asks the questions and judges every answer.
+class EndToEndWorkload:
+    """The questions of a case, asked of the compiled model through the runtime, as its users do."""
 
-    Args:
-        case: Its component is the whole model.
-        settings: Weights, photograph, expectation.
-        progress: Told which stage it is.
-        saved: Folder for what the compiled model answers.
-        runs_at: Where the compiled model is run.
+    def __init__(self, case: Case, settings: Settings) -> None:
+        """Reads the questions; upstream's model is built when the first answer is not in the cache.
 
-    Returns:
-        The verdicts on raw outputs and findings of every answer; None if it can be compiled but not run.
+        Raises:
+            HarnessError: If questions or cache cannot be used.
+        """
+        self._case = case
+        self._settings = settings
+        self._source = EndToEndSource(case, settings)
+        self._saved = saved_folder(case)
 
-    Raises:
-        HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
-    """
-    precision = PRECISIONS[case.precision]
-    with progress.during(Stage.BUILD):
-        source = source_of(case, settings)
-    if not settings.judge_saved and not _compile_and_run(case, settings, source.questions, progress, saved, runs_at):
-        return None
-    with progress.during(Stage.JUDGE):
+    @property
+    def programs(self) -> dict[str, Program]:
+        """The three entry points of the compiled model, built anew."""
+        return {program.name: program for program in programs(self._case, self._settings, DEFAULT_CAPACITY)}
+
+    def run(self, run: Run) -> bool:
+        """See `harness.core.subject.Workload`."""
+        return _compile_and_run(run, self._source.questions, self._saved)
+
+    def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
+        """See `harness.core.subject.Workload`."""
         return tuple(
             verdict
-            for question in source.questions
-            for answer in source.answers(question)
-            for verdict in judged(load_outputs(saved / answer.name), answer, settings.expectation, precision)
+            for question in self._source.questions
+            for answer in self._source.answers(question)
+            for verdict in judged(
+                load_outputs(self._saved / answer.name), answer, expectation, PRECISIONS[self._case.precision]
+            )
         )
-
-
-def source_of(case: Case, settings: Settings) -> EndToEndSource:
-    """Upstream's side of a case, in its precision."""
-    if PRECISIONS[case.precision].is_half:
-        from harness.models.sam3.end_to_end.half import HalfEndToEndSource
-
-        return HalfEndToEndSource(case, settings)
-    return EndToEndSource(case, settings)
 
 
 def judged(
@@ -87,7 +84,7 @@ def judged(
         answer: What upstream answers.
         expectation: If it allows the oracle verdict, raw outputs may pass on it.
         precision: In a half one, raw outputs may pass on the oracle verdict, and what is found is held to what upstream
-            makes of the raw outputs, see `harness.models.sam3.end_to_end.half`.
+            makes of the raw outputs, see `harness.models.sam3.end_to_end.source`.
     """
     beside = precision.is_half and _alike(actual, answer.reference)
 
@@ -133,43 +130,34 @@ def _presence_beside_logits(arrays: Arrays) -> Arrays:
 
 def _decided(actual: Arrays, answer: Answer) -> Truth:
     """What upstream makes of raw outputs, or of its own where the actual ones are not of the right kind."""
-    from harness.models.sam3.end_to_end.half import decided
-
     _, height, width = answer.truth.found.masks.shape
     raw = actual if _alike(actual, answer.reference) else answer.reference
     return decided({name: raw[name] for name in RAW}, (width, height))
 
 
-def _compile_and_run(
-    case: Case, settings: Settings, questions: tuple[Question, ...], progress: Progress, saved: Path, runs_at: Place
-) -> bool:
+def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> bool:
     """From upstream's model to the saved answers of the compiled one; False if it cannot be run."""
-    from harness.deployment.compiling import Model, compile_into
+    from harness.deployment.compiling import compile_into
+    from harness.models.sam3.model import DEPLOYABLE
 
-    model = Model(
-        case.scale,
-        case.strategy,
-        case.seed,
-        settings.checkpoint,
-        settings.allow_partial,
-        database=settings.database,
-        precision=case.precision,
-    )
+    progress, place = run.progress, run.place
     with _emptied(saved / "model") as folder:
         with progress.announced(_stage_of) as announce:
-            compiled = compile_into(model, case.target, folder, announce, keep_source=runs_at.reads_source)
+            compiled = compile_into(
+                DEPLOYABLE, run.case, folder, run.settings, announce=announce, keep_source=place.reads_source
+            )
         progress.kernels += compiled.kernels
         sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
-        if runs_at.run_problem(case.target) is not None:
+        if place.run_problem(run.case.target) is not None:
             return False
         with progress.during(Stage.LOAD):
-            loaded = runs_at.model(folder)
+            loaded = place.model(folder)
         with progress.during(Stage.RUN):
             for answer, found in _segmented(loaded, questions):
                 save_outputs(saved / answer, _arrays(found))
-    runs_at.close()  # others may be waiting for the device
+    place.close()  # others may be waiting for the device
     return True
 
 
