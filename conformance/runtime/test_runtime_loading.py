@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import platform
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tvm
 from tvm import relax
 
+from conformance.support.assembly import assembly
 from harness.report import read_report
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, common_cpu, cpu_features
 from harness.runtime.cpu import features_of_linux as linux
@@ -19,7 +22,7 @@ from harness.runtime.cpu import features_of_macos as macos
 from harness.runtime.executable import Executable
 from harness.runtime.loading import LoadError, cpu_problem
 from harness.targets import TARGETS
-from harness.targets.compiling import compile_module, required_cpu
+from harness.targets.compiling import compile_module, lower_module, required_cpu
 from harness.targets.llvm import MCPU_VARIABLE
 
 FOREIGN_CPUS = {
@@ -112,10 +115,68 @@ def test_a_library_for_another_cpu_is_refused_when_it_is_loaded(
     assert run_in_process(LOAD, compiled(tmp_path)).returncode == 0  # what the sentence advises works
 
 
-def test_without_the_check_the_process_would_die(foreign_cpu: str, tmp_path: Path) -> None:
-    if foreign_cpu != "bdver2":
-        pytest.skip(f"{foreign_cpu} needs no instruction that this machine lacks for a multiply-add")
-    assert run_in_process(LOAD_UNCHECKED, compiled(tmp_path)).returncode == -signal.SIGILL
+@dataclass(frozen=True)
+class Instruction:
+    """One that some processors lack.
+
+    Attributes:
+        feature: What it belongs to.
+        code: It, for registers alone.
+        cpu: LLVM's name of a CPU for which it makes a multiply-add of such instructions.
+        pattern: What they look like in assembly.
+    """
+
+    feature: str
+    code: str
+    cpu: str
+    pattern: str
+
+
+INSTRUCTIONS = (
+    Instruction("avx512f", code="62f17c4858c0", cpu="znver5", pattern=r"\bvfmadd\w+ps\b.*%zmm"),  # vaddps of 512 bits
+    Instruction("fma4", code="c4e3f968c000", cpu="bdver2", pattern=r"\bvfmaddps\b"),
+)
+EXECUTE = """
+import ctypes, mmap, sys
+code = bytes.fromhex(sys.argv[1]) + b"\\xc3"
+memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory.write(code)
+ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))()
+"""
+"""Executes an instruction, given in hexadecimal digits, and returns."""
+
+
+def executed(code: str) -> int:
+    """What becomes of a process that executes an instruction."""
+    return subprocess.run([sys.executable, "-c", EXECUTE, code], capture_output=True, check=False).returncode
+
+
+on_x86_64_linux = pytest.mark.skipif(
+    (platform.system(), architecture()) != ("Linux", "x86_64"), reason="the instructions are those of x86-64 on Linux"
+)
+
+
+@on_x86_64_linux
+def test_what_the_system_announces_can_be_executed() -> None:
+    """The other way round it does not hold: Zen 1 executes FMA4, which it does not announce."""
+    present = cpu_features() or frozenset()
+    assert executed("90") == 0  # nop
+    assert executed("0f0b") == -signal.SIGILL  # ud2, which no processor has
+    assert all(executed(instruction.code) == 0 for instruction in INSTRUCTIONS if instruction.feature in present)
+
+
+@on_x86_64_linux
+def test_without_the_check_the_process_would_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = [one for one in INSTRUCTIONS if executed(one.code) == -signal.SIGILL]
+    if not lacking:
+        pytest.skip(f"this processor executes {' and '.join(one.feature for one in INSTRUCTIONS)}")
+    monkeypatch.setenv(MCPU_VARIABLE, lacking[0].cpu)
+    target = TARGETS["llvm"].tvm_target()
+    lowered = lower_module(fused_multiply_add(), TARGETS["llvm"], target)
+    assert re.search(lacking[0].pattern, assembly(lowered, target))
+    library = compiled(tmp_path)
+    assert run_in_process(LOAD, library).returncode == 1
+    assert run_in_process(LOAD_UNCHECKED, library).returncode == -signal.SIGILL
 
 
 def test_verify_for_another_cpu_compiles_and_says_why_it_does_not_run(foreign_cpu: str, tmp_path: Path) -> None:

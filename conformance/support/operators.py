@@ -11,6 +11,7 @@ from tvm import relax
 
 from harness.schedules.cpu import cpu_pipeline
 from harness.targets import TARGETS
+from harness.targets.generating import generate
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -36,7 +37,8 @@ def compiled(
 ) -> Callable[..., np.ndarray]:
     """The operator, compiled by `cpu_pipeline` for this machine's CPU or for `target`."""
     target = target or TARGETS["llvm"].tvm_target()
-    executable = relax.build(module_of(operator, shapes, dtype), target, relax_pipeline=cpu_pipeline(target))
+    module = module_of(operator, shapes, dtype)
+    executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=cpu_pipeline(target)), target)
     machine = relax.VirtualMachine(executable, tvm.cpu())
 
     def run(*arrays: np.ndarray) -> np.ndarray:

@@ -121,9 +121,11 @@ def build_programs(
 
 
 def _build(functions: tvm.IRModule, target: str, library: str) -> None:
+    from harness.targets.generating import generate
     from harness.targets.linking import link
 
-    tvm.tirx.build(functions, tvm.target.Target(target)).export_library(library, fcompile=link)
+    built = generate(lambda chosen: tvm.tirx.build(functions, chosen), tvm.target.Target(target))
+    built.export_library(library, fcompile=link)
 
 
 def reference_module(module: tvm.IRModule) -> tvm.IRModule:

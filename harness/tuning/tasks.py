@@ -141,6 +141,7 @@ def build(problem: Problem, schedule: Schedule, target: tvm.target.Target, libra
         RuntimeError: There is nothing to link with, or the compiler fails.
     """
     from harness.targets.compiling import export_library
+    from harness.targets.generating import generate
 
     form = alone(problem)
     module = to_loops(module_of(problem), target, {problem.key: schedule})
@@ -149,8 +150,9 @@ def build(problem: Problem, schedule: Schedule, target: tvm.target.Target, libra
         for variable, function in module.functions_items()
         if isinstance(function, tirx.PrimFunc)
     }
+    loops = tvm.IRModule(functions)
     with target, tvm.transform.PassContext(opt_level=3):
-        export_library(tvm.tirx.build(tvm.IRModule(functions), target), target, library)
+        export_library(generate(lambda chosen: tvm.tirx.build(loops, chosen), target), target, library)
     given = len(form.inputs) + len(form.weights)
     names = {variable.name_hint for variable in module.get_global_vars()}
     load: tuple[Step, ...] = ()

@@ -14,12 +14,15 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
-from tvm import relax
+from tvm import relax, te
 
 from conformance.support.assembly import Instruction, ProductLoop, assembly, full_vector, product_loops
 from conformance.support.kernels import hold, lowered
 from conformance.support.operators import normal
+from harness.runtime.loading import cpu_problem
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile, vector_unit
+from harness.targets.compiling import required_cpu
+from harness.targets.generating import generate
 
 op = relax.op
 
@@ -123,7 +126,52 @@ def test_kernels_for_processors_without_avx512(kernel: Kernel, cpu: str) -> None
     hold(kernel.operator, kernel.reference, kernel.inputs, kernel.weights, target=target_for(cpu), large=True)
 
 
-# --- what LLVM makes of them, for CPUs that are not here too ---
+# --- what LLVM breaks ---
+
+
+def biased_sums() -> tvm.IRModule:
+    """Sums of four products and a bias: loops that LLVM unrolls, and of which it then makes vectors."""
+    x, w, b = (te.placeholder(shape, name=name) for name, shape in (("x", (4, 9)), ("w", (4, 4)), ("b", (4,))))
+    k = te.reduce_axis((0, 4))
+    sums = te.compute((4, 9), lambda c, i: te.sum(x[k, i] * w[k, c], axis=k))
+    function = te.create_prim_func([x, w, b, te.compute((4, 9), lambda c, i: sums[c, i] + b[c])])
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+
+
+@pytest.mark.xfail(strict=True, raises=tvm.error.InternalError, reason="LLVM 22 uses some vectors before it makes them")
+def test_raw_tvm_adds_a_bias_to_small_sums() -> None:
+    tvm.tirx.build(biased_sums(), target_for("x86-64-v3"))
+
+
+def test_what_llvm_breaks_is_generated_in_another_way() -> None:
+    target = target_for("x86-64-v3")
+    built = generate(lambda chosen: tvm.tirx.build(biased_sums(), chosen), target)
+    if cpu_problem(*required_cpu(target)) is not None:
+        pytest.skip("this machine cannot run code for AVX2, which was compiled")
+    x, w, b = normal((4, 9)), normal((4, 4), 1), normal((4,), 2)
+    result = tvm.runtime.tensor(np.zeros((4, 9), np.float32))
+    built["main"](*(tvm.runtime.tensor(array) for array in (x, w, b)), result)
+    np.testing.assert_allclose(result.numpy(), w.T @ x + b[:, None], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["LLVM module verification failed", "anything else"])
+def test_what_cannot_be_generated_says_so(what: str) -> None:
+    """Nothing but a broken module is tried again, once, for the same processor."""
+    targets = []
+
+    def build(target: tvm.target.Target) -> None:
+        targets.append(dict(target.attrs))
+        raise tvm.error.InternalError(what)
+
+    options = {"num-cores": 3, "cl-opt": ["-unroll-count:int=3"]}
+    with pytest.raises(tvm.error.InternalError, match=what):
+        generate(build, tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", **options}))
+    first, *second = targets
+    assert len(second) == (what != "anything else")
+    assert all({**again, "cl-opt": list(again["cl-opt"])[:-1]} == {**first, **options} for again in second)
+
+
+# --- what LLVM makes of the kernels, for CPUs that are not here too ---
 
 
 @pytest.mark.parametrize("cpu", [*TRIPLES, "x86-64"])

@@ -12,6 +12,7 @@ from tvm import relax
 
 from harness.lowering.frontends.torch_export.exporting import export_program
 from harness.lowering.frontends.torch_export.importing import import_program
+from harness.targets.generating import generate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +37,10 @@ def run_module(
     if pipeline is None:
         executable = relax.build(module, target)
     else:
-        executable = relax.build(pipeline(module), target, relax_pipeline=None)
+        lowered = pipeline(module)
+        executable = generate(
+            lambda chosen: relax.build(lowered, chosen, relax_pipeline=None), tvm.target.Target(target)
+        )
     machine = relax.VirtualMachine(executable, tvm.cpu())
     return [output.numpy() for output in machine["main"](*(tvm.runtime.tensor(np.asarray(a)) for a in arguments))]
 
