@@ -1,8 +1,7 @@
-"""`sam3-tvm tune` as it is called: on the servers of a tracker, and with TVM's own rules."""
+"""`sam3-tvm tune` as it is called, on the servers of a tracker."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from conformance.support.remotes import KEY, tracker, tvm_server, until
 from harness.execution.remote.tracker import Tracker
 from harness.tuning.database import this_place
-from harness.tuning.rules_records import LOG, open_records, place_folder
 from harness.tuning.trials import Kind, read_trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,12 +39,6 @@ def tuned(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def logged(folder: Path) -> list[dict[str, object]]:
-    """The log of the candidates of TVM's rules."""
-    log = place_folder(folder, this_place("llvm")) / LOG
-    return [json.loads(line) for line in log.read_text().splitlines()]
-
-
 def test_servers_measure_schedules(address: str, tmp_path: Path) -> None:
     printed = tuned(tmp_path, "--remote", address, "--key", KEY, "--trials", "4")
     trials, notices = read_trials(tmp_path)
@@ -55,18 +47,3 @@ def test_servers_measure_schedules(address: str, tmp_path: Path) -> None:
     # PyTorch runs here, which says nothing about the servers.
     assert all(trial.torch_seconds is None for trial in trials) and "x PyTorch" not in printed
     assert "of 2 tasks have a schedule better than the default" in printed
-
-
-def test_servers_measure_candidates_of_tvms_rules(address: str, tmp_path: Path) -> None:
-    tuned(tmp_path, "--space", "rules", "--only", "256x4 ", "--remote", address, "--key", KEY, "--trials", "3")
-    entries = logged(tmp_path)
-    assert len(entries) == 3 and all("256x4 " in str(entry["task"]) for entry in entries)
-    assert any(entry["seconds"] for entry in entries)
-
-
-def test_tvms_rules_are_compared_with_pytorch(tmp_path: Path) -> None:
-    printed = tuned(tmp_path, "--space", "rules", "--only", "256x4 ", "--trials", "2")
-    assert len(logged(tmp_path)) == len(open_records(tmp_path, this_place("llvm")).records) == 2
-    (row,) = (line.split("│") for line in printed.splitlines() if " 400x256 256x4 " in line)
-    assert float(row[5]) > 0, "PyTorch GFLOP/s"
-    assert row[7].strip().startswith("2")

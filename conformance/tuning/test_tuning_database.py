@@ -149,7 +149,7 @@ def test_many_processes_store_at_the_same_time(tmp_path: Path) -> None:
         "sys.modules['torch'] = None  # which TVM imports if it can\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from conformance.support.tuning.test_tuning_database import RECORD\n"
+        "from conformance.tuning.test_tuning_database import RECORD\n"
         "from harness.tuning.database import store\n"
         "for n in range(5):\n"
         "    store(Path(sys.argv[1]), 'llvm', replace(RECORD, task=f'{sys.argv[2]} {n}'))\n"
@@ -219,7 +219,7 @@ FULL_DISK = """
 import resource, signal, sys
 sys.modules["torch"] = None  # which TVM imports if it can
 from pathlib import Path
-from conformance.support.tuning.test_tuning_database import RECORD, TRIAL
+from conformance.tuning.test_tuning_database import RECORD, TRIAL
 from harness.core.errors import HarnessError
 from harness.tuning.database import store
 from harness.tuning.trials import append_trials

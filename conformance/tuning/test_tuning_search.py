@@ -408,7 +408,6 @@ def wait_for(condition, process: subprocess.Popen) -> None:  # type: ignore[no-u
         (Request(minutes=float("nan")), "--minutes nan leaves no time"),
         (Request(trials=0), "--trials 0 tries nothing"),
         (Request(target="cuda"), "cannot tune for 'cuda'"),
-        (Request(space="everything"), "Unknown space 'everything'"),
         (Request(("boxhead",)), "did you mean 'box_head'"),
         (Request(("end_to_end",)), "end_to_end is no component"),
         (Request(scale="tiny"), "Unknown scale 'tiny'"),

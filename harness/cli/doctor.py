@@ -104,7 +104,6 @@ PACKAGES = (
     "open_clip_torch",
     "psutil",
     "triton",
-    "xgboost",
 )
 """Whose versions matter."""
 
@@ -217,7 +216,7 @@ def _make_tune_context() -> None:
     from tvm import te
     from tvm.s_tir import meta_schedule
 
-    from harness.tuning.tensor_intrinsics import import_tensor_intrinsics
+    from harness.cli.tensor_intrinsics import import_tensor_intrinsics
 
     import_tensor_intrinsics()
     source = te.placeholder((4,), name="source")

@@ -288,12 +288,6 @@ def tune_command(
     db: Annotated[
         Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
     ] = None,
-    space: Annotated[
-        str, typer.Option(help="schedules: decisions of this project's kernels; rules: TVM's own rules.")
-    ] = "schedules",
-    only: Annotated[
-        str | None, typer.Option(help="With --space rules: a regular expression that a task's name must match.")
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
     remote: Annotated[
         str | None, typer.Option(help="HOST:PORT of an RPC tracker: measure on the machines that it knows.")
@@ -313,7 +307,7 @@ def tune_command(
 
     choose_threads(threads)
     configure_threads()
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, space, seed, remote, key, only)
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key)
     code = tune(console, request)
     if code:
         raise typer.Exit(code)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from harness.tuning.search import Progress
     from harness.tuning.tasks import Task
 
-SPACES = ("schedules", "rules")
-
 
 @dataclass(frozen=True)
 class Request:
@@ -41,11 +39,9 @@ class Request:
         minutes: When to stop; None for no limit.
         trials: How many schedules to try at most; None for no limit.
         folder: The database; None for the one in `fixtures/tuned` that fits.
-        space: One of `SPACES`.
         seed: Of candidates and inputs.
         remote: HOST:PORT of an RPC tracker; None to measure here.
         key: What servers are known by at the tracker.
-        only: A regular expression that names of tasks must match, with space `rules`; None for all.
     """
 
     components: tuple[str, ...] = ()
@@ -54,11 +50,9 @@ class Request:
     minutes: float | None = None
     trials: int | None = None
     folder: Path | None = None
-    space: str = SPACES[0]
     seed: int = 0
     remote: str | None = None
     key: str = ""
-    only: str | None = None
 
 
 def checked(request: Request) -> tuple[Case, ...]:
@@ -67,8 +61,6 @@ def checked(request: Request) -> tuple[Case, ...]:
     Raises:
         HarnessError: The request makes no sense.
     """
-    if request.space not in SPACES:
-        raise HarnessError(f"Unknown space {request.space!r}: known are {', '.join(SPACES)}.")
     if request.minutes is not None and not request.minutes > 0:
         raise HarnessError(f"--minutes {request.minutes:g} leaves no time to tune: give more than 0.")
     if request.trials is not None and request.trials < 1:
@@ -96,11 +88,6 @@ def tune(console: Console, request: Request) -> int:
     place = database.this_place(request.target)
     folder = request.folder or database.TUNED / place.tag
     database.check_writable(folder)
-    if request.space == "rules":
-        from harness.tuning.rules import tune_rules
-
-        code: int = tune_rules(console, request, cases, folder)
-        return code
     return _tune_schedules(console, request, cases, folder)
 
 

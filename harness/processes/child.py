@@ -27,7 +27,7 @@ _STARTED_WITH = dict(os.environ)
 def answer_and_end(folder: Path) -> NoReturn:
     """Answer the request in `folder` and end, without the teardown of native libraries."""
     faulthandler.enable()
-    _die_with_parent()
+    die_with_parent()
     try:
         answer = pickle.dumps(_answer(folder))
     except Exception as error:
@@ -110,7 +110,7 @@ def _own_peak() -> int:
     return int(lines[0][1]) * 1024 if lines else 0
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Kills this process group once stdin ends, whose other end the parent holds."""
     parent = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)

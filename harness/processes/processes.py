@@ -45,7 +45,7 @@ class Spawned:
     def __init__(self, folder: Path) -> None:
         """Starts it."""
         with (folder / "output").open("ab") as output:
-            self._process = _python("harness.processes.child", str(folder), stdout=output.fileno())
+            self._process = start_python("harness.processes.child", str(folder), stdout=output.fileno())
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -54,7 +54,7 @@ class Spawned:
 
     def kill(self) -> int:
         """As `Process` says."""
-        return _kill_and_collect(self._process)
+        return kill_and_collect(self._process)
 
 
 class Template:
@@ -96,7 +96,7 @@ class Template:
                 raise Stopped
             if not self.runs:
                 self.close()
-                self._process = _python("harness.processes.forking", self._load, stdout=subprocess.PIPE)
+                self._process = start_python("harness.processes.forking", self._load, stdout=subprocess.PIPE)
             assert self._process is not None
             try:
                 return _forked(self._process, folder, stop) or Spawned(folder)
@@ -108,7 +108,7 @@ class Template:
         """Ends the process, if there is one."""
         if self._process is not None:
             process, self._process = self._process, None
-            _kill_and_collect(process)
+            kill_and_collect(process)
 
 
 class _Forked:
@@ -167,20 +167,22 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
-def _python(module: str, argument: str, stdout: int) -> subprocess.Popen[bytes]:
+def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     """A module as a program in a session of its own; the end of its stdin tells it that this process is gone."""
     return subprocess.Popen(
-        [sys.executable, "-m", module, argument],
+        [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=subprocess.DEVNULL if stdout == subprocess.PIPE else subprocess.STDOUT,
         bufsize=0,
+        pass_fds=pass_fds,
         env=child_environment(),
         start_new_session=True,
     )
 
 
-def _kill_and_collect(process: subprocess.Popen[bytes]) -> int:
+def kill_and_collect(process: subprocess.Popen[bytes]) -> int:
+    """Kills a process with its group, closes the pipes to it, and gives its exit code."""
     _kill_group(process.pid)
     code = process.wait()
     for pipe in (process.stdin, process.stdout):

@@ -1,4 +1,4 @@
-"""What `tune` shows in either space: sentences, durations, and a bar with what is left of time and trials."""
+"""What `tune` shows: sentences, durations, and a bar with what is left of time and trials."""
 
 from __future__ import annotations
 
