@@ -18,7 +18,8 @@ from PIL import Image
 from pycocotools import mask as coco
 from rich.console import Console
 
-from harness.cli.segment import DEFAULT_MODEL, choose_model, images_table, make_prompt, objects_table
+from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompt
+from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
 from harness.segment import Segmented, find_images, unique_names

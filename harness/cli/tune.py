@@ -1,22 +1,25 @@
-"""What the `tune` command does with its options, and what it prints."""
+"""`sam3-tvm tune`: search for better schedules, and tell how it goes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.case import DEFAULT_STRATEGY, Case, select
+from harness.cli.console import console as terminal
+from harness.cli.installation import require_compiler
+from harness.core.case import DEFAULT_STRATEGY, Case, Scale, select
 from harness.core.errors import HarnessError
 from harness.models.sam3.components import COMPONENTS
 from harness.tuning import database
+from harness.tuning.request import SPACES, Request
 from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
 from harness.tuning.trials import Kind
 
@@ -26,38 +29,44 @@ if TYPE_CHECKING:
     from harness.tuning.search import Progress
     from harness.tuning.tasks import Task
 
-SPACES = ("schedules", "rules")
 
+def tune_command(
+    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    target: Annotated[str, typer.Option(help="Target; only llvm can be tuned.")] = "llvm",
+    scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
+    minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
+    db: Annotated[
+        Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
+    ] = None,
+    space: Annotated[
+        str, typer.Option(help="schedules: decisions of this project's kernels; rules: TVM's own rules.")
+    ] = "schedules",
+    only: Annotated[
+        str | None, typer.Option(help="With --space rules: a regular expression that a task's name must match.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
+    remote: Annotated[
+        str | None, typer.Option(help="HOST:PORT of an RPC tracker: measure on the machines that it knows.")
+    ] = None,
+    key: Annotated[str, typer.Option(help="What those machines are known by at the tracker.")] = "",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads to measure on. Default: every CPU that may be used.")
+    ] = None,
+) -> None:
+    """Search for better schedules, and keep what is found in a database that verify and compile use.
 
-@dataclass(frozen=True)
-class Request:
-    """What to tune, for how long, and where to keep what is found.
-
-    Attributes:
-        components: Their names; all if there is none.
-        target: Name of the target.
-        scale: `shallow` or `full`: decides how often each task counts.
-        minutes: When to stop; None for no limit.
-        trials: How many schedules to try at most; None for no limit.
-        folder: The database; None for the one in `fixtures/tuned` that fits.
-        space: One of `SPACES`.
-        seed: Of candidates and inputs.
-        remote: HOST:PORT of an RPC tracker; None to measure here.
-        key: What servers are known by at the tracker.
-        only: A regular expression that names of tasks must match, with space `rules`; None for all.
+    Ctrl-C stops it; the same command goes on where it was stopped.
     """
+    require_compiler()
+    from harness.processes.threads import choose_threads, configure_threads
 
-    components: tuple[str, ...] = ()
-    target: str = "llvm"
-    scale: str = "shallow"
-    minutes: float | None = None
-    trials: int | None = None
-    folder: Path | None = None
-    space: str = SPACES[0]
-    seed: int = 0
-    remote: str | None = None
-    key: str = ""
-    only: str | None = None
+    choose_threads(threads)
+    configure_threads()
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, space, seed, remote, key, only)
+    code = tune(terminal, request)
+    if code:
+        raise typer.Exit(code)
 
 
 def checked(request: Request) -> tuple[Case, ...]:

@@ -159,3 +159,11 @@ def _write_masks(folder: Path, found: Found) -> None:
     for path in folder.iterdir():
         if _MASK_FILE.fullmatch(path.name) and path.name not in written:
             path.unlink()
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """A sentence for each image that was not done; it names the image."""
+    failed = [result for result in results if isinstance(result, Failed)]
+    return [
+        result.reason if str(result.image) in result.reason else f"{result.image}: {result.reason}" for result in failed
+    ]

@@ -22,7 +22,7 @@ from harness.core.errors import HarnessError
 from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
 
 if TYPE_CHECKING:
-    from harness.cli.tune import Request
+    from harness.tuning.request import Request
     from harness.tuning.rules_module import RulesTask
     from harness.tuning.rules_search import TaskState
 

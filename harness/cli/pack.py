@@ -1,0 +1,27 @@
+"""`sam3-tvm pack`: other weights for a compiled model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import stages, tell_artifact
+from harness.cli.installation import require_compiler
+from harness.cli.options import CheckpointOption, PartialOption, SeedOption
+
+
+def pack(
+    into: Annotated[Path, typer.Option(help="Compiled model that gets other weights.")],
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    seed: SeedOption = 0,
+) -> None:
+    """Put other weights of the same shapes into a compiled model, without compiling it again."""
+    require_compiler()
+    from harness.deployment.compiling import Model, pack_model
+
+    with stages(f"Packing into {into}") as announce:
+        manifest = pack_model(Model(seed=seed, checkpoint=checkpoint, allow_partial=allow_partial), into, announce)
+    tell_artifact(into, manifest)
