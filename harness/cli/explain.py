@@ -11,6 +11,7 @@ from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.cli.options import DatabaseOption, UntunedOption, chosen_database
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale, select
+from harness.files import check_writable
 
 if TYPE_CHECKING:
     from harness.explain import Explanation
@@ -34,11 +35,11 @@ def explain(
     It exports, imports and lowers each component on its main inputs; nothing is run.
     """
     require_compiler()
-    from harness.explain import check_writable, render, summary, write_json
+    from harness.explain import ADVICE, render, summary, write_json
 
     cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
     if json_file is not None:
-        check_writable(json_file)
+        check_writable(json_file, advice=ADVICE)
     chosen = chosen_database(db, untuned, {target})
     explanations = []
     for case in cases:

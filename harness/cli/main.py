@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -33,7 +34,7 @@ def version_option(version: Annotated[bool, typer.Option("--version", help="Prin
         raise typer.Exit
 
 
-for name, command in {
+COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "explain": explain,
     "compile": compile_,
@@ -44,8 +45,11 @@ for name, command in {
     "report": report,
     "list": list_,
     "doctor": doctor,
-}.items():
-    app.command(name)(command)
+}
+"""Every command by name, in the order of the help."""
+
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as shells count."""

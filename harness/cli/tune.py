@@ -17,6 +17,7 @@ from harness.cli.console import console as terminal
 from harness.cli.installation import require_compiler
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale, select
 from harness.core.errors import HarnessError
+from harness.files import make_folder
 from harness.models.sam3.components import COMPONENTS
 from harness.tuning import database
 from harness.tuning.request import SPACES, Request
@@ -103,7 +104,7 @@ def tune(console: Console, request: Request) -> int:
     cases = checked(request)
     place = database.this_place(request.target)
     folder = request.folder or database.TUNED / place.tag
-    database.check_writable(folder)
+    make_folder(folder, advice=database.ADVICE)
     if request.space == "rules":
         from harness.tuning.rules import tune_rules
 

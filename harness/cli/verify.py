@@ -24,6 +24,7 @@ from harness.core.case import SUBJECTS, Scale, checked, select
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.execution.remote.address import chosen_remote
+from harness.files import make_folder
 from harness.targets import TARGETS
 from harness.tuning import database
 
@@ -75,7 +76,7 @@ def verify(
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
     from harness.processes.threads import choose_threads, share_cpus
-    from harness.report import check_writable, write_report
+    from harness.report import ADVICE, write_report
     from harness.runtime.sam3.images import load_image
     from harness.verify.progress import show
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
@@ -94,7 +95,7 @@ def verify(
         precision or (DEFAULT_PRECISION,),
     )
     required = _required(require_target or (), {case.target for case in cases})
-    check_writable(report)
+    make_folder(report, advice=ADVICE)
     if image is not None:
         load_image(image)
     devices = chosen_remote(remote, key)

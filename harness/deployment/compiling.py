@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +14,8 @@ from harness.core.case import check_precisions
 from harness.core.errors import HarnessError
 from harness.core.outcome import Kernel
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.deployment.folder import replaced_folder
 from harness.deployment.packing import Parameters, pack, write_packed
+from harness.files import replaced_folder
 from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.deployed.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, EntryPoint
 from harness.runtime.manifest import (
@@ -98,7 +99,7 @@ def compile_model(model: Model, target: str, out: Path, announce: Announce = lam
             written.
     """
     check_precisions(target, (model.precision,))
-    with replaced_folder(out) as folder:
+    with _replaced(out) as folder:
         _isolated("compile_request", (model, target, folder), announce)
         return read_manifest(folder)
 
@@ -116,9 +117,14 @@ def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None
         Sam3Error: The folder is no artifact, or its packing library is not for this machine.
     """
     read_manifest(into)
-    with replaced_folder(into) as folder:
+    with _replaced(into) as folder:
         _isolated("pack_request", (model, into.resolve(), folder), announce)
         return read_manifest(folder)
+
+
+def _replaced(artifact: Path) -> AbstractContextManager[Path]:
+    """A folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
+    return replaced_folder(artifact, lambda folder: (folder / MANIFEST).is_file(), "a compiled model")
 
 
 def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
 from harness.execution.remote.errors import RemoteError
+from harness.files import make_folder, write_json
 from harness.runtime import EncodedImage, Found, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.segment.coco import coco_annotations
-from harness.segment.files import make_folder, write_json, write_png
-from harness.segment.images import unique_names
+from harness.segment.images import unique_names, write_png
 
 ANNOTATIONS = "annotations.json"
 VISUAL = "object"
