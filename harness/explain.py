@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import files
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
@@ -23,6 +20,9 @@ if TYPE_CHECKING:
 
 EXPLAINED = "llvm"
 """The target whose pipeline can be followed."""
+
+ADVICE = "choose another file with --json"
+"""What to do where the file cannot be written."""
 
 _SHAPES_SHOWN = 3
 _FUNCTIONS_SHOWN = 3
@@ -143,40 +143,7 @@ def write_json(explanations: Sequence[Explanation], path: Path) -> None:
         }
         for explanation in explanations
     ]
-    text = json.dumps({"schema": 1, "cases": cases}, indent=1, ensure_ascii=False) + "\n"
-    unfinished = _unfinished(path)
-    try:
-        with _writing(path):
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-
-
-def check_writable(path: Path) -> None:
-    """Tries to write beside the file: better to know before the work than after it.
-
-    Raises:
-        HarnessError: If the file cannot be written.
-    """
-    with _writing(path):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _unfinished(path).touch()
-        _unfinished(path).unlink()
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise HarnessError(f"cannot write {path}: {error.strerror}; choose another file with --json") from error
+    files.write_json(path, {"schema": 1, "cases": cases}, advice=ADVICE)
 
 
 def _shapes(group: Iterable[Operator]) -> str:

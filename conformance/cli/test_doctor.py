@@ -7,7 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.cli.doctor import KNOWN_BAD, Finding, diagnose, installed_versions, known_bad, probed, render
+from harness.cli.doctor import render
+from harness.doctor.diagnosis import Finding, diagnose, probed
+from harness.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
 from harness.processes.threads import reason, thread_count
 from harness.runtime.threads import usable_cpus
 from harness.targets import TARGETS

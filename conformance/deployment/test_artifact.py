@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -21,7 +20,6 @@ from conformance.support.shallow import photograph, shallow_model
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, Settings
 from harness.deployment.compiling import pack_model
-from harness.deployment.folder import replaced_folder
 from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.model import DEPLOYABLE
 from harness.models.sam3.upstream import upstream
@@ -113,7 +111,8 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
         (["compile", "--db", ".", "--out", "model"], "there is no tuning database in ."),
         (["compile", "--db", ".", "--untuned", "--out", "model"], "--db and --untuned contradict each other"),
         (["compile", "--out", "notes.txt"], "notes.txt is a file: give the name of a folder"),
-        (["compile", "--out", "notes.txt/model"], "cannot write to"),
+        (["compile", "--out", "notes.txt/model"], "cannot write "),
+        (["compile", "--out", "."], "holds something else than a compiled model"),
         (
             ["compile", "--scale", "shallow", "--checkpoint", "notes.txt", "--out", "model"],
             "notes.txt is not a checkpoint",
@@ -289,45 +288,6 @@ def test_packing_needs_an_artifact(tmp_path: Path) -> None:
     with pytest.raises(Sam3Error, match="it has no"):
         pack_model(DEPLOYABLE, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(HarnessError, match="holds something else than a compiled model"), replaced_folder(tmp_path):
-        pass
-    file = tmp_path / "thesis.txt"
-    with pytest.raises(HarnessError, match="is a file: give the name of a folder"), replaced_folder(file):
-        pass
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
-def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
-    lock, folder = FileLock(tmp_path / ".model.lock"), tmp_path / "model"
-    with lock, pytest.raises(HarnessError, match="another process is writing"), replaced_folder(folder):
-        pass
-
-
-def test_what_was_there_stays_if_filling_fails(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    with replaced_folder(folder) as filling:
-        (filling / MANIFEST).write_text("first")
-    with pytest.raises(RuntimeError, match="broken"), replaced_folder(folder) as filling:
-        (filling / MANIFEST).write_text("second")
-        raise RuntimeError("broken")
-    assert (folder / MANIFEST).read_text() == "first"
-    with replaced_folder(folder) as filling:
-        (filling / MANIFEST).write_text("third")
-    assert (folder / MANIFEST).read_text() == "third"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / ".model.filling").mkdir()
-    (tmp_path / ".model.filling" / "half").write_text("half")
-    with replaced_folder(tmp_path / "model") as filling:
-        assert not list(filling.iterdir())
-        (filling / MANIFEST).write_text("whole")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int64", "int32", "uint8", "bool"])

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from conformance.support.operators import module_of
 from conformance.support.shallow import photograph, shallow_model
 from conformance.support.tuning import record
-from harness.cli import main as cli
+from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.explain import explain
@@ -240,7 +240,7 @@ def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeyp
     store(tmp_path / database.this_place("llvm").tag, "llvm", record(BOX_HEAD.key, TUNED))
     assert database.default_database("llvm") is not None
     file = tmp_path / "box_head.json"
-    done = CliRunner().invoke(cli.app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])
+    done = CliRunner().invoke(app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])
     assert done.exit_code == 0, done.output
     unit = vector_unit(TARGETS["llvm"].tvm_target())
     default = space(BOX_HEAD, unit)[0]

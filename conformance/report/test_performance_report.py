@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conformance.support.tuning import record
-from harness.cli import main as cli
+from harness.cli.main import app
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.report.performance import findings, write_performance_report
@@ -530,7 +530,7 @@ def test_the_command_refuses_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_where_it_says(perf_json: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli.app, ["report", str(perf_json), "--out", str(tmp_path / "docs")])
+    done = CliRunner().invoke(app, ["report", str(perf_json), "--out", str(tmp_path / "docs")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "docs" / "PERFORMANCE_REPORT.md").is_file()
     assert "PERFORMANCE_REPORT.md" in done.output

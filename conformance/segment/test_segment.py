@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,13 @@ from PIL import Image
 from pycocotools import mask as coco
 from rich.console import Console
 
-from harness.cli.segment import DEFAULT_MODEL, choose_model, images_table, make_prompt, objects_table
+from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompt
+from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
 from harness.segment import Segmented, find_images, unique_names
 from harness.segment.coco import coco_annotations, run_lengths
-from harness.segment.files import make_folder, write_bytes, write_json, write_png
+from harness.segment.images import write_png
 from harness.segment.overlay import NEGATIVE, POSITIVE, colors, draw, outline
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
@@ -188,38 +187,6 @@ STEM = st.sampled_from(["cat", "CAT", "cat.png", "cat.png_2", "cat_2", "dog"])
 def test_names_of_results_are_distinct(paths: list[Path]) -> None:
     names = unique_names(paths)
     assert len({name.casefold() for name in names}) == len(paths)
-
-
-def test_files_are_whole_or_absent(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    write_json(path, ["ключ", "\ud800"])
-    assert json.loads(path.read_text(encoding="utf-8"))[0] == "ключ"
-    before = path.read_bytes()
-    # A limit on file size fails a write in the middle, as a full disk does.
-    script = (
-        "import resource, signal, sys\n"
-        "from pathlib import Path\n"
-        "from harness.segment.files import write_bytes\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "write_bytes(Path(sys.argv[1]), b'x' * 5000)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
-    assert "HarnessError: Cannot write" in done.stderr
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
-    make_folder(tmp_path / "new" / "deep")
-    assert (tmp_path / "new" / "deep").is_dir()
-    assert list((tmp_path / "new" / "deep").iterdir()) == []
-    (tmp_path / "taken").touch()
-    for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        with pytest.raises(HarnessError, match=r"taken.*give another folder"):
-            make_folder(folder)
-    with pytest.raises(HarnessError, match="Cannot write"):
-        write_bytes(tmp_path / "nowhere" / "file", b"")
 
 
 def test_masks_are_one_bit(tmp_path: Path) -> None:

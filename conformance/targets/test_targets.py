@@ -539,7 +539,7 @@ def test_raw_dlight_crashes_on_the_scoring_head():
 
 def test_tvm_uses_every_cpu_once_it_is_told():
     for count in {1, usable_cpus()}:
-        assert run_isolated("harness.cli.doctor:probe_threads", count, timeout=300).value == count
+        assert run_isolated("harness.doctor.probes:probe_threads", count, timeout=300).value == count
 
 
 def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):

@@ -21,7 +21,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from conformance.support.tuning import record
-from harness.cli.tune import Request, tune
+from harness.cli.tune import tune
 from harness.core.errors import HarnessError
 from harness.report import read_report
 from harness.schedules import Schedule
@@ -33,6 +33,7 @@ from harness.targets.compiling import export_library
 from harness.tuning.database import open_database, store, this_place
 from harness.tuning.local import BuildError, LocalBuilder, LocalRunner, TorchRunner
 from harness.tuning.measuring import Program, Ran, Rounds, Runner, Step
+from harness.tuning.request import Request
 from harness.tuning.search import (
     BATCH,
     Batch,

@@ -1,21 +1,25 @@
-"""What the `report` command does with its options, and what it prints."""
+"""`sam3-tvm report`: the performance report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
-from harness.report.performance.writer import write_performance_report
+from harness.cli.console import console
 
 
-def report(console: Console, results: Sequence[Path], out: Path, database: Path | None) -> None:
-    """Writes the page with its plots, and tells where.
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(help="Files of pytest perf … --benchmark-json=FILE.", metavar="RESULTS…")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of PERFORMANCE_REPORT.md and its plots.")],
+    db: Annotated[Path | None, typer.Option(help="Folder of a tuning database, to list what was found.")] = None,
+) -> None:
+    """Render the performance report, with plots, from what the suites in perf/ measured."""
+    from harness.report.performance.writer import write_performance_report
 
-    Raises:
-        HarnessError: Something cannot be read or written.
-    """
     with console.status("Drawing"):
-        page = write_performance_report(results, out, database)
+        page = write_performance_report(results, out, db)
     console.print(f"Report: {page}", highlight=False, soft_wrap=True)

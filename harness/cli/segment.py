@@ -1,28 +1,59 @@
-"""What the `segment` command does with its options, and what it prints."""
+"""`sam3-tvm segment`: what a text, boxes and points mean in images."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
+import typer
 
+from harness.cli.console import complain, console
+from harness.cli.options import KeyOption, RemoteOption, ThreadsOption
 from harness.core.errors import HarnessError
-from harness.core.remote import Remote
-from harness.runtime import Prompt, Sam3
-from harness.runtime.manifest import Manifest, read_manifest
-from harness.segment.job import Failed, Job, Result, Segmented, run
+from harness.core.remote import chosen_remote
 
 if TYPE_CHECKING:
-    from harness.execution.remote.model import RemoteModel
+    from harness.runtime import Prompt
 
 DEFAULT_MODEL = Path("dist/sam3-llvm")
-_MOST_ROWS = 20
+
+
+def segment(
+    images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.", metavar="IMAGE…")],
+    out: Annotated[Path, typer.Option(help="Folder of the results.")],
+    text: Annotated[str | None, typer.Option(help="What to look for: a noun phrase.")] = None,
+    box: Annotated[
+        list[str] | None, typer.Option(help="What to look for is here: x0,y0,x1,y1 in pixels; repeatable.")
+    ] = None,
+    negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
+    point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,
+    negative_point: Annotated[list[str] | None, typer.Option(help="It is not here: x,y; repeatable.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
+    threads: ThreadsOption = None,
+    remote: RemoteOption = None,
+    key: KeyOption = "",
+) -> None:
+    """Find what a text, boxes and points mean in images: overlays, masks, and COCO annotations.
+
+    Exit code 0: all images were done; 1: some were not; 2: wrong usage or environment.
+    """
+    from harness.cli.segmenting import do
+    from harness.processes.threads import choose_threads, configure_threads
+    from harness.segment import Job, failures, find_images
+
+    prompt = make_prompt(text, box or (), negative_box or (), point or (), negative_point or ())
+    job = Job(find_images(images), prompt, out, threshold)
+    folder = choose_model(model)
+    devices = chosen_remote(remote, key)
+    choose_threads(threads)
+    configure_threads()
+    failed = failures(do(console, folder, job, devices))
+    for sentence in failed:
+        complain(f"error: {sentence}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def choose_model(folder: Path | None) -> Path:
@@ -53,6 +84,8 @@ def make_prompt(
     Raises:
         HarnessError: A box or point is not numbers with commas between them.
     """
+    from harness.runtime import Prompt
+
     return Prompt(
         text,
         [_numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
@@ -72,129 +105,3 @@ def _numbers(option: str, form: str, given: str) -> list[float]:
     if len(numbers) != form.count(",") + 1:
         raise HarnessError(f"{option} {given!r} is not {form}; give numbers of pixels with commas between them.")
     return numbers
-
-
-def segment(console: Console, folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
-    """Loads the model, does the job, and prints progress, what was found and how fast.
-
-    Args:
-        console: Where to print.
-        folder: The compiled model.
-        job: What to do.
-        remote: Devices to run it on; None for this machine.
-
-    Raises:
-        HarnessError: A file cannot be written, or there is no device.
-        Sam3Error: The model cannot be loaded, or the prompt makes no sense for any image.
-    """
-    model = _loaded(console, folder, remote)
-    if not model.manifest.trained:
-        console.print(untrained(model.manifest), style="yellow", highlight=False, soft_wrap=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    start = time.perf_counter()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(job.images[0].name, total=len(job.images))
-
-        def on_done(_result: Result) -> None:
-            progress.advance(task)
-            following = int(progress.tasks[task].completed)
-            if following < len(job.images):
-                progress.update(task, description=job.images[following].name)
-
-        results = run(model, job, on_done)
-    _tell(console, results, time.perf_counter() - start, job.out)
-    return results
-
-
-def _loaded(console: Console, folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
-    if remote is None:
-        with console.status(f"Loading {folder}"):
-            return Sam3.load(folder)
-    from harness.execution.remote.client import registered
-    from harness.execution.remote.model import RemoteModel
-
-    read_manifest(folder)
-    registered(remote)  # in a sentence and at once, where there is none
-    with console.status(f"Loading {folder} on {remote}; what is not there yet is sent"):
-        model = RemoteModel(remote, folder)
-    console.print(f"Runs on {model.description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
-    return model
-
-
-def untrained(manifest: Manifest) -> str:
-    """The line that says that nothing found by this model means anything."""
-    return f"The weights are untrained ({manifest.weights}): the masks are meaningless."
-
-
-class _Rate(ProgressColumn):
-    """Images per second so far."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.2f} images/s")
-
-
-def _tell(console: Console, results: Sequence[Result], seconds: float, out: Path) -> None:
-    done = [result for result in results if isinstance(result, Segmented)]
-    if len(done) == 1:
-        console.print(objects_table(done[0]))
-    elif done:
-        console.print(images_table(done))
-    for note in dict.fromkeys(note for result in done for note in result.notes):
-        console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
-    if done:
-        count = f"{len(done)} image{'s' if len(done) > 1 else ''}"
-        speed = f"{len(done) / seconds:.2f} images/s"
-        console.print(f"{count} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True)
-
-
-def objects_table(result: Segmented) -> Table:
-    """What was found in one image, best first."""
-    width, height = result.size
-    entries = sorted(result.annotations, key=lambda entry: -float(entry["score"]))
-    table = Table("object", "score", "box", "area", title=_title(result), title_justify="left")
-    for entry in entries[:_MOST_ROWS]:
-        x, y, w, h = entry["bbox"]
-        box = f"{x:.0f}, {y:.0f}, {x + w:.0f}, {y + h:.0f}"
-        share = f"{entry['area'] / (width * height):.1%}"
-        table.add_row(Text(str(entry["category"])), f"{entry['score']:.3f}", box, share)
-    if len(entries) > _MOST_ROWS:
-        table.add_row(f"and {len(entries) - _MOST_ROWS} more", "", "", "")
-    return table
-
-
-def _title(result: Segmented) -> Text:
-    width, height = result.size
-    count = len(result.annotations)
-    return Text(f"{result.image.name}, {width} x {height}: {count} object{'' if count == 1 else 's'}")
-
-
-def images_table(done: Sequence[Segmented]) -> Table:
-    """How much was found in each image."""
-    table = Table("image", "size", "objects", "best score", "seconds")
-    for result in done[:_MOST_ROWS]:
-        best = max((float(entry["score"]) for entry in result.annotations), default=None)
-        table.add_row(
-            Text(result.image.name),
-            f"{result.size[0]} x {result.size[1]}",
-            str(len(result.annotations)),
-            "" if best is None else f"{best:.3f}",
-            f"{result.seconds:.1f}",
-        )
-    if len(done) > _MOST_ROWS:
-        table.add_row(f"and {len(done) - _MOST_ROWS} more", "", "", "", "")
-    return table
-
-
-def failures(results: Sequence[Result]) -> list[str]:
-    """A sentence for each image that was not done; it names the image."""
-    failed = [result for result in results if isinstance(result, Failed)]
-    return [
-        result.reason if str(result.image) in result.reason else f"{result.image}: {result.reason}" for result in failed
-    ]

@@ -1,19 +1,45 @@
-"""What the `serve-device` command does with its options, and what it prints."""
+"""`sam3-tvm serve-device`: this machine's devices for others."""
 
 from __future__ import annotations
 
 import signal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 
+from harness.cli.console import console
+from harness.cli.options import ThreadsOption
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.execution.remote.server import Serving, serve
 from harness.execution.remote.store import Store
 from harness.execution.remote.tracker import connected
+
+
+def serve_device(
+    tracker: Annotated[str, typer.Option(help="HOST:PORT of the RPC tracker to register with.")],
+    key: Annotated[str, typer.Option(help="What to be known by there.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. Default: any.")] = 0,
+    advertise: Annotated[
+        str | None, typer.Option(help="Address that clients are told. Default: the one that the tracker sees.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder for the weights and code that clients send. Default: the user's cache.")
+    ] = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Let others run what they compile on this machine's devices, until Ctrl-C.
+
+    Whoever reaches the port can run any code here, as with TVM's own RPC server: use it in a network that you trust.
+    """
+    from harness.processes.threads import choose_threads, configure_threads
+
+    choose_threads(threads)
+    configure_threads()
+    serve_until_stopped(Remote(tracker, key), store, host, port, advertise)
 
 
 def default_store() -> Path:
@@ -23,9 +49,7 @@ def default_store() -> Path:
     return Path(platformdirs.user_cache_dir("sam3-tvm")) / "device"
 
 
-def serve_device(
-    console: Console, remote: Remote, store: Path | None, host: str, port: int, advertised: str | None
-) -> None:
+def serve_until_stopped(remote: Remote, store: Path | None, host: str, port: int, advertised: str | None) -> None:
     """Serves this machine's devices until Ctrl-C or SIGTERM, and prints what happens.
 
     Raises:

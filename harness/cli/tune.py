@@ -1,22 +1,26 @@
-"""What the `tune` command does with its options, and what it prints."""
+"""`sam3-tvm tune`: search for better schedules, and tell how it goes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.case import DEFAULT_STRATEGY, Case
+from harness.cli.console import console as terminal
+from harness.cli.installation import require_compiler
+from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
+from harness.files import make_folder
 from harness.models.registry import subjects
 from harness.tuning import database
+from harness.tuning.request import Request
 from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
 from harness.tuning.trials import Kind
 from harness.verify.selection import select
@@ -28,31 +32,37 @@ if TYPE_CHECKING:
     from harness.tuning.tasks import Task
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to tune, for how long, and where to keep what is found.
+def tune_command(
+    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    target: Annotated[str, typer.Option(help="Target; only llvm can be tuned.")] = "llvm",
+    scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
+    minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
+    db: Annotated[
+        Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
+    remote: Annotated[
+        str | None, typer.Option(help="HOST:PORT of an RPC tracker: measure on the machines that it knows.")
+    ] = None,
+    key: Annotated[str, typer.Option(help="What those machines are known by at the tracker.")] = "",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads to measure on. Default: every CPU that may be used.")
+    ] = None,
+) -> None:
+    """Search for better schedules, and keep what is found in a database that verify and compile use.
 
-    Attributes:
-        components: Their names; all if there is none.
-        target: Name of the target.
-        scale: `shallow` or `full`: decides how often each task counts.
-        minutes: When to stop; None for no limit.
-        trials: How many schedules to try at most; None for no limit.
-        folder: The database; None for the one in `fixtures/tuned` that fits.
-        seed: Of candidates and inputs.
-        remote: HOST:PORT of an RPC tracker; None to measure here.
-        key: What servers are known by at the tracker.
+    Ctrl-C stops it; the same command goes on where it was stopped.
     """
+    require_compiler()
+    from harness.processes.threads import choose_threads, configure_threads
 
-    components: tuple[str, ...] = ()
-    target: str = "llvm"
-    scale: str = "shallow"
-    minutes: float | None = None
-    trials: int | None = None
-    folder: Path | None = None
-    seed: int = 0
-    remote: str | None = None
-    key: str = ""
+    choose_threads(threads)
+    configure_threads()
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key)
+    code = tune(terminal, request)
+    if code:
+        raise typer.Exit(code)
 
 
 def checked(request: Request) -> tuple[Case, ...]:
@@ -87,7 +97,7 @@ def tune(console: Console, request: Request) -> int:
     cases = checked(request)
     place = database.this_place(request.target)
     folder = request.folder or database.TUNED / place.tag
-    database.check_writable(folder)
+    make_folder(folder, advice=database.ADVICE)
     return _tune_schedules(console, request, cases, folder)
 
 

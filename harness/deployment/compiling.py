@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,8 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import Kernel
 from harness.core.settings import SEEDED, Settings
 from harness.deployment.deployable import Deployable
-from harness.deployment.folder import replaced_folder
 from harness.deployment.packing import Parameters, pack, write_packed
+from harness.files import replaced_folder
 from harness.runtime.manifest import (
     DEFAULT_CAPACITY,
     LIBRARY,
@@ -84,7 +85,7 @@ def compile_model(
             checkpoint does not fit, the strategy does not get through the compiler, or the folder cannot be written.
     """
     check_precisions(case.target, (case.precision,))
-    with replaced_folder(out) as folder:
+    with _replaced(out) as folder:
         _isolated("compile_request", (deployable, case, folder, settings, capacity), announce)
         return read_manifest(folder)
 
@@ -110,9 +111,14 @@ def pack_model(
         Sam3Error: The folder is no artifact, or its packing library is not for this machine.
     """
     read_manifest(into)
-    with replaced_folder(into) as folder:
+    with _replaced(into) as folder:
         _isolated("pack_request", (deployable, into.resolve(), folder, settings, seed), announce)
         return read_manifest(folder)
+
+
+def _replaced(artifact: Path) -> AbstractContextManager[Path]:
+    """A folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
+    return replaced_folder(artifact, lambda folder: (folder / MANIFEST).is_file(), "a compiled model")
 
 
 def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.errors import HarnessError
+from harness.files import unfinished, writing
 
 Array = npt.NDArray[Any]
 
@@ -47,16 +45,13 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], tag: str = "") -> None
     description = [{"name": name, "dtype": a.dtype.name, "shape": list(a.shape)} for name, a in plain.items()]
     metadata = {"format": _FORMAT, "tag": tag, "arrays": json.dumps(description)}
     metadata["sha256"] = _digest(metadata, plain)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: _stored(array) for name, array in plain.items()}, temporary, metadata=metadata)
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise HarnessError(f"cannot write {path}: {error}; free some space there or choose another folder") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with unfinished(path) as temporary:
+        try:
+            save_file({name: _stored(array) for name, array in plain.items()}, temporary, metadata=metadata)
+        except SafetensorError as error:  # how it tells of a full disk
+            raise OSError(str(error)) from error
 
 
 def read_arrays(path: Path, tag: str = "") -> dict[str, Array]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
+from harness.files import remove_unfinished
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
 __all__ = ["ArrayCache", "arrays_digest", "cache_root", "code_digest", "versions"]
@@ -77,8 +78,7 @@ class ArrayCache:
             found = _read(path, tag)
             if found is not None:
                 return found
-            for leftover in path.parent.glob(f"{path.name}.*.tmp"):  # of a process that was killed while it wrote
-                leftover.unlink(missing_ok=True)
+            remove_unfinished(path)
             made = dict(make())
             write_arrays(path, made, tag)
         finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.errors import HarnessError
+from harness.files import whole
 from harness.processes.call import DETAILS_BYTES, WorkerEnd
 from harness.runtime.errors import Sam3Error
 
@@ -32,9 +33,8 @@ def answer_and_end(folder: Path) -> NoReturn:
         answer = pickle.dumps(_answer(folder))
     except Exception as error:
         answer = pickle.dumps(_failure(error))
-    unfinished = folder / "answer.unfinished"
-    unfinished.write_bytes(answer)
-    os.replace(unfinished, folder / "answer")
+    with whole(folder / "answer") as unfinished:
+        unfinished.write_bytes(answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from harness.files import whole
 from harness.processes.child import answer_and_end, named
 
 
@@ -52,15 +53,13 @@ def _lines() -> Iterator[str]:
 
 
 def _collect(folders: dict[int, Path]) -> None:
-    """Note how children ended."""
+    """Note how children ended; where the folder is gone, nobody waits for it any more."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             folder = folders.pop(pid)
-            with contextlib.suppress(FileNotFoundError):  # nobody waits for it any more
-                unfinished = folder / "ended.unfinished"
+            with contextlib.suppress(FileNotFoundError), whole(folder / "ended") as unfinished:
                 unfinished.write_text(str(os.waitstatus_to_exitcode(status)))
-                os.replace(unfinished, folder / "ended")
 
 
 def _become_child(folder: Path) -> NoReturn:

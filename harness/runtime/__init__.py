@@ -15,6 +15,6 @@ def __getattr__(name: str) -> Any:
     """The public names, imported when they are first asked for: the command needs little of this folder."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.runtime import model, prompts
+    from harness.runtime.sam3 import model, prompts
 
     return getattr(prompts if name == "Prompt" else model, name)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from harness.segment.images import find_images, unique_names
-from harness.segment.job import Failed, Job, Segmented, run
+from harness.segment.job import Failed, Job, Segmented, failures, run
 
-__all__ = ["Failed", "Job", "Segmented", "find_images", "run", "unique_names"]
+__all__ = ["Failed", "Job", "Segmented", "failures", "find_images", "run", "unique_names"]

@@ -1,12 +1,18 @@
-"""Which images a command line means, and what their results are called."""
+"""Which images a command line means, what their results are called, and writing them."""
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
+from harness.files import write_bytes
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
@@ -59,3 +65,14 @@ def unique_names(images: Sequence[Path]) -> list[str]:
         taken.add(name.casefold())
         names.append(name)
     return names
+
+
+def write_png(path: Path, image: Image.Image) -> None:
+    """Writes an image as PNG.
+
+    Raises:
+        HarnessError: It cannot be written.
+    """
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    write_bytes(path, buffer.getvalue())

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
 from harness.execution.remote.errors import RemoteError
+from harness.files import make_folder, write_json
 from harness.runtime import EncodedImage, Found, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.segment.coco import coco_annotations
-from harness.segment.files import make_folder, write_json, write_png
-from harness.segment.images import unique_names
+from harness.segment.images import unique_names, write_png
 
 ANNOTATIONS = "annotations.json"
 VISUAL = "object"
@@ -159,3 +159,11 @@ def _write_masks(folder: Path, found: Found) -> None:
     for path in folder.iterdir():
         if _MASK_FILE.fullmatch(path.name) and path.name not in written:
             path.unlink()
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """A sentence for each image that was not done; it names the image."""
+    failed = [result for result in results if isinstance(result, Failed)]
+    return [
+        result.reason if str(result.image) in result.reason else f"{result.image}: {result.reason}" for result in failed
+    ]

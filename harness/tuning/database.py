@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
+from harness.files import write_json, writing
 from harness.schedules import UNTUNED, Schedule, Schedules
 from harness.tuning.trials import FILE as TRIALS
 from harness.tuning.trials import Place
@@ -25,6 +25,8 @@ TUNED = REPOSITORY / "fixtures" / "tuned"
 """Where the databases lie that are used by default, a folder for each tag."""
 TUNABLE = ("llvm",)
 """Targets that there are schedules to search for."""
+ADVICE = "free some space or choose another folder with --db"
+"""What to do where a database cannot be written."""
 _LOCK = ".lock"
 _LOCK_SECONDS = 30.0
 
@@ -228,28 +230,7 @@ def _write(database: Database) -> None:
         "target": database.target,
         "records": [record.to_plain() for record in database.records],
     }
-    file = database.path / FILE
-    unfinished = file.with_name(f".{FILE}.{os.getpid()}.tmp")
-    with _writing(file):
-        try:
-            with unfinished.open("w", encoding="utf-8") as out:
-                out.write(json.dumps(values, indent=1, sort_keys=True) + "\n")
-                out.flush()
-                os.fsync(out.fileno())
-            unfinished.replace(file)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise HarnessError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with --db"
-        ) from error
+    write_json(database.path / FILE, values, sort_keys=True, advice=ADVICE, durable=True)
 
 
 @contextlib.contextmanager
@@ -257,7 +238,7 @@ def _locked(path: Path) -> Iterator[None]:
     import filelock
 
     lock = filelock.FileLock(path / _LOCK)
-    with _writing(path):
+    with writing(path, ADVICE):
         path.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=_LOCK_SECONDS)
@@ -267,19 +248,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def check_writable(path: Path) -> None:
-    """Makes the folder and tries to write into it: better to know before the work than after it.
-
-    Raises:
-        HarnessError: It cannot be written.
-    """
-    probe = path / f".{os.getpid()}.tmp"
-    with _writing(path):
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
 
 
 def default_database(target: str) -> Path | None:

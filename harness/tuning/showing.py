@@ -16,7 +16,7 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 
 if TYPE_CHECKING:
-    from harness.cli.tune import Request
+    from harness.tuning.request import Request
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of the signal."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from harness.files import probe
 from harness.runtime.errors import Sam3Error
 
 LIMIT_BYTES = 20 << 30
@@ -32,10 +33,7 @@ class Store:
         """
         self.folder = folder
         with self._writing():
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f".{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            probe(folder)
 
     def path(self, digest: str) -> Path:
         """Where the file with this content is or would be."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.core.errors import HarnessError
+from harness.files import write_files
 from harness.report.performance.document import build_sections
 from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import render_plots
 from harness.report.performance.reading import read_results
 from harness.report.performance.tuning import read_tuning
-from harness.report.verification.writer import write_files
 
 MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
 PLOTS_FOLDER = "performance"
@@ -44,5 +44,5 @@ def write_performance_report(results: Sequence[Path], directory: Path, database:
         pictures |= dict(drawn.values())
         places.append({name: place for name, (place, _) in drawn.items()})
     page = render_page(sections, places, files, tuning)
-    write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, "--out")
+    write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, advice="choose another folder with --out")
     return directory / MARKDOWN_NAME

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
+from harness.files import write_text
 from harness.lowering.frontends.torch_export.operators import OPERATORS_FILE, Call, calls_of, dump_calls
 
 
@@ -37,9 +37,7 @@ def collect(scale: str = "shallow") -> set[Call]:
 
 def write_calls(calls: set[Call], path: Path = OPERATORS_FILE) -> None:
     """Writes the list, whole or not at all."""
-    temporary = path.with_suffix(".part")
-    temporary.write_text(dump_calls(calls), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, dump_calls(calls))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import textwrap
 from pathlib import Path
 
 from harness.core.settings import REPOSITORY
+from harness.files import make_folder, write_text
 from harness.lowering.frontends.torch_export.defect import TESTED_VERSION, Defect, Symptom
 from harness.lowering.frontends.torch_export.defects import DEFECTS
 
@@ -47,10 +47,8 @@ def render() -> str:
 
 def write_page(path: Path = PAGE) -> None:
     """Writes the page, whole or not at all."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".part")
-    temporary.write_text(render(), encoding="utf-8")
-    os.replace(temporary, path)
+    make_folder(path.parent)
+    write_text(path, render())
 
 
 def _anchor(defect: Defect) -> str:

@@ -1,0 +1,161 @@
+"""Files and folders are whole or absent, whoever writes them at a time and however it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from harness.core.errors import HarnessError
+from harness.files import (
+    check_writable,
+    make_folder,
+    remove_unfinished,
+    replaced_folder,
+    unfinished,
+    write_bytes,
+    write_files,
+    write_json,
+    write_text,
+)
+
+# A limit on file size fails a write in the middle, as a full disk does.
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from harness.files import write_bytes, write_files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+"""
+MARK = "mark"
+
+
+def model(folder: Path):
+    """A folder that may be replaced where it holds a mark."""
+    return replaced_folder(folder, lambda there: (there / MARK).is_file(), "a compiled model")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def run_on_full_disk(action: str, folder: Path) -> str:
+    script = FULL_DISK + action
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False)
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_what_is_written_is_there_and_nothing_else(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "bytes", b"\0\n", durable=True)
+    write_text(tmp_path / "text", "ключ\n")
+    write_json(tmp_path / "json", {"b": ["ключ", "\ud800"], "a": 1}, sort_keys=True)
+    write_files(tmp_path / "new", {"page": b"page", "below/picture": b"picture"})
+    assert (tmp_path / "bytes").read_bytes() == b"\0\n"
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "ключ\n"
+    assert json.loads((tmp_path / "json").read_text(encoding="utf-8")) == {"a": 1, "b": ["ключ", "\ud800"]}
+    assert (tmp_path / "new" / "below" / "picture").read_bytes() == b"picture"
+    assert (names(tmp_path), names(tmp_path / "new")) == (["bytes", "json", "new", "text"], ["below", "page"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+def test_a_full_disk_is_a_sentence_and_leaves_what_was_there(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "file", b"before")
+    sentence = run_on_full_disk("write_bytes(Path(sys.argv[1]) / 'file', b'x' * 5000)", tmp_path)
+    assert sentence.endswith("file: File too large; free some space or choose another folder")
+    assert "HarnessError: cannot write " in sentence
+    sentence = run_on_full_disk("write_files(Path(sys.argv[1]), {'file': b'x', 'large': b'x' * 5000})", tmp_path)
+    assert f"cannot write {tmp_path / 'large'}" in sentence
+    assert (names(tmp_path), (tmp_path / "file").read_bytes()) == (["file"], b"before")
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence_with_the_advice(tmp_path: Path) -> None:
+    make_folder(tmp_path / "new" / "deep")
+    assert names(tmp_path / "new" / "deep") == []
+    (tmp_path / "taken").touch()
+    for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(HarnessError, match=r"cannot write .*taken.*; give --out another$"):
+            make_folder(folder, advice="give --out another")
+    for path in (tmp_path / "taken" / "file", tmp_path / "nowhere" / "file", tmp_path / "new"):
+        for action in (check_writable, lambda path: write_bytes(path, b"")):
+            with pytest.raises(HarnessError, match=r"^cannot write "):
+                action(path)
+    check_writable(tmp_path / "taken")
+    assert names(tmp_path) == ["new", "taken"]
+
+
+def test_what_fails_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="broken"), unfinished(tmp_path / "file") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError("broken")
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from harness.files import unfinished\n"
+        "with unfinished(Path(sys.argv[1])) as temporary: temporary.touch(); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "file")], check=False)
+    (tmp_path / "other").touch()
+    assert len(names(tmp_path)) == 2
+    remove_unfinished(tmp_path / "file")
+    assert names(tmp_path) == ["other"]
+
+
+def test_writers_at_a_time_do_not_mix(tmp_path: Path) -> None:
+    contents = {bytes([letter]) * 200_000 for letter in b"abcdefgh"}
+    seen = set()
+    with ThreadPoolExecutor(4) as pool:
+        written = [pool.submit(write_bytes, tmp_path / "file", content) for content in sorted(contents) * 4]
+        while not all(future.done() for future in written):
+            if (tmp_path / "file").exists():
+                seen.add((tmp_path / "file").read_bytes())
+    for future in written:
+        future.result()
+    assert seen | {(tmp_path / "file").read_bytes()} <= contents
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(HarnessError, match="holds something else than a compiled model"), model(tmp_path):
+        pass
+    with pytest.raises(HarnessError, match="is a file: give the name of a folder"), model(tmp_path / "thesis.txt"):
+        pass
+    with pytest.raises(HarnessError, match=r"^cannot write "), model(tmp_path / "thesis.txt" / "model"):
+        pass
+    assert (names(tmp_path), (tmp_path / "thesis.txt").read_text()) == (["thesis.txt"], "years of work")
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / ".model.lock")
+    with lock, pytest.raises(HarnessError, match="another process is writing"), model(tmp_path / "model"):
+        pass
+
+
+def test_a_folder_stays_if_filling_another_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with model(folder) as filling:
+        (filling / MARK).write_text("first")
+    with pytest.raises(RuntimeError, match="broken"), model(folder) as filling:
+        (filling / MARK).write_text("second")
+        raise RuntimeError("broken")
+    assert (folder / MARK).read_text() == "first"
+    with model(folder) as filling:
+        (filling / MARK).write_text("third")
+    assert (folder / MARK).read_text() == "third"
+    assert names(tmp_path) == ["model"]
+
+
+def test_what_a_killed_process_left_of_a_folder_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / ".model.filling").mkdir()
+    (tmp_path / ".model.filling" / "half").write_text("half")
+    with model(tmp_path / "model") as filling:
+        assert names(filling) == []
+        (filling / MARK).write_text("whole")
+    assert names(tmp_path) == ["model"]

@@ -1,0 +1,68 @@
+"""`sam3-tvm compile`: the whole model, in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import stages, tell_artifact
+from harness.cli.installation import require_compiler
+from harness.cli.options import (
+    CheckpointOption,
+    DatabaseOption,
+    PartialOption,
+    SeedOption,
+    UntunedOption,
+    chosen_database,
+    chosen_deployable,
+)
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.names import checked
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.settings import Settings
+from harness.lowering.frontends import FRONTENDS
+from harness.lowering.rope import STRATEGIES
+from harness.models.registry import DEFAULT_MODEL
+from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
+from harness.targets import TARGETS
+
+
+def compile_(
+    out: Annotated[Path, typer.Option(help="Folder to write; a compiled model that is there is replaced.")],
+    target: Annotated[str, typer.Option(help="Target to compile for.")] = "llvm",
+    scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
+    strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
+    precision: Annotated[
+        str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products, on GPUs.")
+    ] = DEFAULT_PRECISION,
+    frontend: Annotated[str, typer.Option(help=f"{', '.join(FRONTENDS)}: what imports the model.")] = DEFAULT_FRONTEND,
+    model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    seed: SeedOption = 0,
+    points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = DEFAULT_CAPACITY.points,
+    boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
+) -> None:
+    """Compile the whole model into a folder that runs without PyTorch."""
+    require_compiler()
+    from harness.deployment.compiling import compile_model
+
+    for kind, name, known in (
+        ("target", target, TARGETS),
+        ("scale", scale, [entry.value for entry in Scale]),
+        ("strategy", strategy, STRATEGIES),
+        ("precision", precision, PRECISIONS),
+        ("frontend", frontend, FRONTENDS),
+    ):
+        checked(kind, (name,), tuple(known))
+    chosen = chosen_database(db, untuned, {target})
+    deployable = chosen_deployable(model)
+    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
+    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, database=chosen)
+    with stages(f"Compiling for {target}") as announce:
+        manifest = compile_model(deployable, case, out, settings, Capacity(points, boxes), announce)
+    tell_artifact(out, manifest)

@@ -1,0 +1,58 @@
+"""`sam3-tvm explain`: what becomes of each operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.console import console
+from harness.cli.installation import require_compiler
+from harness.cli.options import DatabaseOption, UntunedOption, chosen_database
+from harness.core.case import DEFAULT_STRATEGY, Case, Scale
+from harness.files import check_writable
+from harness.verify.selection import select
+
+if TYPE_CHECKING:
+    from harness.explain import Explanation
+
+
+def explain(
+    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help=f"RoPE strategy; repeatable. Default: {DEFAULT_STRATEGY}.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="Target; only llvm can be explained.")] = "llvm",
+    scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
+    ] = None,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
+) -> None:
+    """Tell what becomes of each operator: which kernel, which loops, and what falls to TVM's default.
+
+    It exports, imports and lowers each component on its main inputs; nothing is run.
+    """
+    require_compiler()
+    from harness.explain import ADVICE, render, summary, write_json
+
+    cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
+    if json_file is not None:
+        check_writable(json_file, advice=ADVICE)
+    chosen = chosen_database(db, untuned, {target})
+    explanations = []
+    for case in cases:
+        explanations.append(_explained(case, chosen))
+        console.print(render(explanations[-1]))
+        console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
+    if json_file is not None:
+        write_json(explanations, json_file)
+
+
+def _explained(case: Case, chosen: Path | None) -> Explanation:
+    from harness.explain import explain as explain_case
+
+    with console.status(case.id) as status:
+        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), chosen)

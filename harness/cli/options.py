@@ -1,0 +1,65 @@
+"""Options that several commands take, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import console
+from harness.core.errors import HarnessError
+from harness.core.names import checked
+from harness.deployment.deployable import Deployable
+from harness.models.registry import models
+from harness.tuning import database
+
+CheckpointOption = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded.")
+]
+PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the weights.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads to run on. Default: every CPU that may be used.")]
+DatabaseOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a tuning database. Default: the one in fixtures/tuned that fits this machine."),
+]
+UntunedOption = Annotated[bool, typer.Option("--untuned", help="Leave tuning databases out.")]
+RemoteOption = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of an RPC tracker: run on a device that it knows, see serve-device."),
+]
+KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
+
+
+def chosen_database(db: Path | None, untuned: bool, targets: Collection[str]) -> Path | None:
+    """The tuning database to compile with, of which something that does not fit is told.
+
+    Raises:
+        HarnessError: It cannot be used, or the options contradict each other.
+    """
+    if db is not None and untuned:
+        raise HarnessError("--db and --untuned contradict each other: give one of them")
+    if db is not None:
+        for target in targets:
+            database.open_database(db, target)
+    if untuned or not set(targets) & set(database.TUNABLE):
+        return None
+    chosen = db or database.default_database(database.TUNABLE[0])
+    for notice in () if chosen is None else database.open_database(chosen).notices():
+        console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
+    return chosen
+
+
+def chosen_deployable(model: str) -> Deployable:
+    """What of a model can be deployed.
+
+    Raises:
+        HarnessError: There is no such model, or nothing of it.
+    """
+    checked("model", (model,), tuple(models()))
+    deployable = models()[model].deployable
+    if deployable is None:
+        raise HarnessError(f"the model {model} has nothing to deploy: choose another --model")
+    return deployable

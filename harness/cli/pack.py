@@ -1,0 +1,30 @@
+"""`sam3-tvm pack`: other weights for a compiled model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import stages, tell_artifact
+from harness.cli.installation import require_compiler
+from harness.cli.options import CheckpointOption, PartialOption, SeedOption, chosen_deployable
+from harness.core.settings import Settings
+from harness.runtime.manifest import read_manifest
+
+
+def pack(
+    into: Annotated[Path, typer.Option(help="Compiled model that gets other weights.")],
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    seed: SeedOption = 0,
+) -> None:
+    """Put other weights of the same shapes into a compiled model, without compiling it again."""
+    require_compiler()
+    from harness.deployment.compiling import pack_model
+
+    with stages(f"Packing into {into}") as announce:
+        settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
+        manifest = pack_model(chosen_deployable(read_manifest(into).model), into, settings, seed, announce)
+    tell_artifact(into, manifest)

@@ -1,0 +1,147 @@
+"""`sam3-tvm verify`: compile, run and judge."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import console
+from harness.cli.installation import require_compiler
+from harness.cli.options import (
+    CheckpointOption,
+    DatabaseOption,
+    KeyOption,
+    PartialOption,
+    RemoteOption,
+    SeedOption,
+    UntunedOption,
+    chosen_database,
+)
+from harness.core.case import DEFAULT_FRONTEND, Scale
+from harness.core.errors import HarnessError
+from harness.core.names import checked
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.remote import chosen_remote
+from harness.files import make_folder
+from harness.lowering.frontends import FRONTENDS
+from harness.models.registry import subjects
+from harness.targets import TARGETS
+from harness.tuning import database
+from harness.verify.selection import select
+
+
+def verify(
+    component: Annotated[
+        list[str] | None,
+        typer.Option(help="Component, or end_to_end for the whole model; repeat for several. Default: all."),
+    ] = None,
+    strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Target; repeatable. Default: llvm.")] = None,
+    scale: Annotated[list[str] | None, typer.Option(help="shallow or full; repeatable. Default: shallow.")] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(PRECISIONS)}; repeatable. Default: {DEFAULT_PRECISION}.")
+    ] = None,
+    frontend: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(FRONTENDS)}; repeatable. Default: {DEFAULT_FRONTEND}.")
+    ] = None,
+    seed: SeedOption = 0,
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
+    report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
+    timeout: Annotated[float, typer.Option(min=1, help="Time limit of each case, seconds.")] = 3600,
+    memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of TVM and PyTorch. Default: every CPU that may be used.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases that run at a time, each in as much memory as alone.")] = 1,
+    judge_saved: Annotated[
+        bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
+    ] = False,
+    require_target: Annotated[
+        list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
+    ] = None,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Run all CUDA kernels on the CPU where there is no GPU: minutes each.")
+    ] = False,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
+    remote: RemoteOption = None,
+    key: KeyOption = "",
+) -> None:
+    """Export, compile and run each case, and judge every output against PyTorch and float64.
+
+    Exit code 0: all as expected; what no device here can run was compiled. 1: something was not as expected, a required
+    target did not run, or nothing could be compiled. 2: wrong usage or environment.
+    """
+    require_compiler()
+    from harness.core.settings import Settings
+    from harness.execution.place import compile_for
+    from harness.machine import describe_machine, versions
+    from harness.processes.memory import keep_freed_memory
+    from harness.processes.threads import choose_threads, share_cpus
+    from harness.report import ADVICE, write_report
+    from harness.runtime.sam3.images import load_image
+    from harness.verify.progress import show
+    from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
+
+    choose_threads(threads)
+    if Scale.FULL not in (scale or ()):
+        keep_freed_memory()  # beside a full model, what is kept may not fit
+    if jobs > 1:
+        share_cpus()
+    cases = select(
+        component or tuple(subjects()),
+        strategy or (),
+        target or ("llvm",),
+        scale or (Scale.SHALLOW,),
+        seed,
+        precision or (DEFAULT_PRECISION,),
+        frontend or (DEFAULT_FRONTEND,),
+    )
+    required = _required(require_target or (), {case.target for case in cases})
+    make_folder(report, advice=ADVICE)
+    if image is not None:
+        load_image(image)
+    devices = chosen_remote(remote, key)
+    where = {} if devices is None else {"runs on": f"{compile_for(devices)}, {devices}"}
+    chosen = chosen_database(db, untuned, {case.target for case in cases})
+    settings = Settings(
+        checkpoint,
+        allow_partial,
+        image=image,
+        judge_saved=judge_saved,
+        database=chosen,
+        remote=devices,
+        emulate=emulate,
+    )
+    limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
+    machine = describe_machine() | {"schedules": database.told(chosen, "llvm")} | where
+    installed = versions()
+    results = show(
+        console,
+        cases,
+        lambda on_stage: verify_cases(cases, settings, limits, on_stage, jobs),
+        lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings, threads)),
+    )
+    console.print(f"Report: {report / 'VERIFICATION_REPORT.md'}", soft_wrap=True)
+    if compiled := sum(result.compiled_only for result in results):
+        console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")
+    if code := exit_code(results, required):
+        raise typer.Exit(code)
+
+
+def _required(names: Sequence[str], targets: Collection[str]) -> tuple[str, ...]:
+    """The targets that must run; without names, none.
+
+    Raises:
+        HarnessError: There is no such target, or no case of it was asked for.
+    """
+    required = checked("target", names, tuple(TARGETS)) if names else ()
+    for name in required:
+        if name not in targets:
+            raise HarnessError(f"--require-target {name}, but no case of it was asked for: give --target {name}")
+    return required

@@ -1,0 +1,172 @@
+"""What this machine can compile and run, with which CPU features and threads, and which versions do not go together."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.doctor.known_bad import PACKAGES, installed_versions, known_bad
+from harness.processes.threads import OPTION_VARIABLE, reason, thread_count
+from harness.runtime.threads import VARIABLE, usable_cpus
+
+_PROBE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis.
+
+    Attributes:
+        topic: What it is about.
+        text: What was found.
+        problem: Whether something is wrong that the user should mend; a target that this machine lacks is not.
+        fix: What to do about a problem.
+    """
+
+    topic: str
+    text: str
+    problem: bool = False
+    fix: str = ""
+
+
+def diagnose() -> list[Finding]:
+    """Everything that there is to tell about this machine and this installation."""
+    versions = installed_versions()
+    findings = [*_machine(), *_versions(versions)]
+    bad = known_bad(versions)
+    findings += [
+        Finding(
+            "versions",
+            f"{', '.join(_named(name, versions) for name in entry.when)}: {entry.what}",
+            problem=True,
+            fix=entry.fix,
+        )
+        for entry in bad
+    ]
+    if "apache-tvm" in versions:
+        findings += probed("TVM", "harness.doctor.probes:probe_tvm", _tvm_findings)
+    else:
+        findings.append(
+            Finding("TVM", "not installed: compiled models for this machine bring TVM's runtime library along")
+        )
+    if "torch" in versions:
+        findings += probed("PyTorch", "harness.doctor.probes:probe_torch", _torch_findings)
+    else:
+        findings.append(
+            Finding(
+                "PyTorch",
+                "not installed: this is the base installation, which runs compiled models; "
+                "to verify and compile, pip install 'sam3-tvm[verify]'",
+            )
+        )
+    return findings
+
+
+def _machine() -> list[Finding]:
+    import psutil
+
+    from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model
+    from harness.targets.linking import linker
+
+    present = cpu_features() or frozenset()
+    features = " ".join(feature for feature in VECTOR_FEATURES if feature in present) or "not told by the system"
+    command = linker(for_macos=platform.system() == "Darwin")
+    return [
+        Finding("machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
+        Finding("machine", f"{psutil.virtual_memory().total / 2**30:.1f} GiB of memory"),
+        Finding("CPU", f"{cpu_model()}, {usable_cpus()} CPUs usable by this process"),
+        Finding("CPU", f"features: {features}"),
+        Finding("linker", " ".join(command) if command else "none, so nothing can be compiled"),
+    ]
+
+
+def _versions(versions: Mapping[str, str]) -> list[Finding]:
+    return [Finding("versions", ", ".join(_named(name, versions) for name in PACKAGES))]
+
+
+def _named(name: str, versions: Mapping[str, str]) -> str:
+    return f"{name} {versions.get(name, 'not installed')}"
+
+
+def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]]) -> list[Finding]:
+    """What `tell` makes of the answer of a probe in a worker, or the one problem that the probe died.
+
+    Args:
+        topic: Of the problem.
+        function: The probe, as `module:name`, taking None and `enter`.
+        tell: Takes what the probe returned.
+    """
+    from harness.processes import WorkerEnd, run_isolated
+
+    result = run_isolated(function, None, timeout=_PROBE_SECONDS)
+    if result.kind is WorkerEnd.OK:
+        return tell(result.value)
+    message = result.error.message if result.error else result.kind.value
+    where = f" in {result.stage!r}" if result.stage and result.stage not in message else ""
+    return [
+        Finding(
+            topic,
+            f"{result.kind.value}{where}: {message}",
+            problem=True,
+            fix="install the versions in constraints.txt: make clean setup",
+        )
+    ]
+
+
+def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
+    from harness.targets import TARGETS
+
+    findings = [
+        Finding("TVM", f"LLVM {probe['llvm']}, compiles for {probe['cpu']} with {' '.join(probe['features'])}"),
+        *_thread_findings(),
+    ]
+    if probe["cpu"] != probe["host_cpu"]:
+        findings.append(
+            Finding(
+                "TVM",
+                f"LLVM takes this processor for {probe['host_cpu']}; SAM3_TVM_MCPU or features that the system hides "
+                f"made it {probe['cpu']}",
+            )
+        )
+    for name, (compile_problem, run_problem) in probe["targets"].items():
+        compiles = f"cannot compile: {compile_problem}" if compile_problem else "compiles"
+        runs = f"cannot run: {run_problem}" if run_problem else "runs"
+        # the CPU is the one target that every machine must have
+        needed = name == "llvm"
+        text = f"{compiles}; {runs}; precisions: {', '.join(TARGETS[name].precisions)}"
+        findings.append(Finding(f"target {name}", text, problem=needed and bool(compile_problem)))
+    return findings
+
+
+def _thread_findings() -> list[Finding]:
+    from harness.processes import run_isolated
+
+    count = thread_count()
+    by_itself = run_isolated("harness.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value
+    told = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
+    findings = [
+        Finding(
+            "threads", f"a run uses {count} of {usable_cpus()} usable CPUs: {reason()}; --threads sets another number"
+        ),
+        Finding(
+            "threads",
+            f"a parallel loop really runs on {told} threads when sam3-tvm sets {VARIABLE}, "
+            f"on {by_itself} when TVM counts by itself",
+            problem=told != count,
+        ),
+    ]
+    ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, "OMP_NUM_THREADS") if os.environ.get(name)]
+    if ignored:
+        text = (
+            f"{' and '.join(ignored)} of the environment are set anew in every run: use --threads or {OPTION_VARIABLE}"
+        )
+        findings.append(Finding("threads", text))
+    return findings
+
+
+def _torch_findings(probe: Mapping[str, Any]) -> list[Finding]:
+    device = "sees a CUDA device" if probe["cuda"] else "sees no CUDA device"
+    return [Finding("PyTorch", f"torch and torchvision load and run together; {device}; {probe['threads']} threads")]

@@ -1,0 +1,74 @@
+"""What only native code can tell, asked in worker processes: a pair of packages that crashes is a finding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from harness.runtime.threads import VARIABLE
+
+
+def probe_tvm(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
+    """In a worker: what TVM can do here. A crash is told by the stage it happened in."""
+    enter("import tvm")
+    import tvm
+    from tvm.target import codegen
+
+    from harness.runtime.cpu import VECTOR_FEATURES
+    from harness.targets import TARGETS
+    from harness.targets.llvm import host_cpu
+
+    enter("MetaSchedule's TuneContext")  # what crashes with a mismatched apache-tvm-ffi
+    _make_tune_context()
+    enter("targets")
+    cpu = host_cpu()
+    promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
+    return {
+        "llvm": codegen.llvm_version_major(allow_none=True),
+        "host_cpu": codegen.llvm_get_system_cpu(),
+        "cpu": cpu,
+        "features": [feature for feature in VECTOR_FEATURES if feature in promised],
+        "targets": {name: (target.compile_problem(), target.run_problem()) for name, target in TARGETS.items()},
+    }
+
+
+def _make_tune_context() -> None:
+    import tvm
+    from tvm import te
+    from tvm.s_tir import meta_schedule
+
+    from harness.doctor.tensor_intrinsics import import_tensor_intrinsics
+
+    import_tensor_intrinsics()
+    source = te.placeholder((4,), name="source")
+    function = te.create_prim_func([source, te.compute((4,), lambda i: source[i] + 1, name="result")])
+    meta_schedule.TuneContext(
+        mod=tvm.IRModule({"main": function}),
+        target=tvm.target.Target({"kind": "llvm", "num-cores": 1}),
+        space_generator="post-order-apply",
+    )
+
+
+def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
+    """In a worker: how many threads a parallel loop of TVM really runs on, by itself or when told to use `count`."""
+    from harness.processes.threads import configure_threads, tvm_threads
+
+    if count is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        configure_threads(count)
+    return tvm_threads()
+
+
+def probe_torch(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
+    """In a worker: whether torch and torchvision load, and run one operator of torchvision's own."""
+    enter("import torch")
+    import torch
+
+    enter("import torchvision")
+    import torchvision
+
+    enter("torchvision.ops.nms")
+    torchvision.ops.nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([1.0]), 0.5)
+    return {"cuda": torch.cuda.is_available(), "threads": torch.get_num_threads()}

@@ -1,0 +1,200 @@
+"""Files and folders that are there as a whole or not at all, and one sentence for whoever cannot write them.
+
+A file is written under a temporary name beside its own and then renamed, so that no reader sees half of one, and what
+was there before stays if writing fails. Names of temporary files differ by process and thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import HarnessError
+
+ADVICE = "free some space or choose another folder"
+"""What to do about a file that cannot be written, where the caller knows nothing better."""
+
+
+def write_bytes(path: Path, content: bytes, *, advice: str = ADVICE, durable: bool = False) -> None:
+    """Writes a file.
+
+    Args:
+        path: The file; its folder must exist.
+        content: All of it.
+        advice: What the user can do if it cannot be written, as the end of a sentence.
+        durable: Whether to wait until the disk has it.
+
+    Raises:
+        HarnessError: It cannot be written; what was there before still is.
+    """
+    with unfinished(path, advice=advice) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str, *, advice: str = ADVICE, durable: bool = False) -> None:
+    """Writes a file in UTF-8, with what has no encoding spelled out; see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"), advice=advice, durable=durable)
+
+
+def write_json(path: Path, value: Any, *, sort_keys: bool = False, advice: str = ADVICE, durable: bool = False) -> None:
+    """Writes a value as JSON; see `write_bytes`."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys) + "\n"
+    write_text(path, text, advice=advice, durable=durable)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVICE) -> None:
+    """Writes several files of a folder, and renames them after the last of them is written.
+
+    Args:
+        folder: Is made if it does not exist.
+        files: Contents by name; a name may have folders in it.
+        advice: What the user can do if they cannot be written, as the end of a sentence.
+
+    Raises:
+        HarnessError: One of them cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, content in files.items():
+            path = folder / name
+            with writing(path.parent, advice):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(unfinished(path, advice=advice)).write_bytes(content)
+
+
+@contextmanager
+def unfinished(path: Path, *, advice: str = ADVICE) -> Iterator[Path]:
+    """A temporary name beside a file's, for whoever has its own way to write; see `whole`.
+
+    Raises:
+        HarnessError: The file cannot be written; what was there before still is.
+    """
+    with writing(path, advice), whole(path) as temporary:
+        yield temporary
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside a file's; what is written there takes its place when the context ends well.
+
+    For processes that have nobody to tell a sentence.
+
+    Raises:
+        OSError: The file cannot be written; what was there before still is.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Removes what processes that were killed have left while they wrote a file; nobody else may be writing it."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path, advice: str = ADVICE) -> Iterator[None]:
+    """Makes an error of the system, while a file or folder is written, the sentence that the user reads.
+
+    Raises:
+        HarnessError: There was one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise HarnessError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+def make_folder(folder: Path, *, advice: str = ADVICE) -> None:
+    """Makes a folder, with those above it, and makes sure that it can be written: better before the work than after it.
+
+    Raises:
+        HarnessError: It cannot be.
+    """
+    with writing(folder, advice):
+        probe(folder)
+
+
+def probe(folder: Path) -> None:
+    """Makes a folder and a file in it that goes at once.
+
+    Raises:
+        OSError: The folder cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
+def check_writable(path: Path, *, advice: str = ADVICE) -> None:
+    """Makes sure that a file can be written into the folder that is there for it, before the work.
+
+    Raises:
+        HarnessError: It cannot be.
+    """
+    with writing(path, advice):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
+@contextmanager
+def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: str) -> Iterator[Path]:
+    """Gives an empty folder to fill, which takes the place of `folder` when the context ends well.
+
+    What was there before stays until then, and for good if the context ends with an exception.
+
+    Args:
+        folder: Must not exist, or be empty, or be replaceable.
+        is_replaceable: Whether a folder that is not empty may be replaced.
+        kind: What such a folder is, with its article.
+
+    Raises:
+        HarnessError: Something else is there, another process is writing it, or there is no room or no permission.
+    """
+    from filelock import FileLock, Timeout
+
+    folder = folder.resolve()
+    if folder.exists() and not folder.is_dir():
+        raise HarnessError(f"{folder} is a file: give the name of a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not is_replaceable(folder):
+        raise HarnessError(f"{folder} holds something else than {kind}: choose another folder")
+    filling = folder.with_name(f".{folder.name}.filling")
+    previous = folder.with_name(f".{folder.name}.previous")
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
+    with writing(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise HarnessError(f"another process is writing {folder}: wait for it, or choose another folder") from None
+    try:
+        with writing(folder):
+            # Left by a process that was killed; nobody else holds the lock.
+            shutil.rmtree(filling, ignore_errors=True)
+            shutil.rmtree(previous, ignore_errors=True)
+            filling.mkdir()
+            yield filling
+            if folder.exists():
+                folder.rename(previous)
+            filling.rename(folder)
+            shutil.rmtree(previous, ignore_errors=True)
+    finally:
+        shutil.rmtree(filling, ignore_errors=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
