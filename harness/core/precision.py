@@ -17,6 +17,10 @@ DEFAULT_PRECISION = "fp32"
 """What is verified unless another precision is asked for."""
 
 
+HALF_DTYPES = ("float16", "bfloat16")
+"""What a half precision keeps operands of products in."""
+
+
 @dataclass(frozen=True)
 class Precision:
     """One way to keep weights and activations.

@@ -61,8 +61,9 @@ def select(
         if strategy in strategies
     )
     if not cases:
+        applying = dict.fromkeys(name for part in components for via in frontends for name in strategies_of(part, via))
         raise HarnessError(
-            f"No case to run: of --strategy {' '.join(strategies)}, {', '.join(components)} takes only "
-            f"{', '.join(dict.fromkeys(s for c in components for f in frontends for s in strategies_of(c, f)))}."
+            f"No case to run: {', '.join(components)} through {', '.join(frontends)} takes only "
+            f"--strategy {' or '.join(applying)}, not {', '.join(strategies)}."
         )
     return cases

@@ -1,4 +1,4 @@
-"""How strategies replace the rotation inside SAM 3's attention modules: complex table out, tables of their own in."""
+"""How strategies replace the rotation inside a model's attention modules: complex table out, tables of their own in."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ Tables = Mapping[str, "torch.Tensor"]
 """The tensors that a rotation needs, by the names under which they become buffers."""
 Together = Callable[["torch.Tensor", "torch.Tensor", Tables, int], tuple["torch.Tensor", "torch.Tensor"]]
 """Takes queries, keys, the tables, and how many times they are used along the keys; returns both rotated."""
-
-# Classes are told by name, because naming them must not import sam3 (it needs patches to be importable on some
-# machines).
-_TRUNK_ATTENTION = ("sam3.model.vitdet", "Attention")
-_TRACKER_ATTENTION = ("sam3.sam.transformer", "RoPEAttention")
-
-_COMPLEX = "freqs_cis"
-
 
 @dataclass(frozen=True)
 class Rotation:
@@ -48,10 +40,41 @@ class Rotation:
         return self.rotate(q, tables, 1), self.rotate(k, tables, repeat)
 
 
+@dataclass(frozen=True)
+class RotaryAttention:
+    """A class of attention modules that rotate queries and keys by a complex table.
+
+    Attributes:
+        cls: Module and qualified name of the class; naming it imports nothing.
+        table: The attribute or buffer with the complex table [L, D/2].
+        method: The method that is replaced.
+        replacement: Makes what stands in for the method of a rotation, the way to its tables, and the length of the
+            complex table.
+    """
+
+    cls: tuple[str, str]
+    table: str
+    method: str
+    replacement: Callable[[Rotation, Callable[[], Tables], int], Any]
+
+    def describes(self, module: torch.nn.Module) -> bool:
+        """Whether a module is of the class and has its table."""
+        named = any((base.__module__, base.__qualname__) == self.cls for base in type(module).__mro__)
+        return named and getattr(module, self.table, None) is not None
+
+
+_KNOWN: list[RotaryAttention] = []
+
+
+def register_rotary_attention(*kinds: RotaryAttention) -> None:
+    """Lets strategies find the rotary attention of a model; the package of the model calls it."""
+    _KNOWN.extend(kind for kind in kinds if kind not in _KNOWN)
+
+
 def rotating(module: torch.nn.Module, rotation: Rotation) -> AbstractContextManager[None]:
     """Lets every RoPE attention in `module` use a rotation for the duration of the context.
 
-    No complex tensor is then left among the buffers: torch.export sees the rotation's tables instead of `freqs_cis`.
+    No complex table is then left among the buffers: torch.export sees the rotation's tables instead.
     Only instances change, and each is as it was afterwards, whatever happens inside.
     """
     return _rotating(module, rotation)
@@ -61,81 +84,35 @@ def rotating(module: torch.nn.Module, rotation: Rotation) -> AbstractContextMana
 def _rotating(module: torch.nn.Module, rotation: Rotation) -> Iterator[None]:
     with ExitStack() as stack:
         for part in module.modules():
-            if _is_a(part, _TRUNK_ATTENTION) and getattr(part, _COMPLEX, None) is not None:
-                stack.enter_context(_replaced(part, "_apply_rope", _trunk_apply_rope, rotation))
-            elif _is_a(part, _TRACKER_ATTENTION) and getattr(part, _COMPLEX, None) is not None:
-                stack.enter_context(_replaced(part, "forward", _tracker_forward, rotation))
+            kind = next((kind for kind in _KNOWN if kind.describes(part)), None)
+            if kind is not None:
+                stack.enter_context(_replaced(part, kind, rotation))
         yield
-
-
-def _is_a(module: torch.nn.Module, name: tuple[str, str]) -> bool:
-    return any((base.__module__, base.__qualname__) == name for base in type(module).__mro__)
 
 
 @contextmanager
-def _replaced(
-    module: torch.nn.Module, method: str, make: Callable[[Rotation, Callable[[], Tables], int], Any], rotation: Rotation
-) -> Iterator[None]:
+def _replaced(module: torch.nn.Module, kind: RotaryAttention, rotation: Rotation) -> Iterator[None]:
     """Replaces the complex table of one attention by buffers, and the method that reads it."""
     buffers = list(module._buffers)
-    persistent = _COMPLEX in buffers and _COMPLEX not in module._non_persistent_buffers_set
-    table = getattr(module, _COMPLEX)
+    persistent = kind.table in buffers and kind.table not in module._non_persistent_buffers_set
+    table = getattr(module, kind.table)
     tables = rotation.convert(table)
-    delattr(module, _COMPLEX)
+    delattr(module, kind.table)
     for name, value in tables.items():
         module.register_buffer(name, value, persistent=persistent)
     # read back from the module, whose buffers torch.export replaces by its own
-    replacement = make(rotation, lambda: {name: getattr(module, name) for name in tables}, len(table))
-    object.__setattr__(module, method, MethodType(replacement, module))
+    replacement = kind.replacement(rotation, lambda: {name: getattr(module, name) for name in tables}, len(table))
+    object.__setattr__(module, kind.method, MethodType(replacement, module))
     try:
         yield
     finally:
-        delattr(module, method)
+        delattr(module, kind.method)
         for name in tables:
             delattr(module, name)
-        if _COMPLEX in buffers:
-            module.register_buffer(_COMPLEX, table, persistent=persistent)
-            for name in buffers[buffers.index(_COMPLEX) + 1 :]:  # state_dict lists buffers in the order of registration
+        if kind.table in buffers:
+            module.register_buffer(kind.table, table, persistent=persistent)
+            # state_dict lists buffers in the order of registration
+            for name in buffers[buffers.index(kind.table) + 1 :]:
                 module._buffers[name] = module._buffers.pop(name)
         else:
-            setattr(module, _COMPLEX, table)
-
-
-def _trunk_apply_rope(rotation: Rotation, tables: Callable[[], Tables], _positions: int) -> Any:
-    """Stands in for `sam3.model.vitdet.Attention._apply_rope`; q and k are [B, heads, L, D]."""
-
-    def apply_rope(_self: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return rotation.both(q, k, tables(), 1)
-
-    return apply_rope
-
-
-def _tracker_forward(rotation: Rotation, tables: Callable[[], Tables], positions: int) -> Any:
-    """Stands in for `sam3.sam.transformer.RoPEAttention.forward`, in evaluation mode.
-
-    The last `num_k_exclude_rope` keys (object pointers) keep their phase; the others may be several times the queries.
-    """
-
-    def forward(
-        self: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_k_exclude_rope: int = 0
-    ) -> torch.Tensor:
-        import torch
-        from torch.nn.functional import scaled_dot_product_attention
-
-        q, k, v = (
-            self._separate_heads(project(tokens), self.num_heads)
-            for project, tokens in ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
-        )
-        chosen = tables()
-        if positions != q.shape[-2]:
-            side = round(q.shape[-2] ** 0.5)  # upstream takes the queries as a square here
-            options = self.compute_cis.keywords
-            computed = rotation.compute(options["dim"], side, side, options["theta"])
-            chosen = {name: table.to(device=q.device) for name, table in computed.items()}
-        rotated_keys = k.shape[-2] - num_k_exclude_rope
-        repeat = max(rotated_keys // q.shape[-2], 1) if self.rope_k_repeat else 1
-        q, rotated = rotation.both(q, k[:, :, :rotated_keys], chosen, repeat)
-        k = torch.cat((rotated, k[:, :, rotated_keys:]), dim=-2)
-        return self.out_proj(self._recombine_heads(scaled_dot_product_attention(q, k, v)))  # type: ignore[no-any-return]
-
-    return forward
+            setattr(module, kind.table, table)
