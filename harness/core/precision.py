@@ -33,8 +33,13 @@ class Precision:
 
     @property
     def is_half(self) -> bool:
-        """Whether anything is kept in less than float32; such a case is judged by the oracle."""
+        """Whether anything is kept in less than float32."""
         return self.dtype != "float32"
+
+    @property
+    def judged_by_oracle(self) -> bool:
+        """Whether outputs are held to the float64 oracle, and not to PyTorch's float32 element by element."""
+        return self.is_half
 
 
 PRECISIONS: dict[str, Precision] = {
