@@ -22,10 +22,10 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import check, load_expectations
 from harness.core.outcome import Outcome, Stage, Status, VerdictKind
-from harness.core.precision import PRECISIONS
+from harness.core.precision import HALF_DTYPES, PRECISIONS
 from harness.deployment.compiling import compile_model
 from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.lowering.precision import HALF_DTYPES, lower_precision, parameters_for
+from harness.lowering.precision import lower_precision, parameters_for
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.rotate_pairs import rotate
 from harness.models.sam3.model import DEPLOYABLE

@@ -51,3 +51,6 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 """Every precision by name, in the order in which they are listed."""
+
+HALF_DTYPES = tuple(precision.dtype for precision in PRECISIONS.values() if precision.is_half)
+"""Types of less than float32."""

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-HALF_DTYPES = ("float16", "bfloat16")
-
 SHORTEST_SUM = 16
 """Terms of one step of a matrix unit, in both half types (PTX ISA, mma.m16n8k16): shorter sums would not be faster."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import relax, te, tirx, topi
 
-from harness.lowering.precision import HALF_DTYPES
+from harness.core.precision import HALF_DTYPES
 from harness.schedules.common.graph import Legalize, default
 
 
