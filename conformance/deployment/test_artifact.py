@@ -20,8 +20,8 @@ from conformance.support.shallow import photograph, shallow_model
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, Settings
 from harness.deployment.compiling import pack_model
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.hugging_face import to_hugging_face
-from harness.models.sam3.model import DEPLOYABLE
 from harness.models.sam3.upstream import upstream
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy

@@ -23,9 +23,9 @@ from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.deployment.compiling import Compiled, compile_into
 from harness.models.sam3.components.text_encoder import build
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points import ENCODE_TEXT
 from harness.models.sam3.images import preprocess
-from harness.models.sam3.model import DEPLOYABLE
 from harness.models.sam3.upstream import upstream as upstreams_model
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle

@@ -28,7 +28,7 @@ from harness.lowering.frontends.torch_export import export_program, import_progr
 from harness.lowering.precision import lower_precision, parameters_for
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.rotate_pairs import rotate
-from harness.models.sam3.model import DEPLOYABLE
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle, reference
 from harness.parity.verdict import judge

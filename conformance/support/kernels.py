@@ -10,9 +10,9 @@ import tvm
 from tvm import relax
 
 from conformance.support.operators import EPSILON, rms
+from harness.schedules.common.code_generation import generate
 from harness.schedules.cpu import cpu_pipeline
 from harness.targets import TARGETS
-from harness.targets.generating import generate
 
 RATIO = 1.5
 """How much larger than PyTorch's the rms error against float64 may be."""

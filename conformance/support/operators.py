@@ -9,9 +9,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from harness.schedules.common.code_generation import generate
 from harness.schedules.cpu import cpu_pipeline
 from harness.targets import TARGETS
-from harness.targets.generating import generate
 
 EPSILON = float(np.finfo(np.float32).eps)
 

@@ -26,12 +26,12 @@ from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 
 
 def compile_(
     out: Annotated[Path, typer.Option(help="Folder to write; a compiled model that is there is replaced.")],
-    target: Annotated[str, typer.Option(help="Target to compile for.")] = "llvm",
+    target: Annotated[str, typer.Option(help="Target to compile for.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
     precision: Annotated[

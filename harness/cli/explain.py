@@ -12,6 +12,7 @@ from harness.cli.installation import require_compiler
 from harness.cli.options import DatabaseOption, UntunedOption, chosen_database
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.files import check_writable
+from harness.targets import HOST
 from harness.verify.selection import select
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def explain(
     strategy: Annotated[
         list[str] | None, typer.Option(help=f"RoPE strategy; repeatable. Default: {DEFAULT_STRATEGY}.")
     ] = None,
-    target: Annotated[str, typer.Option(help="Target; only llvm can be explained.")] = "llvm",
+    target: Annotated[str, typer.Option(help="Target; only llvm can be explained.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")

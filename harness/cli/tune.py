@@ -19,6 +19,7 @@ from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.files import make_folder
 from harness.models.registry import subjects
+from harness.targets import HOST
 from harness.tuning import database
 from harness.tuning.request import Request
 from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 def tune_command(
     component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
-    target: Annotated[str, typer.Option(help="Target; only llvm can be tuned.")] = "llvm",
+    target: Annotated[str, typer.Option(help="Target; only llvm can be tuned.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
     minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
     trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,

@@ -28,7 +28,7 @@ from harness.core.remote import chosen_remote
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 from harness.tuning import database
 from harness.verify.selection import select
 
@@ -39,7 +39,7 @@ def verify(
         typer.Option(help="Component, or end_to_end for the whole model; repeat for several. Default: all."),
     ] = None,
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
-    target: Annotated[list[str] | None, typer.Option(help="Target; repeatable. Default: llvm.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help=f"Target; repeatable. Default: {HOST.name}.")] = None,
     scale: Annotated[list[str] | None, typer.Option(help="shallow or full; repeatable. Default: shallow.")] = None,
     precision: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(PRECISIONS)}; repeatable. Default: {DEFAULT_PRECISION}.")
@@ -96,7 +96,7 @@ def verify(
     cases = select(
         component or tuple(subjects()),
         strategy or (),
-        target or ("llvm",),
+        target or (HOST.name,),
         scale or (Scale.SHALLOW,),
         seed,
         precision or (DEFAULT_PRECISION,),
@@ -119,7 +119,7 @@ def verify(
         emulate=emulate,
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine = describe_machine() | {"schedules": database.told(chosen, "llvm")} | where
+    machine = describe_machine() | {"schedules": database.told(chosen, HOST.name)} | where
     installed = versions()
     results = show(
         console,

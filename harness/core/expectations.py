@@ -158,7 +158,7 @@ def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Chec
     if outcome.status is Status.UNAVAILABLE:
         return Check(CheckKind.SKIPPED, outcome.error.message if outcome.error else "not available on this machine")
     if expectation is None or expectation.status is Status.PASSED:
-        problem = _pass_problem(outcome, expectation, half=PRECISIONS[case.precision].is_half)
+        problem = _pass_problem(outcome, expectation, by_oracle=PRECISIONS[case.precision].judged_by_oracle)
     else:
         problem = _failure_problem(outcome, expectation)
     if problem:
@@ -166,16 +166,16 @@ def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Chec
     return Check(CheckKind.AS_EXPECTED)
 
 
-def _pass_problem(outcome: Outcome, expectation: Expectation | None, *, half: bool) -> str:
-    """Why the outcome is not the pass that is expected, in half precision or not; empty if it is."""
+def _pass_problem(outcome: Outcome, expectation: Expectation | None, *, by_oracle: bool) -> str:
+    """Why the outcome is not the pass that is expected, by the oracle or strictly; empty if it is."""
     if outcome.status is not Status.PASSED:
         return f"expected to pass, but {_what_happened(outcome)}"
     if not outcome.verdicts:
         return "passed without a single judged output"
     for verdict in outcome.verdicts:
-        allowed = half or (expectation is not None and expectation.allows_oracle(verdict.name))
+        allowed = by_oracle or (expectation is not None and expectation.allows_oracle(verdict.name))
         if verdict.kind is not VerdictKind.STRICT and not (verdict.kind is VerdictKind.ORACLE and allowed):
-            wanted = "right by the oracle" if half else "strict"
+            wanted = "right by the oracle" if by_oracle else "strict"
             return f"expected every output to be {wanted}, but {verdict.name} is {verdict.kind}: {verdict.reason}"
     if expectation is None:
         return ""

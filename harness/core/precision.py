@@ -17,10 +17,6 @@ DEFAULT_PRECISION = "fp32"
 """What is verified unless another precision is asked for."""
 
 
-HALF_DTYPES = ("float16", "bfloat16")
-"""What a half precision keeps operands of products in."""
-
-
 @dataclass(frozen=True)
 class Precision:
     """One way to keep weights and activations.
@@ -37,8 +33,13 @@ class Precision:
 
     @property
     def is_half(self) -> bool:
-        """Whether anything is kept in less than float32; such a case is judged by the oracle."""
+        """Whether anything is kept in less than float32."""
         return self.dtype != "float32"
+
+    @property
+    def judged_by_oracle(self) -> bool:
+        """Whether outputs are held to the float64 oracle, and not to PyTorch's float32 element by element."""
+        return self.is_half
 
 
 PRECISIONS: dict[str, Precision] = {
@@ -50,3 +51,6 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 """Every precision by name, in the order in which they are listed."""
+
+HALF_DTYPES = tuple(precision.dtype for precision in PRECISIONS.values() if precision.is_half)
+"""Types of less than float32."""

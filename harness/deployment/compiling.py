@@ -29,7 +29,7 @@ from harness.runtime.manifest import (
     read_manifest,
 )
 from harness.schedules import Schedules
-from harness.targets import TARGETS, check_precisions
+from harness.targets import HOST, TARGETS, check_precisions
 
 if TYPE_CHECKING:
     import tvm
@@ -207,7 +207,7 @@ def compile_into(
         entries[name] = replace(entries[name], weights=tuple(tensors))
     for name, source in deployable.files().items():
         shutil.copyfile(source, folder / name)
-    if platform_of(tvm_target.host or tvm_target) == platform_of(TARGETS["llvm"].tvm_target()):
+    if platform_of(tvm_target.host or tvm_target) == platform_of(HOST.tvm_target()):
         # So that the folder runs where only the small tvm_ffi package is installed.
         for library in runtime_libraries(target):
             shutil.copyfile(library, folder / library.name)
@@ -322,7 +322,7 @@ def _build(
     if not packers:
         return None, kernels
     library = folder / PACKING_LIBRARY
-    build_library(reachable(lowered, packers), TARGETS["llvm"].tvm_target(), library)
+    build_library(reachable(lowered, packers), HOST.tvm_target(), library)
     return load_library(library, tvm_ffi.device("cpu", 0)), kernels
 
 

@@ -117,7 +117,7 @@ def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]]) -> l
 
 
 def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
-    from harness.targets import TARGETS
+    from harness.targets import HOST, TARGETS
 
     findings = [
         Finding("TVM", f"LLVM {probe['llvm']}, compiles for {probe['cpu']} with {' '.join(probe['features'])}"),
@@ -134,8 +134,7 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
     for name, (compile_problem, run_problem) in probe["targets"].items():
         compiles = f"cannot compile: {compile_problem}" if compile_problem else "compiles"
         runs = f"cannot run: {run_problem}" if run_problem else "runs"
-        # the CPU is the one target that every machine must have
-        needed = name == "llvm"
+        needed = name == HOST.name
         text = f"{compiles}; {runs}; precisions: {', '.join(TARGETS[name].precisions)}"
         findings.append(Finding(f"target {name}", text, problem=needed and bool(compile_problem)))
     return findings

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from harness.runtime.executable import Executable
     from harness.runtime.sam3.model import Sam3
 
-EMULATED_TARGET = "cuda"
-"""Metal's host code is for macOS; `test_emulation.py` emulates its kernels beside host code for here."""
 
 def emulates(case: Case, cheap_in: Collection[str], every: bool = False) -> bool:
     """Whether the case is run by emulation here.
@@ -27,9 +25,10 @@ def emulates(case: Case, cheap_in: Collection[str], every: bool = False) -> bool
         cheap_in: Precisions in which its subject's kernels are cheap to emulate.
         every: Whether also if they are not.
     """
-    if case.target != EMULATED_TARGET or not (every or case.precision in cheap_in) or clang() is None:
+    target = TARGETS[case.target]
+    if not target.emulated or not (every or case.precision in cheap_in) or clang() is None:
         return False
-    return TARGETS[case.target].run_problem() is not None
+    return target.run_problem() is not None
 
 
 class Emulation:
@@ -39,7 +38,7 @@ class Emulation:
 
     def run_problem(self, target: str) -> str | None:
         """See `Place`."""
-        return None if target == EMULATED_TARGET else TARGETS[target].run_problem()
+        return None if TARGETS[target].emulated else TARGETS[target].run_problem()
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """See `Place`; nothing can be compiled for the target in this process any more."""

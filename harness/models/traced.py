@@ -56,5 +56,5 @@ class TracedWorkload:
             self.oracle(),
             reference_again=again,
             expectation=expectation,
-            by_oracle=PRECISIONS[self.precision].is_half,
+            by_oracle=PRECISIONS[self.precision].judged_by_oracle,
         )

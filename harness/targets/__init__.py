@@ -10,16 +10,25 @@ from harness.targets.llvm import LLVM
 from harness.targets.metal import METAL
 from harness.targets.target import Target
 
-TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        LLVM,
-        CUDA,
-        METAL,
-    )
-}
-"""Every target by name, in the order in which they are listed; a new one is one file and one line here."""
+TARGETS: dict[str, Target] = {}
+"""Every target by name, in the order in which they are listed."""
 
+HOST = LLVM
+"""The target that every machine has: its own CPU."""
+
+
+def register(target: Target) -> None:
+    """Makes a target known by its name, to the commands and to whatever compiles.
+
+    Raises:
+        ValueError: There is another one of that name.
+    """
+    if TARGETS.setdefault(target.name, target) is not target:
+        raise ValueError(f"there is a target {target.name} already: give this one another name")
+
+
+for _target in (LLVM, CUDA, METAL):
+    register(_target)
 
 
 def check_precisions(target: str, precisions: Sequence[str]) -> None:
@@ -37,4 +46,4 @@ def check_precisions(target: str, precisions: Sequence[str]) -> None:
         )
 
 
-__all__ = ["TARGETS", "Target", "check_precisions"]
+__all__ = ["HOST", "TARGETS", "Target", "check_precisions", "register"]

@@ -11,7 +11,7 @@ from harness.core.outcome import Kernel
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
-from harness.targets.generating import generate
+from harness.schedules.common.code_generation import generate
 from harness.targets.kernels import examined
 from harness.targets.linking import MACOS_TRIPLE, link
 from harness.targets.serialized import EMBEDDED, with_modules

@@ -51,6 +51,10 @@ class Target:
         device_code: For targets whose libraries carry something else for the device than TVM puts there.
         architectures: For targets whose libraries run on some devices only: names of their architectures.
         precisions: Names of the precisions that it compiles in, see `harness.core.precision`.
+        tunable: Whether its pipeline takes schedules that tuning found, and tuning can search for some.
+        emulated: Whether this machine's CPU can run its kernels in place of a device, see `harness.execution.emulated`.
+        forkable: Whether a case of it may run in a fork of a process that has loaded the libraries. A GPU's driver that
+            was asked for devices while they were loaded fails in one.
     """
 
     name: str
@@ -64,3 +68,6 @@ class Target:
     device_code: DeviceCode | None = None
     architectures: Callable[[tvm.target.Target], tuple[str, ...]] | None = None
     precisions: tuple[str, ...] = (DEFAULT_PRECISION,)
+    tunable: bool = False
+    emulated: bool = False
+    forkable: bool = False

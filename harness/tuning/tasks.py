@@ -140,8 +140,8 @@ def build(problem: Problem, schedule: Schedule, target: tvm.target.Target, libra
         HarnessError: The schedule cannot be used.
         RuntimeError: There is nothing to link with, or the compiler fails.
     """
+    from harness.schedules.common.code_generation import generate
     from harness.targets.compiling import export_library
-    from harness.targets.generating import generate
 
     form = alone(problem)
     module = to_loops(module_of(problem), target, {problem.key: schedule})

@@ -70,8 +70,8 @@ def line(result: Result) -> str:
     ratios = [verdict.r_rms for verdict in outcome.verdicts if verdict.r_rms == verdict.r_rms]
     if ratios:
         outside = sum(verdict.outside for verdict in outcome.verdicts)
-        half = PRECISIONS[result.case.precision].is_half  # held to another gate
-        text += f"  {'' if half else f'{outside} elements outside, '}r_rms {max(ratios):.2f}"
+        by_oracle = PRECISIONS[result.case.precision].judged_by_oracle
+        text += f"  {'' if by_oracle else f'{outside} elements outside, '}r_rms {max(ratios):.2f}"
     if result.expected is False or result.expected is None:
         text += f"\n    {_escaped(result.problem)}"
     return text

@@ -23,8 +23,6 @@ from harness.processes import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.report import Result
 from harness.targets import TARGETS
 
-FORKED = "llvm"
-"""The target whose cases may run in a fork: a GPU's driver that was asked for devices while loading fails in one."""
 EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
 
 
@@ -75,7 +73,7 @@ def verify_case(
         settings: Weights, inputs, where outputs are kept.
         limits: When to give up.
         on_stage: Called with the name of each stage, soon after it was entered.
-        template: One of `libraries_loaded`, which the worker is forked off if the case is of the target `FORKED`.
+        template: One of `libraries_loaded`, which the worker is forked off if the case's target is `forkable`.
         stop: Another thread sets it to give up.
 
     Raises:
@@ -89,7 +87,7 @@ def verify_case(
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
         breadcrumb=on_stage,
-        template=template if case.target == FORKED else None,
+        template=template if TARGETS[case.target].forkable else None,
         stop=stop,
     )
     return Result.of(case, outcome_of(ended), expectation)

@@ -20,7 +20,7 @@ from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.models.registry import models, subjects
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
@@ -46,8 +46,7 @@ def load_libraries() -> None:
     for model in models().values():
         model.prepare()
     lowered = lower(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
-    target = TARGETS["llvm"]
-    lower_module(lowered.module, target, target.tvm_target())
+    lower_module(lowered.module, HOST, HOST.tvm_target())
 
 
 def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:

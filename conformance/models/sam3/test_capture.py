@@ -77,7 +77,7 @@ def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
     with upstream(), STRATEGIES["real"].apply(module):
         for sample, args in component.samples(photograph()).items():
             unknown = operators_of(export_program(module, tuple(args.values()))) - known
-            assert not unknown, f"{sample}: add {unknown} by running harness.models.sam3.collect_operators"
+            assert not unknown, f"{sample}: add {unknown} by running harness.models.sam3.operator_calls"
 
 
 def test_missing_prompts_file_is_one_sentence(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from conformance.support.assembly import Instruction, ProductLoop, assembly, ful
 from conformance.support.kernels import hold, lowered
 from conformance.support.operators import normal
 from harness.runtime.loading import cpu_problem
+from harness.schedules.common.code_generation import generate
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile, vector_unit
 from harness.targets.compiling import required_cpu
-from harness.targets.generating import generate
 
 op = relax.op
 

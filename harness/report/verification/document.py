@@ -246,7 +246,7 @@ def _summary(results: Sequence[Result]) -> dict[str, Any]:
         "elements_outside": sum(
             verdict.outside
             for result in results
-            if not PRECISIONS[result.case.precision].is_half  # those are held to another gate
+            if not PRECISIONS[result.case.precision].judged_by_oracle
             for verdict in result.outcome.verdicts
         ),
         "worst_r_rms": jsonable(max(ratios)) if ratios else None,

@@ -12,7 +12,7 @@ from tvm import relax
 
 from harness.lowering.frontends.torch_export.exporting import export_program
 from harness.lowering.frontends.torch_export.importing import import_program
-from harness.targets.generating import generate
+from harness.schedules.common.code_generation import generate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

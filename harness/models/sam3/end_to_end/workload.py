@@ -86,7 +86,7 @@ def judged(
         precision: In a half one, raw outputs may pass on the oracle verdict, and what is found is held to what upstream
             makes of the raw outputs, see `harness.models.sam3.end_to_end.source`.
     """
-    beside = precision.is_half and _alike(actual, answer.reference)
+    beside = precision.judged_by_oracle and _alike(actual, answer.reference)
 
     def named(arrays: Arrays) -> Arrays:
         judged_as = _presence_beside_logits(arrays) if beside else arrays
@@ -100,7 +100,7 @@ def judged(
             named(answer.oracle),
             reference_again=again,
             expectation=expectation,
-            by_oracle=precision.is_half,
+            by_oracle=precision.judged_by_oracle,
         )
     else:
         # The strict gate alone, with the reference in the place of the oracle.
@@ -108,7 +108,7 @@ def judged(
         gated = judge(named(actual), reference, wide, reference_again=again, max_r_rms=math.inf)
         raw = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
     found = Found(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
-    truth = _decided(actual, answer) if precision.is_half else answer.truth
+    truth = _decided(actual, answer) if precision.judged_by_oracle else answer.truth
     return raw + judge_found(f"{answer.name}/found/", found, truth)
 
 
@@ -138,7 +138,7 @@ def _decided(actual: Arrays, answer: Answer) -> Truth:
 def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> bool:
     """From upstream's model to the saved answers of the compiled one; False if it cannot be run."""
     from harness.deployment.compiling import compile_into
-    from harness.models.sam3.model import DEPLOYABLE
+    from harness.models.sam3.deployed.deployable import DEPLOYABLE
 
     progress, place = run.progress, run.place
     with _emptied(saved / "model") as folder:

@@ -1,0 +1,41 @@
+"""SAM 3 as it is deployed: entry points, image functions and the tokenizer's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from harness.deployment.deployable import Deployable
+from harness.models.sam3.deployed.entry_points import IMAGE_FUNCTIONS, programs
+from harness.runtime.sam3.tokenizer import VOCABULARY_FILE
+
+
+def _upstream() -> AbstractContextManager[None]:
+    from harness.models.sam3.upstream import upstream
+
+    return upstream()
+
+
+def _files() -> Mapping[str, Path]:
+    from harness.models.sam3.vocabulary import vocabulary_path
+
+    return {VOCABULARY_FILE: vocabulary_path()}
+
+
+def _knows_points(checkpoint: Path) -> bool:
+    from harness.models.sam3.checkpoints import has_point_prompts
+
+    return has_point_prompts(checkpoint)
+
+
+DEPLOYABLE = Deployable(
+    model="sam3",
+    programs=programs,
+    context=_upstream,
+    kernels=IMAGE_FUNCTIONS,
+    files=_files,
+    vocabulary=VOCABULARY_FILE,
+    knows_points=_knows_points,
+)
+"""The whole model, as `sam3-tvm compile` makes a folder of it."""
