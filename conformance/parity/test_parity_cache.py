@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import HarnessError
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
-from harness.parity.cache import ArrayCache, cache_root, code_digest, versions
+from harness.parity.cache import ArrayCache, cache_root, versions
 from harness.parity.saved import load_outputs, save_outputs
 
 REPOSITORY = Path(__file__).parents[2]
@@ -299,32 +299,6 @@ def test_the_root_is_where_the_user_wants_it(monkeypatch, tmp_path):
 
 
 # --- what a key is made of ---
-
-
-def test_a_code_digest_changes_with_every_source_file(tmp_path):
-    package = tmp_path / "package"
-    (package / "inner").mkdir(parents=True)
-    (package / "a.py").write_text("x = 1\n")
-    (package / "inner" / "b.py").write_text("y = 2\n")
-    seen = {code_digest(package)}
-    (package / "inner" / "b.py").write_text("y = 3\n")
-    seen.add(code_digest(package))
-    (package / "a.py").rename(package / "c.py")
-    seen.add(code_digest(package))
-    (package / "d.py").write_text("")
-    seen.add(code_digest(package))
-    seen.add(code_digest(package, package / "c.py"))
-    assert len(seen) == 5
-    (package / "notes.txt").write_text("not code")
-    assert code_digest(package) in seen
-
-
-def test_a_code_digest_takes_modules_by_name_and_refuses_what_is_not_there():
-    assert code_digest("harness.parity") == code_digest(REPOSITORY / "harness" / "parity")
-    assert code_digest("harness.parity.metrics") == code_digest(REPOSITORY / "harness" / "parity" / "metrics.py")
-    for missing in ("harness.no_such_module", "no_such_package.inner", REPOSITORY / "no_such.py"):
-        with pytest.raises(HarnessError):
-            code_digest(missing)
 
 
 def test_versions_name_what_a_result_depends_on():

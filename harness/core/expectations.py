@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 _FIELDS = ("component", "strategy", "target", "scale", "precision", "frontend")
 _DEFAULTS = {"precision": DEFAULT_PRECISION, "frontend": DEFAULT_FRONTEND}
 _KEYS = {*_FIELDS, "status", "stage", "error", "message", "judge", "outputs", "why"}
-_ANY = "*"
+ANY = "*"
+"""Stands for every name."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Expectation:
 
     def matches(self, case: Case) -> bool:
         """Whether the entry names this case."""
-        return all(_ANY in getattr(self, field) or getattr(case, field) in getattr(self, field) for field in _FIELDS)
+        return all(ANY in getattr(self, field) or getattr(case, field) in getattr(self, field) for field in _FIELDS)
 
     def allows_oracle(self, output: str) -> bool:
         """Whether this output may pass on the oracle verdict instead of the strict gate."""
@@ -223,7 +224,7 @@ def _what_happened(outcome: Outcome) -> str:
 
 def _overlap(a: Expectation, b: Expectation) -> bool:
     def meet(x: tuple[str, ...], y: tuple[str, ...]) -> bool:
-        return _ANY in x or _ANY in y or bool(set(x) & set(y))
+        return ANY in x or ANY in y or bool(set(x) & set(y))
 
     return all(meet(getattr(a, field), getattr(b, field)) for field in _FIELDS)
 
@@ -235,7 +236,7 @@ def _parse(entry: Mapping[str, Any], where: str, known: Mapping[str, Collection[
     names = {field: _names({**_DEFAULTS, **entry}, field, where) for field in _FIELDS}
     for field, values in names.items():
         for value in values:
-            if field in known and value != _ANY and value not in known[field]:
+            if field in known and value != ANY and value not in known[field]:
                 choices = ", ".join(sorted(known[field]))
                 raise HarnessError(f"{where}: there is no {field} {value!r}; choose from {choices}")
     outputs = _names(entry, "outputs", where) if "outputs" in entry else ()

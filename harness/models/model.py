@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.core.subject import Subject
 from harness.deployment.deployable import Deployable
@@ -23,6 +24,7 @@ class Model:
         subjects: Its components and the whole model, by name.
         deployable: What `sam3-tvm compile` makes a folder of; None if it cannot be deployed.
         context: What building, running and exporting happen in.
+        expectations: File of the cases that are not expected to be strict, see `harness.core.expectations`.
         prepare: Imports the libraries that building takes seconds to import.
     """
 
@@ -31,3 +33,4 @@ class Model:
     deployable: Deployable | None = None
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare: Callable[[], None] = _nothing
+    expectations: Path | None = None

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.subject import Arrays, Program, Trace
-from harness.parity.saved import load_outputs, save_outputs
+from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
@@ -58,3 +59,26 @@ class TracedWorkload:
             expectation=expectation,
             by_oracle=PRECISIONS[self.precision].judged_by_oracle,
         )
+
+
+def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:
+    """A workload whose reference and oracle are made when it is judged, and are not kept.
+
+    Args:
+        case: Says by its precision what the outputs are held to.
+        programs: Entry points by name.
+        trace: Calls of them.
+    """
+    from harness.parity.oracle import oracle
+    from harness.parity.references import first_and_again, reference_of, run_twice
+    from harness.parity.trace import run_trace
+
+    run = reference_of(PRECISIONS[case.precision]).run
+    return TracedWorkload(
+        programs,
+        trace,
+        reference=lambda: first_and_again(run_twice(lambda: run_trace(programs, trace, run))),
+        oracle=lambda: run_trace(programs, trace, oracle),
+        precision=case.precision,
+        saved=saved_folder(case),
+    )

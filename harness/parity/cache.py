@@ -1,7 +1,7 @@
 """Disk cache of arrays that are slow to make: oracle, reference and captured inputs.
 
-A cache can only be trusted if its key covers everything the content depends on: put `versions()`, `code_digest(...)`,
-`arrays_digest(...)` of inputs and weights (or scale, seed and checkpoint) into it.
+A cache can only be trusted if its key covers everything the content depends on: put `versions()`, the digest of
+`harness.parity.closure` and `arrays_digest(...)` of inputs and weights (or scale, seed and checkpoint) into it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from harness.core.errors import HarnessError
 from harness.files import remove_unfinished
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
-__all__ = ["ArrayCache", "arrays_digest", "cache_root", "code_digest", "versions"]
+__all__ = ["ArrayCache", "arrays_digest", "cache_root", "versions"]
 
 Array = npt.NDArray[Any]
 
@@ -113,32 +112,6 @@ def cache_root() -> Path:
     return Path(platformdirs.user_cache_dir("sam3-tvm"))
 
 
-def code_digest(*sources: Path | str) -> str:
-    """SHA-256 over source files: names relative to their source and contents, in a fixed order.
-
-    Args:
-        sources: A file, a folder (all its `*.py`), or the dotted name of a module or package, which is not imported
-            (its parents are, as finding it needs them).
-
-    Raises:
-        HarnessError: If a source does not exist.
-    """
-    digest = hashlib.sha256()
-    for source in sources:
-        root = source if isinstance(source, Path) else _module_path(source)
-        files = sorted(root.rglob("*.py")) if root.is_dir() else [root]
-        digest.update(f"{root.name}\n".encode())
-        for file in files:
-            try:
-                content = file.read_bytes()
-            except OSError as error:
-                raise HarnessError(f"cannot read the source file {file}: {error}; reinstall the package") from error
-            name = file.relative_to(root).as_posix() if root.is_dir() else file.name
-            digest.update(f"{name}\n{len(content)}\n".encode())
-            digest.update(content)
-    return digest.hexdigest()
-
-
 def versions() -> dict[str, str]:
     """What PyTorch's results depend on besides code and data: package versions, vector features, threads; for keys."""
     import torch
@@ -156,20 +129,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _module_path(name: str) -> Path:
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None:
-        raise HarnessError(f"there is no module {name!r} to take a digest of; install the package that has it")
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    if spec.origin is None:
-        raise HarnessError(f"the module {name!r} has no source file to take a digest of")
-    return Path(spec.origin)
 
 
 def _canonical(key: Mapping[str, Any]) -> str:

@@ -12,18 +12,17 @@ from pathlib import Path
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.expectations import Expectation, expectation_for, load_expectations
+from harness.core.expectations import ANY, Expectation, expectation_for, load_expectations
 from harness.core.outcome import Outcome, Stage, Status
 from harness.core.precision import PRECISIONS
-from harness.core.settings import REPOSITORY, SEEDED, Settings
+from harness.core.settings import SEEDED, Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.models.registry import subjects
+from harness.models.model import Model
+from harness.models.registry import models, subjects
 from harness.processes import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.report import Result
 from harness.targets import TARGETS
-
-EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
 
 
 @dataclass(frozen=True)
@@ -39,23 +38,31 @@ UNLIMITED = Limits()
 
 @cache
 def expectations() -> tuple[Expectation, ...]:
-    """The entries of `fixtures/expectations.toml`, checked against the registries.
+    """The entries of every model's expectations, checked against the registries.
 
     Raises:
-        HarnessError: If there is no such file, as in an installation without a checkout, or an entry is wrong.
+        HarnessError: A model's file is missing, as in an installation without a checkout, or an entry is wrong.
     """
-    if not EXPECTATIONS.is_file():
-        raise HarnessError(f"{EXPECTATIONS} is missing: verify in a checkout, set up by `make setup`.")
-    return load_expectations(
-        EXPECTATIONS,
-        {
-            "component": subjects().keys(),
-            "strategy": STRATEGIES.keys(),
-            "target": TARGETS.keys(),
-            "precision": PRECISIONS.keys(),
-            "frontend": FRONTENDS.keys(),
-        },
-    )
+    known = {
+        "strategy": STRATEGIES.keys(),
+        "target": TARGETS.keys(),
+        "precision": PRECISIONS.keys(),
+        "frontend": FRONTENDS.keys(),
+    }
+    found: list[Expectation] = []
+    for model in models().values():
+        if model.expectations is None:
+            continue
+        if not model.expectations.is_file():
+            raise HarnessError(f"{model.expectations} is missing: verify in a checkout, set up by `make setup`.")
+        entries = load_expectations(model.expectations, {"component": model.subjects.keys(), **known})
+        found += [_of(entry, model) for entry in entries]
+    return tuple(found)
+
+
+def _of(entry: Expectation, model: Model) -> Expectation:
+    """An entry of a model's file, which names subjects of that model alone."""
+    return replace(entry, component=tuple(model.subjects)) if ANY in entry.component else entry
 
 
 def verify_case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.core.settings import REPOSITORY
 from harness.models.model import Model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.subjects import NAME, SUBJECTS
@@ -17,4 +18,11 @@ def _import() -> None:
     import_sam3()
 
 
-MODEL = Model(name=NAME, subjects=SUBJECTS, deployable=DEPLOYABLE, context=DEPLOYABLE.context, prepare=_import)
+MODEL = Model(
+    name=NAME,
+    subjects=SUBJECTS,
+    deployable=DEPLOYABLE,
+    context=DEPLOYABLE.context,
+    prepare=_import,
+    expectations=REPOSITORY / "fixtures" / "expectations.toml",
+)

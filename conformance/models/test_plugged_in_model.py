@@ -1,0 +1,97 @@
+"""A model with state from outside the package: verified, reported, compiled, and run without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conformance.support import recurrent_segmenter
+from conformance.support.recurrent_segmenter import CHANNELS, FRAMES, TOKENS, Step
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.settings import REPOSITORY, SEEDED
+from harness.models.registry import MODELS_VARIABLE, models, subjects
+from harness.runtime.artifact import Artifact
+
+
+@pytest.fixture
+def plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODELS_VARIABLE, recurrent_segmenter.__name__)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+
+def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "harness", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
+
+
+def test_it_is_verified_with_strategies_and_its_own_expectation(plugged_in: None, tmp_path: Path) -> None:
+    strategies = [word for name in ("none", "lowering", "converter") for word in ("--strategy", name)]
+    done = command("verify", "--component", "clip", *strategies, "--report", "report", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report" / "verification_report.json").read_text())
+    ended = {case["strategy"]: (case["status"], case["stage"], case["expected"]) for case in report["cases"]}
+    passed = ("passed", "judge", True)
+    assert ended == {"none": ("failed", "import", True), "lowering": passed, "converter": passed}
+    for case in report["cases"]:
+        names = [output["name"] for output in case["outputs"]]
+        judged = [f"frame_{number}/{name}" for number in range(FRAMES) for name in ("logits", "memory")]
+        assert names == (judged if case["status"] == "passed" else [])
+        assert {output["verdict"] for output in case["outputs"]} <= {"strict"}
+    assert "clip" in (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text()
+
+
+def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path) -> None:
+    chosen = ("--model", "recurrent", "--strategy", "lowering", "--scale", "shallow")
+    done = command("compile", *chosen, "--out", "model", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    artifact = Artifact.load(tmp_path / "model")
+    assert artifact.manifest.model == "recurrent"
+    rng = np.random.default_rng(0)
+    step = Step(seed=0).eval()
+    memory = wanted = rng.standard_normal((TOKENS, CHANNELS), np.float32)
+    for _ in range(FRAMES):
+        frame = rng.standard_normal((TOKENS, CHANNELS), np.float32)
+        results = artifact.call("step", frame=frame, memory=memory)
+        memory = artifact.fetch(results["memory"])
+        with torch.no_grad():
+            logits, after = step(torch.from_numpy(frame), torch.from_numpy(wanted))
+        wanted = after.numpy()
+        np.testing.assert_allclose(artifact.fetch(results["logits"]), logits.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(memory, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_state_is_what_makes_later_frames_differ() -> None:
+    """The judge would not see a state that nothing reads."""
+    workload = recurrent_segmenter.open_clip(Case("clip", "lowering", "llvm"), SEEDED)
+    first, again = workload.reference()
+    assert first.keys() == again.keys() and all(np.array_equal(first[name], again[name]) for name in first)
+    with torch.no_grad():
+        forgotten = workload.programs["step"].module(workload.trace[1].arguments[0], workload.trace[0].arguments[1])
+    assert np.abs(first["frame_1/logits"] - forgotten[0].numpy()).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        ("no_such_module", "no_such_module adds no model"),
+        ("json", "json adds no model"),
+        ("harness.models.sam3.model", "two models have the name 'sam3'"),
+    ],
+)
+def test_what_is_no_model_is_a_sentence(monkeypatch: pytest.MonkeyPatch, module: str, sentence: str) -> None:
+    monkeypatch.setenv(MODELS_VARIABLE, module)
+    models.cache_clear()
+    subjects.cache_clear()
+    try:
+        with pytest.raises(HarnessError, match=sentence):
+            models()
+    finally:
+        models.cache_clear()
+        subjects.cache_clear()
