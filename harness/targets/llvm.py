@@ -107,4 +107,5 @@ LLVM = Target(
     compile_problem=compile_problem,
     run_problem=run_problem,
     device=cpu_device,
+    tunable=True,
 )

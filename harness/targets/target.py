@@ -51,6 +51,7 @@ class Target:
         device_code: For targets whose libraries carry something else for the device than TVM puts there.
         architectures: For targets whose libraries run on some devices only: names of their architectures.
         precisions: Names of the precisions that it compiles in, see `harness.core.precision`.
+        tunable: Whether its kernels have schedules to search for, see `harness.tuning`.
     """
 
     name: str
@@ -64,3 +65,4 @@ class Target:
     device_code: DeviceCode | None = None
     architectures: Callable[[tvm.target.Target], tuple[str, ...]] | None = None
     precisions: tuple[str, ...] = (DEFAULT_PRECISION,)
+    tunable: bool = False
