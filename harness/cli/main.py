@@ -15,6 +15,7 @@ from rich.table import Table
 
 from harness import __version__
 from harness.cli.installation import require_compiler
+from harness.cli.tune import tune_command
 from harness.core.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, checked, select, strategies_of
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
@@ -140,7 +141,7 @@ def verify(
         emulate=emulate,
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine = describe_machine() | {"schedules": database.told(chosen, "llvm")} | where
+    machine = describe_machine() | {"schedules": database.describe_database(chosen, "llvm")} | where
     installed = versions()
     results = show(
         console,
@@ -220,10 +221,11 @@ def _database(db: Path | None, untuned: bool, targets: Collection[str]) -> Path 
     if db is not None:
         for target in targets:
             database.open_database(db, target)
-    if untuned or not set(targets) & set(database.TUNABLE):
+    tunable = [name for name in targets if TARGETS[name].tunable]
+    if untuned or not tunable:
         return None
-    chosen = db or database.default_database(database.TUNABLE[0])
-    for notice in () if chosen is None else database.open_database(chosen).notices():
+    chosen = db or database.default_database(tunable[0])
+    for notice in () if chosen is None else database.open_database(chosen, tunable[0]).notices():
         console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
     return chosen
 
@@ -263,39 +265,7 @@ def compile_command(
     _tell_artifact(out, manifest)
 
 
-@app.command(name="tune")
-def tune_command(
-    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
-    target: Annotated[str, typer.Option(help="Target; only llvm can be tuned.")] = "llvm",
-    scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
-    minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
-    db: Annotated[
-        Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
-    remote: Annotated[
-        str | None, typer.Option(help="HOST:PORT of an RPC tracker: measure on the machines that it knows.")
-    ] = None,
-    key: Annotated[str, typer.Option(help="What those machines are known by at the tracker.")] = "",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads to measure on. Default: every CPU that may be used.")
-    ] = None,
-) -> None:
-    """Search for better schedules, and keep what is found in a database that verify and compile use.
-
-    Ctrl-C stops it; the same command goes on where it was stopped.
-    """
-    require_compiler()
-    from harness.cli.tune import Request, tune
-    from harness.processes.threads import choose_threads, configure_threads
-
-    choose_threads(threads)
-    configure_threads()
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key)
-    code = tune(console, request)
-    if code:
-        raise typer.Exit(code)
+app.command(name="tune")(tune_command)
 
 
 @app.command()

@@ -316,7 +316,7 @@ def _manifest(
     from harness.machine import versions
     from harness.runtime.sam3.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of, required_cpu
-    from harness.tuning.database import told
+    from harness.tuning.database import describe_database
 
     host = tvm_target.host or tvm_target
     cpu, features = required_cpu(host)
@@ -327,7 +327,7 @@ def _manifest(
         made={
             "compiled": _now(),
             "target": str(tvm_target),
-            "schedules": told(model.database, target),
+            "schedules": describe_database(model.database, target),
             **packages,
         },
         target=target,

@@ -9,7 +9,7 @@ Schedule = Mapping[str, int]
 """Decisions about one kernel by name, for instance `{"rows": 8, "vectors": 3}`; what is not named keeps its default."""
 
 Schedules = Mapping[str, Schedule]
-"""Schedules by the key of the kernel's problem; a kernel that is not named gets its default schedule."""
+"""Schedules by the key of the kernel's workload; a kernel that is not named gets its default schedule."""
 
 UNTUNED: Schedules = MappingProxyType({})
 """Every kernel with its default schedule."""

@@ -1,7 +1,8 @@
-"""What can be decided about a kernel: problems and their keys, schedules, and the space of all schedules of a problem.
+"""What can be decided about a kernel: workloads and their keys, schedules, and all schedules of a workload.
 
-A *problem* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
-*key* is what a database knows it by. A *schedule* names decisions; a complete one names all of its problem:
+A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
+*key* is what a database knows it by. A *schedule* names
+decisions; a complete one names all decisions of its workload:
 
     product, conv2d, conv2d_transpose   rows, vectors (the register tile), blocks (parts of the streaming operand, each
                                         packed by its task), splits (parts of the resident one), chunk (terms of a sum
@@ -55,8 +56,8 @@ RESULT_TILE = frozenset({"result_rows", "result_vectors"})
 """The same of the second product of attention."""
 
 
-class Problem(Hashable, Protocol):
-    """What can be scheduled: frozen, hashable, picklable."""
+class Workload(Hashable, Protocol):
+    """An operator's call that can be scheduled: frozen, hashable, picklable."""
 
     @property
     def key(self) -> str:
@@ -77,8 +78,8 @@ class Problem(Hashable, Protocol):
         """Schedules worth trying, repetitions among them; some may be refused."""
 
 
-def decided(problem: Problem, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    """The complete schedule of a problem.
+def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    """The complete schedule of a workload.
 
     Raises:
         HarnessError: The schedule cannot be used.
@@ -86,18 +87,18 @@ def decided(problem: Problem, unit: VectorUnit, schedule: Schedule) -> dict[str,
     try:
         if wrong := [name for name, value in schedule.items() if type(value) is not int or value < 0]:
             raise ValueError(f"{wrong[0]} = {schedule[wrong[0]]!r} is not a number of anything")
-        return problem.completed(unit, schedule)
+        return workload.completed(unit, schedule)
     except ValueError as error:
-        raise HarnessError(f"the schedule of {problem.key} cannot be used: {error}") from error
+        raise HarnessError(f"the schedule of {workload.key} cannot be used: {error}") from error
 
 
 @lru_cache(maxsize=64)
-def space(problem: Problem, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
-    """Every complete schedule of a problem, the default first, none twice."""
+def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
+    """Every complete schedule of a workload, the default first, none twice."""
     found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
-    for candidate in ({}, *problem.candidates(unit)):
+    for candidate in ({}, *workload.candidates(unit)):
         try:
-            schedule = problem.completed(unit, candidate)
+            schedule = workload.completed(unit, candidate)
         except ValueError:
             continue
         found.setdefault(tuple(sorted(schedule.items())), schedule)
@@ -240,7 +241,7 @@ class Product:
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         problem = self.problem
         words = ["product", f"{problem.batch}x{problem.rows}x{problem.depth}x{problem.columns}", self.streaming]
         words += [f"of {self.matrices}"] if self.matrices != problem.batch else []
@@ -250,15 +251,15 @@ class Product:
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         return self.problem.batch * self.problem.rows * self.problem.depth * self.problem.columns
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         return _blocked(self.problem, self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         yield from _blocked_candidates(self.problem, self.streaming, unit)
 
 
@@ -276,7 +277,7 @@ class Convolution:
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         window = self.window
 
         def size(extents: Iterable[int]) -> str:
@@ -292,7 +293,7 @@ class Convolution:
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         window = self.window
         return window.result[0] * window.result[1] * window.pixels * window.depth
 
@@ -308,7 +309,7 @@ class Convolution:
         return product.Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         filtering = schedule.get("filtering", int(self.filterable))
         if filtering not in (0, 1) or filtering > self.filterable:
             raise ValueError(f"filtering = {filtering} is not possible")
@@ -319,7 +320,7 @@ class Convolution:
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
             yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.problem, "right", unit))
@@ -377,9 +378,10 @@ class TransposedConvolution:
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
-        return " ".join(words if self.at_load else [*words, "activations"])
+        words += [] if self.at_load else ["activations"]
+        return " ".join(words)
 
     @property
     def problem(self) -> product.Problem:
@@ -389,15 +391,15 @@ class TransposedConvolution:
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         return self.problem.batch * self.problem.rows * self.problem.columns * self.problem.depth
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         return _blocked(self.problem, "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         yield from _blocked_candidates(self.problem, "right", unit)
 
 
@@ -427,7 +429,7 @@ class Attention:
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
         words += [f"to {self.width}"] if self.width != self.channels else []
         words += [f"bias {self.bias}"] if self.bias else []
@@ -436,7 +438,7 @@ class Attention:
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
 
     def few(self, unit: VectorUnit) -> bool:
@@ -445,7 +447,7 @@ class Attention:
         return whole and 2 * self.queries <= unit.lanes and self.keys >= _LEAST_KEYS
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         if self.few(unit):
             _only(schedule, ("parts",))
             most = ceil_div(self.keys, _KEYS_OF_A_PART)
@@ -466,7 +468,7 @@ class Attention:
         }
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         if self.few(unit):
             yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
             return

@@ -1,0 +1,56 @@
+"""The options of `sam3-tvm tune`, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.case import DEFAULT_STRATEGY, Case, select
+from harness.core.errors import HarnessError
+from harness.models.sam3.components import COMPONENTS
+from harness.targets import TARGETS
+
+
+@dataclass(frozen=True)
+class Request:
+    """The components to tune, the limits of the search, and the folder of the database.
+
+    Attributes:
+        components: Names of the components; all components if it is empty.
+        target: Name of the target.
+        scale: `shallow` or `full`; it decides how often each task counts.
+        minutes: Time limit in minutes; None for no limit.
+        trials: Largest number of schedules to try; None for no limit.
+        folder: Folder of the database; None for the one in `fixtures/tuned` that fits this machine.
+        seed: Seed of candidates and inputs.
+        remote: HOST:PORT of an RPC tracker; None to measure on this machine.
+        key: Key under which the tracker knows the servers.
+    """
+
+    components: tuple[str, ...] = ()
+    target: str = "llvm"
+    scale: str = "shallow"
+    minutes: float | None = None
+    trials: int | None = None
+    folder: Path | None = None
+    seed: int = 0
+    remote: str | None = None
+    key: str = ""
+
+    def cases(self) -> tuple[Case, ...]:
+        """The cases whose components are tuned.
+
+        Raises:
+            HarnessError: The options make no sense.
+        """
+        if self.minutes is not None and not self.minutes > 0:
+            raise HarnessError(f"--minutes {self.minutes:g} leaves no time to tune: give more than 0.")
+        if self.trials is not None and self.trials < 1:
+            raise HarnessError(f"--trials {self.trials} tries nothing: give 1 or more.")
+        if self.target in TARGETS and not TARGETS[self.target].tunable:
+            tunable = ", ".join(target.name for target in TARGETS.values() if target.tunable)
+            raise HarnessError(f"cannot tune for {self.target!r}: there are schedules to search for {tunable} only")
+        for name in self.components:
+            if name not in COMPONENTS and name == "end_to_end":
+                raise HarnessError("end_to_end is no component: tune the components that it is made of")
+        return select(self.components, (DEFAULT_STRATEGY,), (self.target,), (self.scale,), self.seed)
