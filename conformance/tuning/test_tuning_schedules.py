@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,8 +36,10 @@ from harness.schedules.cpu.schedule import (
 from harness.schedules.cpu.tile import VectorUnit, vector_unit
 from harness.schedules.cpu.window import Window
 from harness.targets import TARGETS
+from harness.tuning.database import TUNED
 from harness.tuning.measuring import Rounds, run_interleaved
-from harness.tuning.tasks import arrays_of, build, isolated, module_of, tasks_of
+from harness.tuning.tasks import Task, arrays_of, build, isolated, module_of, tasks_of
+from harness.tuning.trials import read_trials
 
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)
@@ -229,6 +232,35 @@ def test_a_workload_has_the_same_key_alone(workload: Workload) -> None:
     (task,) = tasks_of(module_of(workload), TARGET)
     assert (task.key, task.calls) == (workload.key, 1)
     assert task.workload == workload
+
+
+STORED: dict[str, Workload] = {
+    "product 1x32x1024x4096 left": Product(Extents(1, 32, 4096, 1024), "left"),
+    "product 1x14400x256x8 left": Product(Extents(1, 14400, 8, 256), "left"),
+    "conv2d 1x256x288x288 256x256x3x3 padding 1x1 to 288x288": Convolution(window(256, 256, 288)),
+    "attention 1x16 5184x5184x64": Attention(1, 16, 5184, 5184, 64, 64),
+    "attention 1x8 201x5184x32 bias float32": Attention(1, 8, 201, 5184, 32, 32, "float32"),
+}
+"""Workloads by the keys under which `fixtures/tuned` has had trials of them since before keys knew of element types."""
+
+
+def test_float32_workloads_have_the_keys_that_are_stored() -> None:
+    stored = {trial.task for folder in TUNED.iterdir() for trial in read_trials(folder)[0]}
+    assert STORED.keys() <= stored
+    assert {key: workload.key for key, workload in STORED.items()} == {key: key for key in STORED}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_another_element_type_is_another_task_with_the_same_space(workload: Workload) -> None:
+    half = replace(workload, dtype="float16")  # type: ignore[type-var]
+    assert half.key == f"{workload.key} float16" and half != workload
+    assert Task(half, 1).dtype == "float16" and Task(workload, 1).dtype == "float32"
+    assert space(half, UNIT) == space(workload, UNIT)
+    plain, arrays = arrays_of(workload), arrays_of(half)
+    bias = getattr(half, "bias", None)
+    assert {str(array.dtype) for array in arrays} == {"float16"} | ({bias} if bias else set())
+    assert [array.shape for array in arrays] == [array.shape for array in plain]
+    assert str(module_of(half)["main"].ret_ty.dtype) == "float16"
 
 
 def test_tiles_are_one_choice() -> None:

@@ -1,7 +1,7 @@
 """The database of tuning: a folder with the best schedule of each task, merged under a lock, never overwritten.
 
 The file `schedules.json` has a record for each task and place; the file `trials.jsonl` (see `trials.py`) has every
-trial that led there.
+trial that led there. A task is known by its key, which names its element type only if that is not float32.
 """
 
 from __future__ import annotations

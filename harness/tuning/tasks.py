@@ -46,6 +46,11 @@ class Task:
         """The key under which the database knows the task."""
         return self.workload.key
 
+    @property
+    def dtype(self) -> str:
+        """Element type of the task's operands and result."""
+        return self.workload.dtype
+
 
 def tasks_of(module: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
     """The tasks of an imported module, in the order in which they first occur."""
@@ -129,7 +134,8 @@ def arrays_of(workload: Workload, seed: int = 0) -> list[Array]:
         if dtype == "bool":
             arrays.append(generator.random(shape) < 0.9)
         else:
-            arrays.append(generator.standard_normal(shape, np.float32) * np.float32(scale))
+            values = generator.standard_normal(shape, np.float32) * np.float32(scale)
+            arrays.append(values.astype(dtype, copy=False))
     return arrays
 
 
@@ -227,8 +233,8 @@ def _product(task: Product) -> IsolatedTask:
         rank = len(tensor.ty.shape)
         return relax.op.permute_dims(tensor, [*range(rank - 2), rank - 1, rank - 2])
 
-    one = ((*batch, *streamed), "float32")
-    two = ((*own, *kept), "float32")
+    one = ((*batch, *streamed), task.dtype)
+    two = ((*own, *kept), task.dtype)
     return IsolatedTask(
         (one,) if task.at_load else (one, two),
         (two,) if task.at_load else (),
@@ -240,8 +246,8 @@ def _product(task: Product) -> IsolatedTask:
 
 def _convolution(task: Convolution) -> IsolatedTask:
     window = task.window
-    weight = ((window.result[1], window.channels, *window.kernel), "float32")
-    image = (window.image, "float32")
+    weight = ((window.result[1], window.channels, *window.kernel), task.dtype)
+    image = (window.image, task.dtype)
     before = window.padding
     after = tuple(
         (out - 1) * stride + (kernel - 1) * dilation + 1 - extent - pad
@@ -275,7 +281,7 @@ def _convolution(task: Convolution) -> IsolatedTask:
 
 
 def _transposed(task: TransposedConvolution) -> IsolatedTask:
-    image, weight = (task.image, "float32"), (task.weight, "float32")
+    image, weight = (task.image, task.dtype), (task.weight, task.dtype)
     strides = task.weight[2:]
     return IsolatedTask(
         (image,) if task.at_load else (image, weight),
@@ -289,7 +295,7 @@ def _transposed(task: TransposedConvolution) -> IsolatedTask:
 def _attention(task: Attention) -> IsolatedTask:
     sizes = ((task.queries, task.channels), (task.keys, task.channels), (task.keys, task.width))
     inputs: list[tuple[tuple[int, ...], str]] = [
-        ((task.batch, length, task.heads, channels), "float32") for length, channels in sizes
+        ((task.batch, length, task.heads, channels), task.dtype) for length, channels in sizes
     ]
     if task.bias is not None:
         inputs.append((task.bias_shape, task.bias))

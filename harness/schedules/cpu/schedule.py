@@ -1,7 +1,7 @@
 """What can be decided about a kernel: workloads and their keys, schedules, and all schedules of a workload.
 
 A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
-*key* is what a database knows it by. A *schedule* names
+*key* is what a database knows it by; the element type is a part of it unless it is float32. A *schedule* names
 decisions; a complete one names all decisions of its workload:
 
     product, conv2d, conv2d_transpose   rows, vectors (the register tile), blocks (parts of the streaming operand, each
@@ -58,6 +58,10 @@ RESULT_TILE = frozenset({"result_rows", "result_vectors"})
 
 class Workload(Hashable, Protocol):
     """An operator's call that can be scheduled: frozen, hashable, picklable."""
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the operands and of the result."""
 
     @property
     def key(self) -> str:
@@ -231,6 +235,7 @@ class Product:
         matrices: Of the resident operand, as many as are stored.
         at_load: Whether that one is packed when the model is loaded.
         transposed: Whether the streaming operand is stored the other way round.
+        dtype: Element type.
     """
 
     problem: product.Problem
@@ -238,6 +243,7 @@ class Product:
     matrices: int = 1
     at_load: bool = True
     transposed: bool = False
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
@@ -247,7 +253,7 @@ class Product:
         words += [f"of {self.matrices}"] if self.matrices != problem.batch else []
         words += ["transposed"] if self.transposed else []
         words += [] if self.at_load else ["activations"]
-        return " ".join(words)
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def multiplications(self) -> int:
@@ -270,10 +276,12 @@ class Convolution:
     Attributes:
         window: Its geometry.
         at_load: Whether the weights are known when the model is loaded.
+        dtype: Element type.
     """
 
     window: Window
     at_load: bool = True
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
@@ -289,7 +297,7 @@ class Convolution:
         words += [f"dilation {size(window.dilation)}"] if window.dilation != (1, 1) else []
         words += [f"to {size(window.result[2:])}"]
         words += [] if self.at_load else ["activations"]
-        return " ".join(words)
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def multiplications(self) -> int:
@@ -370,18 +378,20 @@ class TransposedConvolution:
         image: Input shape.
         weight: Weight shape, [input channels, filters, height, width].
         at_load: Whether the weights are known when the model is loaded.
+        dtype: Element type.
     """
 
     image: tuple[int, ...]
     weight: tuple[int, ...]
     at_load: bool = True
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
         """See `Workload`."""
         words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
         words += [] if self.at_load else ["activations"]
-        return " ".join(words)
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def problem(self) -> product.Problem:
@@ -415,6 +425,7 @@ class Attention:
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
         causal: Whether keys beyond a diagonal are masked.
         bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
+        dtype: Element type of queries, keys and values.
     """
 
     batch: int
@@ -426,6 +437,7 @@ class Attention:
     bias: str | None = None
     causal: bool = False
     bias_shape: tuple[int, ...] = field(default=(), compare=False)
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
@@ -434,7 +446,7 @@ class Attention:
         words += [f"to {self.width}"] if self.width != self.channels else []
         words += [f"bias {self.bias}"] if self.bias else []
         words += ["causal"] if self.causal else []
-        return " ".join(words)
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def multiplications(self) -> int:
@@ -514,6 +526,11 @@ class Attention:
         shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
         rows, vectors = min(shapes, key=cost)
         return Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
+def _dtype_word(dtype: str) -> list[str]:
+    """What a key says of the element type: nothing of float32, so that databases without element types stay valid."""
+    return [] if dtype == "float32" else [dtype]
 
 
 def _accumulators(unit: VectorUnit) -> int:
