@@ -16,11 +16,11 @@ from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
+from harness.models.selection import select
 from harness.processes import Template
 from harness.processes.threads import choose_threads, configure_threads, share_cpus
 from harness.targets import TARGETS
 from harness.verify.runner import libraries_loaded
-from harness.verify.selection import select
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")

@@ -12,8 +12,8 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.components import COMPONENTS
+from harness.models.selection import select, strategies_of
 from harness.targets import TARGETS
-from harness.verify.selection import select, strategies_of
 
 SUITE = "conformance/verify/test_components.py"
 

@@ -29,6 +29,7 @@ from harness.lowering.precision import lower_precision, parameters_for
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.rotate_pairs import rotate
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.selection import select
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle, reference
 from harness.parity.verdict import judge
@@ -39,7 +40,6 @@ from harness.schedules.gpu.legalization import LEGALIZE
 from harness.targets import TARGETS
 from harness.targets.cuda import ARCHITECTURE_VARIABLE
 from harness.verify.runner import verify_case
-from harness.verify.selection import select
 
 HALVES = ("fp16", "bf16")
 EMBEDDINGS = 49408 * 1024 * 4

@@ -96,7 +96,7 @@ def test_a_new_import_and_a_new_name_are_misses(package: Path) -> None:
 
 
 def test_what_is_not_there_or_no_python_is_a_sentence(package: Path) -> None:
-    with pytest.raises(HarnessError, match="there is no module 'studied.missing'"):
+    with pytest.raises(HarnessError, match=r"there is no module 'studied\.missing'"):
         import_closure("studied.missing")
     (package / "beside.py").write_text("def\n")
     with pytest.raises(HarnessError, match=r"cannot read the source file .*beside\.py"):

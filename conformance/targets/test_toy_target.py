@@ -11,9 +11,9 @@ from tvm import relax
 from harness.core.case import Case
 from harness.core.outcome import Stage, Status
 from harness.core.settings import Settings
+from harness.models.selection import select
 from harness.schedules import UNTUNED, Schedules
 from harness.targets import HOST, TARGETS, Target, register
-from harness.verify.selection import select
 from harness.verify.stages import run_case
 
 

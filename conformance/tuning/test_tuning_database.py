@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -21,14 +22,14 @@ from harness.tuning import database
 from harness.tuning.database import (
     FILE,
     Record,
-    better,
+    better_record,
     default_database,
-    merged,
+    describe_database,
+    merge_records,
     open_database,
     schedules_from,
     store,
     this_place,
-    told,
 )
 from harness.tuning.trials import Kind, Place, Trial, append_trials, nothing_found, read_trials
 
@@ -60,10 +61,10 @@ RECORDS = st.builds(
 def test_merging_is_commutative_associative_idempotent_and_keeps_the_better(
     a: list[Record], b: list[Record], c: list[Record]
 ) -> None:
-    both = merged(a, b)
-    assert both == merged(b, a)
-    assert both == merged(both, both) == merged(both, a)
-    assert merged(merged(a, b), c) == merged(a, merged(b, c))
+    both = merge_records(a, b)
+    assert both == merge_records(b, a)
+    assert both == merge_records(both, both) == merge_records(both, a)
+    assert merge_records(merge_records(a, b), c) == merge_records(a, merge_records(b, c))
     for one in [*a, *b]:
         (kept,) = (other for other in both if (other.task, other.place) == (one.task, one.place))
         assert kept.gain >= one.gain
@@ -72,7 +73,7 @@ def test_merging_is_commutative_associative_idempotent_and_keeps_the_better(
 
 @given(RECORDS, RECORDS)
 def test_the_better_of_two_is_the_same_whichever_comes_first(a: Record, b: Record) -> None:
-    assert better(a, b) == better(b, a)
+    assert better_record(a, b) == better_record(b, a)
 
 
 def test_a_record_comes_back(tmp_path: Path) -> None:
@@ -81,8 +82,10 @@ def test_a_record_comes_back(tmp_path: Path) -> None:
     assert opened.records == (RECORD,)
     assert opened.schedules() == {RECORD.task: RECORD.schedule} == schedules_from(tmp_path / "made", "llvm")
     assert opened.notices() == []
-    assert told(tmp_path / "made", "llvm").startswith("tuned: 1 from the database made")
-    assert told(None, "llvm") == told(tmp_path / "made", "cuda") == "untuned: the default ones"
+    assert describe_database(tmp_path / "made", "llvm").startswith("tuned: 1 from the database made")
+    assert (
+        describe_database(None, "llvm") == describe_database(tmp_path / "made", "cuda") == "untuned: the default ones"
+    )
     assert schedules_from(tmp_path / "made", "cuda") == {} == schedules_from(None, "llvm")
 
 
@@ -105,7 +108,10 @@ def test_a_search_that_found_nothing_left_a_database(tmp_path: Path, monkeypatch
     elsewhere = Trial("other", {}, Kind.MEASURED, replace(HERE, threads=99))
     append_trials(folder, [Trial("a", {"rows": 1}, Kind.MEASURED, HERE), Trial("a", {}, Kind.FAILED, HERE), elsewhere])
     assert default_database("llvm") == folder
-    assert told(folder, "llvm") == f"untuned: the default ones, the database {HERE.tag} has none that is better"
+    assert (
+        describe_database(folder, "llvm")
+        == f"untuned: the default ones, the database {HERE.tag} has none that is better"
+    )
     trials, _ = read_trials(folder)
     assert nothing_found(trials, HERE, {"a", "b"}) == "2 trials of 1 of its 2 kernels found nothing over the defaults"
     assert nothing_found(trials, HERE, {"b", "other"}) == ""
@@ -145,18 +151,29 @@ def test_a_record_from_elsewhere_is_left_out_with_a_notice(place: Place, words: 
 
 def test_many_processes_store_at_the_same_time(tmp_path: Path) -> None:
     script = (
-        "import sys\n"
-        "sys.modules['torch'] = None  # which TVM imports if it can\n"
+        "import pickle, sys\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from conformance.tuning.test_tuning_database import RECORD\n"
         "from harness.tuning.database import store\n"
+        "record = pickle.loads(bytes.fromhex(sys.argv[3]))\n"
         "for n in range(5):\n"
-        "    store(Path(sys.argv[1]), 'llvm', replace(RECORD, task=f'{sys.argv[2]} {n}'))\n"
+        "    store(Path(sys.argv[1]), 'llvm', replace(record, task=f'{sys.argv[2]} {n}'))\n"
     )
-    started = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(n)]) for n in range(3)]
+    pickled = pickle.dumps(RECORD).hex()
+    started = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(n), pickled]) for n in range(3)]
     assert [process.wait(timeout=300) for process in started] == [0, 0, 0]
     assert len(open_database(tmp_path).records) == 15
+
+
+def test_without_a_target_any_database_is_read(tmp_path: Path) -> None:
+    other = replace(HERE, target="cuda")
+    store(tmp_path / "found", "cuda", replace(RECORD, place=other))
+    assert (open_database(tmp_path / "found").target, len(open_database(tmp_path / "found").records)) == ("cuda", 1)
+    (tmp_path / "nothing found").mkdir()
+    append_trials(tmp_path / "nothing found", [replace(TRIAL, place=other)])
+    assert open_database(tmp_path / "nothing found").target == "cuda"
+    with pytest.raises(HarnessError, match="for cuda, not for llvm"):
+        open_database(tmp_path / "found", "llvm")
 
 
 # --- what is wrong ---
@@ -197,7 +214,7 @@ def test_a_damaged_database_is_a_sentence_and_stays_as_it_is(
     assert after != before
     (tmp_path / FILE).write_text(after)
     with pytest.raises(HarnessError, match=words):
-        open_database(tmp_path)
+        open_database(tmp_path, "llvm")
     with pytest.raises(HarnessError, match=words):
         store(tmp_path, "llvm", RECORD)
     assert (tmp_path / FILE).read_text() == after
@@ -216,19 +233,18 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 
 
 FULL_DISK = """
-import resource, signal, sys
-sys.modules["torch"] = None  # which TVM imports if it can
+import pickle, resource, signal, sys
 from pathlib import Path
-from conformance.tuning.test_tuning_database import RECORD, TRIAL
 from harness.core.errors import HarnessError
 from harness.tuning.database import store
 from harness.tuning.trials import append_trials
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 from dataclasses import replace
+record, trial = pickle.loads(bytes.fromhex(sys.argv[2]))
 for action in (
-    lambda: store(Path(sys.argv[1]), "llvm", replace(RECORD, task="x" * 2000)),
-    lambda: append_trials(Path(sys.argv[1]), [TRIAL] * 20),
+    lambda: store(Path(sys.argv[1]), "llvm", replace(record, task="x" * 2000)),
+    lambda: append_trials(Path(sys.argv[1]), [trial] * 20),
 ):
     try:
         action()
@@ -242,7 +258,8 @@ def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
     store(tmp_path, "llvm", RECORD)
     append_trials(tmp_path, [TRIAL])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path), pickle.dumps((RECORD, TRIAL)).hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first.startswith("cannot write ") and "free some space" in first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,9 +26,9 @@ from harness.schedules.cpu.schedule import (
     TILE,
     Attention,
     Convolution,
-    Problem,
     Product,
     TransposedConvolution,
+    Workload,
     decided,
     distance,
     space,
@@ -35,8 +36,10 @@ from harness.schedules.cpu.schedule import (
 from harness.schedules.cpu.tile import VectorUnit, vector_unit
 from harness.schedules.cpu.window import Window
 from harness.targets import TARGETS
-from harness.tuning.measuring import Rounds, interleaved
-from harness.tuning.tasks import alone, arrays_of, build, module_of, tasks_of
+from harness.tuning.database import TUNED
+from harness.tuning.measuring import Rounds, run_interleaved
+from harness.tuning.tasks import Task, arrays_of, build, isolated, module_of, tasks_of
+from harness.tuning.trials import read_trials
 
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)
@@ -56,7 +59,7 @@ def window(channels: int, filters: int, size: int, kernel: int = 3, padding: int
     )
 
 
-PROBLEMS: dict[str, Problem] = {
+WORKLOADS: dict[str, Workload] = {
     "linear": Product(Extents(1, 77, 90, 200), "left"),
     "row": Product(Extents(1, 1, 300, 128), "left"),
     "streams-right": Product(Extents(1, 33, 190, 65), "right"),
@@ -78,33 +81,34 @@ PROBLEMS: dict[str, Problem] = {
 }
 
 
-def computed(problem: Problem, *schedules: Schedule) -> list[np.ndarray]:
-    """What a problem alone computes with each of some schedules."""
+def computed(workload: Workload, *schedules: Schedule) -> list[np.ndarray]:
+    """What a workload alone computes with each of some schedules."""
     with TemporaryDirectory() as folder:
         programs = [
-            build(problem, schedule, TARGET, Path(folder) / f"{number}.so") for number, schedule in enumerate(schedules)
+            build(workload, schedule, TARGET, Path(folder) / f"{number}.so")
+            for number, schedule in enumerate(schedules)
         ]
         libraries = [tvm.runtime.load_module(str(program.library)) for program in programs]
-        ran = interleaved(libraries, tvm.cpu(), programs, arrays_of(problem), Rounds(1, 0.0))
+        ran = run_interleaved(libraries, tvm.cpu(), programs, arrays_of(workload), Rounds(1, 0.0))
     return [entry.result for entry in ran]
 
 
-def hold(problem: Problem, *schedules: Schedule) -> None:
+def hold(workload: Workload, *schedules: Schedule) -> None:
     """Holds the schedules to PyTorch: strict gate, and rms error against float64."""
-    tensors = [torch.from_numpy(array) for array in arrays_of(problem)]
-    reference = alone(problem).torch
+    tensors = [torch.from_numpy(array) for array in arrays_of(workload)]
+    reference = isolated(workload).torch
     expected = reference(*tensors).numpy()
     exact = reference(*(t.double() if t.is_floating_point() else t for t in tensors)).numpy()
-    for schedule, actual in zip(schedules, computed(problem, *schedules), strict=True):
-        assert np.all(np.abs(actual - expected) <= 1e-5 + 1e-5 * np.abs(expected)), (problem.key, schedule)
+    for schedule, actual in zip(schedules, computed(workload, *schedules), strict=True):
+        assert np.all(np.abs(actual - expected) <= 1e-5 + 1e-5 * np.abs(expected)), (workload.key, schedule)
         limit = RATIO * max(rms(expected - exact), 4 * EPSILON * rms(exact))
-        assert rms(actual - exact) <= limit, (problem.key, schedule)
+        assert rms(actual - exact) <= limit, (workload.key, schedule)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_alone_computes_what_pytorch_computes(problem: Problem) -> None:
-    schedules = space(problem, UNIT)
-    hold(problem, {}, schedules[len(schedules) // 2], schedules[-1])
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_workload_alone_computes_what_pytorch_computes(workload: Workload) -> None:
+    schedules = space(workload, UNIT)
+    hold(workload, {}, schedules[len(schedules) // 2], schedules[-1])
 
 
 @settings(max_examples=12)
@@ -121,8 +125,8 @@ def test_every_schedule_of_a_product_computes_the_same(
 ) -> None:
     extents = Extents(1, rows, columns, depth)
     # Of two activations the larger one streams.
-    problem = Product(extents, streaming if at_load else "left" if rows >= columns else "right", 1, at_load)  # type: ignore[arg-type]
-    hold(problem, data.draw(st.sampled_from(space(problem, UNIT))))
+    workload = Product(extents, streaming if at_load else "left" if rows >= columns else "right", 1, at_load)  # type: ignore[arg-type]
+    hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
 
 
 @settings(max_examples=8)
@@ -135,8 +139,8 @@ def test_every_schedule_of_a_product_computes_the_same(
 def test_every_schedule_of_a_convolution_computes_the_same(
     channels: int, filters: int, size: int, data: st.DataObject
 ) -> None:
-    problem = Convolution(window(channels, filters, size))
-    hold(problem, data.draw(st.sampled_from(space(problem, UNIT))))
+    workload = Convolution(window(channels, filters, size))
+    hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
 
 
 @settings(max_examples=8)
@@ -149,18 +153,18 @@ def test_every_schedule_of_a_convolution_computes_the_same(
 def test_every_schedule_of_attention_computes_the_same(
     queries: int, keys: int, channels: int, data: st.DataObject
 ) -> None:
-    problem = Attention(1, 2, queries, keys, channels, channels)
-    hold(problem, data.draw(st.sampled_from(space(problem, UNIT))))
+    workload = Attention(1, 2, queries, keys, channels, channels)
+    hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=str)
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_a_space_is_complete_distinct_and_accepted(problem: Problem, unit: VectorUnit) -> None:
-    schedules = space(problem, unit)
-    assert schedules[0] == decided(problem, unit, {})
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_space_is_complete_distinct_and_accepted(workload: Workload, unit: VectorUnit) -> None:
+    schedules = space(workload, unit)
+    assert schedules[0] == decided(workload, unit, {})
     assert len({tuple(sorted(schedule.items())) for schedule in schedules}) == len(schedules)
     for schedule in schedules:
-        assert decided(problem, unit, schedule) == schedule
+        assert decided(workload, unit, schedule) == schedule
         assert distance(schedule, schedule) == 0
     if len(schedules) > 1:
         assert min(distance(schedule, schedules[0]) for schedule in schedules[1:]) == 1
@@ -168,21 +172,21 @@ def test_a_space_is_complete_distinct_and_accepted(problem: Problem, unit: Vecto
 
 @pytest.mark.parametrize("name", ["linear", "conv-filtered", "conv-3x3", "attention"])
 def test_naming_the_default_changes_nothing(name: str) -> None:
-    problem = PROBLEMS[name]
-    default = space(problem, UNIT)[0]
+    workload = WORKLOADS[name]
+    default = space(workload, UNIT)[0]
     plain, named = (
-        cpu_pipeline(TARGET, {problem.key: schedule})(module_of(problem)).script() for schedule in ({}, default)
+        cpu_pipeline(TARGET, {workload.key: schedule})(module_of(workload)).script() for schedule in ({}, default)
     )
-    assert plain == named == cpu_pipeline(TARGET)(module_of(problem)).script()
+    assert plain == named == cpu_pipeline(TARGET)(module_of(workload)).script()
 
 
 def test_a_schedule_changes_the_code_and_only_of_its_problem() -> None:
-    problem = PROBLEMS["linear"]
-    default, other = space(problem, UNIT)[0], space(problem, UNIT)[-1]
-    plain = to_loops(module_of(problem), TARGET).script()
+    workload = WORKLOADS["linear"]
+    default, other = space(workload, UNIT)[0], space(workload, UNIT)[-1]
+    plain = to_loops(module_of(workload), TARGET).script()
     assert other != default
-    assert to_loops(module_of(problem), TARGET, {problem.key: other}).script() != plain
-    assert to_loops(module_of(problem), TARGET, {"product 1x2x3x4 left": other}).script() == plain
+    assert to_loops(module_of(workload), TARGET, {workload.key: other}).script() != plain
+    assert to_loops(module_of(workload), TARGET, {"product 1x2x3x4 left": other}).script() == plain
 
 
 @pytest.mark.parametrize(
@@ -204,35 +208,64 @@ def test_a_schedule_changes_the_code_and_only_of_its_problem() -> None:
     ],
 )
 def test_a_bad_schedule_is_refused_with_a_sentence(schedule: Schedule, words: str) -> None:
-    problem = PROBLEMS["linear"]
-    with pytest.raises(HarnessError, match=f"the schedule of {problem.key} cannot be used: .*{words}"):
-        decided(problem, UNIT, schedule)
+    workload = WORKLOADS["linear"]
+    with pytest.raises(HarnessError, match=f"the schedule of {workload.key} cannot be used: .*{words}"):
+        decided(workload, UNIT, schedule)
     with pytest.raises(HarnessError, match=words):
-        cpu_pipeline(TARGET, {problem.key: schedule})(module_of(problem))
+        cpu_pipeline(TARGET, {workload.key: schedule})(module_of(workload))
 
 
 def test_filtering_is_refused_where_it_is_not_possible() -> None:
     with pytest.raises(HarnessError, match="filtering = 1 is not possible"):
-        decided(PROBLEMS["conv-3x3"], UNIT, {"filtering": 1})
+        decided(WORKLOADS["conv-3x3"], UNIT, {"filtering": 1})
     with pytest.raises(HarnessError, match="no decision 'lines'"):
-        decided(PROBLEMS["conv-filtered"], UNIT, {"filtering": 0, "lines": 2})
+        decided(WORKLOADS["conv-filtered"], UNIT, {"filtering": 0, "lines": 2})
 
 
 def test_queries_must_be_a_whole_number_of_result_tiles() -> None:
     with pytest.raises(HarnessError, match="no whole number of tiles"):
-        decided(PROBLEMS["attention"], VectorUnit(16, 32), {"vectors": 2, "result_rows": 5})
+        decided(WORKLOADS["attention"], VectorUnit(16, 32), {"vectors": 2, "result_rows": 5})
 
 
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_has_the_same_key_alone(problem: Problem) -> None:
-    (task,) = tasks_of(module_of(problem), TARGET)
-    assert (task.key, task.calls) == (problem.key, 1)
-    assert task.problem == problem
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_workload_has_the_same_key_alone(workload: Workload) -> None:
+    (task,) = tasks_of(module_of(workload), TARGET)
+    assert (task.key, task.calls) == (workload.key, 1)
+    assert task.workload == workload
+
+
+STORED: dict[str, Workload] = {
+    "product 1x32x1024x4096 left": Product(Extents(1, 32, 4096, 1024), "left"),
+    "product 1x14400x256x8 left": Product(Extents(1, 14400, 8, 256), "left"),
+    "conv2d 1x256x288x288 256x256x3x3 padding 1x1 to 288x288": Convolution(window(256, 256, 288)),
+    "attention 1x16 5184x5184x64": Attention(1, 16, 5184, 5184, 64, 64),
+    "attention 1x8 201x5184x32 bias float32": Attention(1, 8, 201, 5184, 32, 32, "float32"),
+}
+"""Workloads by the keys under which `fixtures/tuned` has had trials of them since before keys knew of element types."""
+
+
+def test_float32_workloads_have_the_keys_that_are_stored() -> None:
+    stored = {trial.task for folder in TUNED.iterdir() for trial in read_trials(folder)[0]}
+    assert STORED.keys() <= stored
+    assert {key: workload.key for key, workload in STORED.items()} == {key: key for key in STORED}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_another_element_type_is_another_task_with_the_same_space(workload: Workload) -> None:
+    half = replace(workload, dtype="float16")  # type: ignore[type-var]
+    assert half.key == f"{workload.key} float16" and half != workload
+    assert Task(half, 1).dtype == "float16" and Task(workload, 1).dtype == "float32"
+    assert space(half, UNIT) == space(workload, UNIT)
+    plain, arrays = arrays_of(workload), arrays_of(half)
+    bias = getattr(half, "bias", None)
+    assert {str(array.dtype) for array in arrays} == {"float16"} | ({bias} if bias else set())
+    assert [array.shape for array in arrays] == [array.shape for array in plain]
+    assert str(module_of(half)["main"].ret_ty.dtype) == "float16"
 
 
 def test_tiles_are_one_choice() -> None:
-    problem = PROBLEMS["attention"]
-    schedules = space(problem, UNIT)
+    workload = WORKLOADS["attention"]
+    schedules = space(workload, UNIT)
     names = [{name for name in a if a[name] != schedules[0][name]} for a in schedules]
     assert any(name in (TILE, RESULT_TILE) for name in map(frozenset, names))
     assert all(distance(a, schedules[0]) == 1 for a, n in zip(schedules, names, strict=True) if n == TILE)

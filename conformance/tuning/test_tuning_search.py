@@ -21,18 +21,17 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from conformance.support.tuning import record
-from harness.cli.tune import tune
 from harness.core.errors import HarnessError
 from harness.report import read_report
 from harness.schedules import Schedule
 from harness.schedules.cpu.product import Problem as Extents
-from harness.schedules.cpu.schedule import Attention, Problem, Product, distance, space
+from harness.schedules.cpu.schedule import Attention, Product, Workload, distance, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
 from harness.targets.compiling import export_library
 from harness.tuning.database import open_database, store, this_place
 from harness.tuning.local import BuildError, LocalBuilder, LocalRunner, TorchRunner
-from harness.tuning.measuring import Program, Ran, Rounds, Runner, Step
+from harness.tuning.measuring import Program, Rounds, Runner, RunResult, Step
 from harness.tuning.request import Request
 from harness.tuning.search import (
     BATCH,
@@ -45,7 +44,8 @@ from harness.tuning.search import (
     next_task,
     search,
 )
-from harness.tuning.tasks import Task, merged
+from harness.tuning.session import tune
+from harness.tuning.tasks import Task, merge_tasks
 from harness.tuning.trials import Kind, Trial, read_trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,8 +53,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)
 HERE = this_place("llvm")
-PROBLEM = Product(Extents(1, 40, 64, 64), "left")
-TASK = Task(PROBLEM, 3)
+WORKLOAD = Product(Extents(1, 40, 64, 64), "left")
+TASK = Task(WORKLOAD, 3)
 LARGE = Task(Attention(4, 16, 576, 576, 64, 64), 1)
 
 
@@ -88,11 +88,11 @@ class Changed:
     error: float = 0.0
     calls: int = 0
 
-    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
+    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[RunResult]:
         self.calls += 1
         first, *others = self.runner.run(programs, arrays, rounds)
         times = tuple(seconds * self.factor for seconds in first.seconds)
-        return [first, *(Ran(times, other.result + np.float32(self.error)) for other in others)]
+        return [first, *(RunResult(times, other.result + np.float32(self.error)) for other in others)]
 
 
 @dataclass
@@ -104,14 +104,14 @@ class Broken:
     which: tuple[int, ...]
     asked: list[Schedule] = field(default_factory=list)
 
-    def build(self, problem: Problem, schedule: Schedule, library: Path) -> Program:
+    def build(self, workload: Workload, schedule: Schedule, library: Path) -> Program:
         if schedule:
             self.asked.append(schedule)
         if schedule and len(self.asked) in self.which:
             compiled = tvm.tirx.build(tvm.IRModule({"broken": self.instead}), TARGET)
             export_library(compiled, TARGET, library)
             return Program(library, (), (Step("broken", (), (4,), "float32"),), 2)
-        return self.builder.build(problem, schedule, library)
+        return self.builder.build(workload, schedule, library)
 
 
 def endless() -> tirx.PrimFunc:
@@ -138,7 +138,9 @@ def aborting() -> tirx.PrimFunc:
 
 
 def bench(builder, runner, torch: TorchRunner, folder: Path, seed: int = 0) -> Bench:  # type: ignore[no-untyped-def]
-    return Bench(builder, runner, lambda task, arrays: torch.run(task.problem, arrays), HERE, folder, "a machine", seed)
+    return Bench(
+        builder, runner, lambda task, arrays: torch.run(task.workload, arrays), HERE, folder, "a machine", seed
+    )
 
 
 def run(states: Sequence[Progress], work: Bench, trials: int = 4) -> list[Batch]:
@@ -156,7 +158,7 @@ def test_trials_are_measured_judged_and_kept(
     trials, _ = read_trials(tmp_path)
     plain = [trial for trial in trials if not trial.confirmed]
     assert trials == states[0].trials and len(plain) >= 5
-    assert trials[0].schedule == space(PROBLEM, UNIT)[0]
+    assert trials[0].schedule == space(WORKLOAD, UNIT)[0]
     assert all(trial.kind is Kind.MEASURED and 0 < trial.seconds < 1 for trial in trials)
     assert all(trial.r_rms < 1.5 for trial in trials if trial.seconds <= trial.default_seconds)
     assert trials[0].torch_seconds is not None and trials[0].torch_seconds > 0
@@ -176,7 +178,7 @@ def test_what_is_clearly_faster_is_recorded(
     (record,) = open_database(tmp_path).records
     assert record == states[0].record == batches[-1].record
     assert record.task == TASK.key and record.gain == pytest.approx(2.0)
-    assert record.schedule in space(PROBLEM, UNIT)
+    assert record.schedule in space(WORKLOAD, UNIT)
     assert (record.trials, record.failed, record.rejected) == (4, 0, 0)
     assert record.machine == "a machine" and record.place == HERE and record.torch_seconds is not None
 
@@ -218,8 +220,8 @@ def test_a_crash_or_a_hang_costs_one_trial(  # type: ignore[no-untyped-def]
 
 def test_a_schedule_that_cannot_be_built_costs_one_trial(builder: LocalBuilder, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="does not fit"):
-        builder.build(PROBLEM, {"rows": 100}, tmp_path / "a.so")
-    assert builder.build(PROBLEM, {}, tmp_path / "b.so").run
+        builder.build(WORKLOAD, {"rows": 100}, tmp_path / "a.so")
+    assert builder.build(WORKLOAD, {}, tmp_path / "b.so").run
 
 
 def test_a_task_without_a_default_is_passed_over(
@@ -229,14 +231,14 @@ def test_a_task_without_a_default_is_passed_over(
     class Refusing:
         builder: LocalBuilder
 
-        def build(self, problem: Problem, schedule: Schedule, library: Path) -> Program:
-            if problem == LARGE.problem:
+        def build(self, workload: Workload, schedule: Schedule, library: Path) -> Program:
+            if workload == LARGE.workload:
                 raise BuildError("it crashed")
-            return self.builder.build(problem, schedule, library)
+            return self.builder.build(workload, schedule, library)
 
     states = begin([LARGE, TASK], UNIT, HERE)
     run(states, bench(Refusing(builder), runner, torch, tmp_path), 2)
-    assert "it crashed" in states[0].problem and states[0].trials == []
+    assert "it crashed" in states[0].unmeasurable and states[0].trials == []
     assert len(states[1].trials) >= 2
     with pytest.raises(HarnessError, match="cannot be measured: it crashed"):
         run(begin([LARGE], UNIT, HERE), bench(Refusing(builder), runner, torch, tmp_path), 2)
@@ -270,7 +272,7 @@ def test_a_record_that_was_lost_between_log_and_database_comes_back(
 
 
 def test_trials_from_elsewhere_do_not_count() -> None:
-    trial = Trial(TASK.key, space(PROBLEM, UNIT)[0], Kind.MEASURED, replace(HERE, threads=99), 1.0, 1.0)
+    trial = Trial(TASK.key, space(WORKLOAD, UNIT)[0], Kind.MEASURED, replace(HERE, threads=99), 1.0, 1.0)
     assert begin([TASK], UNIT, HERE, [trial])[0].trials == []
 
 
@@ -298,7 +300,7 @@ def test_a_task_without_progress_makes_place() -> None:
 
 
 def test_a_task_whose_space_is_exhausted_is_finished() -> None:
-    state = made(TASK, [1.0] * len(space(PROBLEM, UNIT)))
+    state = made(TASK, [1.0] * len(space(WORKLOAD, UNIT)))
     assert state.finished and next_task([state]) is None and next_schedules(state, 4, 0) == []
 
 
@@ -326,7 +328,7 @@ def test_neighbours_of_the_best_come_before_the_rest() -> None:
 
 
 def test_calls_add_up() -> None:
-    tasks = merged([[TASK, LARGE], [replace(TASK, calls=4)]], "these")
+    tasks = merge_tasks([[TASK, LARGE], [replace(TASK, calls=4)]], "these")
     assert {task.key: task.calls for task in tasks} == {TASK.key: 7, LARGE.key: 1}
 
 
@@ -441,4 +443,4 @@ def test_a_damaged_database_is_a_sentence_before_any_work(file: str, tmp_path: P
 
 def test_nothing_to_tune_is_a_sentence() -> None:
     with pytest.raises(HarnessError, match="box_head: nothing to tune"):
-        merged([[]], "box_head")
+        merge_tasks([[]], "box_head")

@@ -12,8 +12,8 @@ from harness.cli.installation import require_compiler
 from harness.cli.options import DatabaseOption, UntunedOption, chosen_database
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.files import check_writable
+from harness.models.selection import select
 from harness.targets import HOST
-from harness.verify.selection import select
 
 if TYPE_CHECKING:
     from harness.explain import Explanation

@@ -13,8 +13,8 @@ from harness.core.precision import PRECISIONS
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
+from harness.models.selection import strategies_of
 from harness.targets import TARGETS
-from harness.verify.selection import strategies_of
 
 
 def list_() -> None:

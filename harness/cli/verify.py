@@ -28,9 +28,9 @@ from harness.core.remote import chosen_remote
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
+from harness.models.selection import select
 from harness.targets import HOST, TARGETS
 from harness.tuning import database
-from harness.verify.selection import select
 
 
 def verify(
@@ -119,7 +119,7 @@ def verify(
         emulate=emulate,
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine = describe_machine() | {"schedules": database.told(chosen, HOST.name)} | where
+    machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name)} | where
     installed = versions()
     results = show(
         console,

@@ -28,7 +28,7 @@ from harness.runtime.manifest import (
     Manifest,
     read_manifest,
 )
-from harness.schedules import Schedules
+from harness.schedules import DEFAULT_SCHEDULES, ChosenSchedules
 from harness.targets import HOST, TARGETS, check_precisions
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def compile_model(
     out: Path,
     settings: Settings = SEEDED,
     capacity: Capacity = DEFAULT_CAPACITY,
+    schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     announce: Announce = lambda stage: None,
 ) -> Manifest:
     """Compiles a whole model in a process of its own and writes the folder, or leaves what was there.
@@ -76,8 +77,9 @@ def compile_model(
         deployable: Which model.
         case: Its strategy, target, scale, seed, precision and frontend.
         out: The folder; an artifact that is there is replaced.
-        settings: Where the weights and the schedules come from.
+        settings: Where the weights come from.
         capacity: The longest prompt.
+        schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
 
     Raises:
@@ -86,7 +88,7 @@ def compile_model(
     """
     check_precisions(case.target, (case.precision,))
     with _replaced(out) as folder:
-        _isolated("compile_request", (deployable, case, folder, settings, capacity), announce)
+        _isolated("compile_request", (deployable, case, folder, settings, capacity, schedules), announce)
         return read_manifest(folder)
 
 
@@ -132,7 +134,7 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
         raise HarnessError(f"failed at the stage {ended.stage!r}: {reason}; `sam3-tvm verify` tells more")
 
 
-def compile_request(request: tuple[Deployable, Case, Path, Settings, Capacity], announce: Announce) -> None:
+def compile_request(request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce) -> None:
     """`compile_into` as `harness.processes` calls it."""
     from harness.processes.threads import configure_threads
 
@@ -154,6 +156,7 @@ def compile_into(
     folder: Path,
     settings: Settings = SEEDED,
     capacity: Capacity = DEFAULT_CAPACITY,
+    schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     *,
     announce: Announce = lambda stage: None,
     only: Sequence[str] = (),
@@ -165,8 +168,9 @@ def compile_into(
         deployable: Which model.
         case: Its strategy, target, scale, seed, precision and frontend.
         folder: An empty folder.
-        settings: Where the weights and the schedules come from.
+        settings: Where the weights come from.
         capacity: The longest prompt.
+        schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
         only: Names of the entry points to compile, all if there is none; functions written as kernels come in any case.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
@@ -178,7 +182,6 @@ def compile_into(
     from harness.deployment.lowering import input_specs, merged, output_specs
     from harness.runtime.devices import runtime_libraries
     from harness.targets.compiling import platform_of
-    from harness.tuning.database import schedules_from
 
     target = case.target
     problem = TARGETS[target].compile_problem()
@@ -197,7 +200,6 @@ def compile_into(
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
     }
     del modules
-    schedules = schedules_from(settings.database, target)
     machine, kernels = _build(whole, target, tvm_target, tuple(entries), folder, schedules, keep_source)
     announce("pack")
     files: dict[str, File] = {}
@@ -212,7 +214,7 @@ def compile_into(
         for library in runtime_libraries(target):
             shutil.copyfile(library, folder / library.name)
     made_of = files | _described(folder, files)
-    manifest = _manifest(deployable, case, settings, capacity, tvm_target, entries, made_of)
+    manifest = _manifest(deployable, case, settings, capacity, schedules.origin, tvm_target, entries, made_of)
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return Compiled(manifest, kernels)
 
@@ -305,7 +307,7 @@ def _build(
     tvm_target: tvm.target.Target,
     entries: tuple[str, ...],
     folder: Path,
-    schedules: Schedules,
+    schedules: ChosenSchedules,
     keep_source: bool,
 ) -> tuple[VirtualMachine | None, tuple[Kernel, ...]]:
     """Writes the library, and the one that packs the weights, which is loaded; also the kernels of a GPU target."""
@@ -315,7 +317,7 @@ def _build(
     from harness.runtime.loading import load_library
     from harness.targets.compiling import build_library, lower_module
 
-    lowered = lower_module(whole, TARGETS[target], tvm_target, schedules)
+    lowered = lower_module(whole, TARGETS[target], tvm_target, schedules.schedules)
     kernels = build_library(reachable(lowered, entries), tvm_target, folder / LIBRARY, keep_source=keep_source)
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     packers = tuple(f"{entry}{PACKING}" for entry in entries if f"{entry}{PACKING}" in names)
@@ -331,13 +333,13 @@ def _manifest(
     case: Case,
     settings: Settings,
     capacity: Capacity,
+    schedules: str,
     tvm_target: tvm.target.Target,
     entries: Mapping[str, Entry],
     files: Mapping[str, File],
 ) -> Manifest:
     from harness.machine import versions
     from harness.targets.compiling import platform_of, required_cpu
-    from harness.tuning.database import told
 
     host = tvm_target.host or tvm_target
     cpu, features = required_cpu(host)
@@ -348,7 +350,7 @@ def _manifest(
         made={
             "compiled": _now(),
             "target": str(tvm_target),
-            "schedules": told(settings.database, case.target),
+            "schedules": schedules,
             **packages,
         },
         target=case.target,

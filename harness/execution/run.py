@@ -18,7 +18,7 @@ from harness.core.settings import Settings
 from harness.core.subject import Arrays, Output, Program, Trace
 from harness.execution.place import Place, Runs
 from harness.lowering.route import Lowered, Route
-from harness.schedules import Schedules
+from harness.schedules import ChosenSchedules
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 
@@ -39,7 +39,7 @@ class Run:
     settings: Settings
     progress: Progress
     place: Place
-    schedules: Schedules
+    schedules: ChosenSchedules
 
     def trace(self, programs: Mapping[str, Program], trace: Trace) -> Arrays | None:
         """Compiles programs and runs a trace of them.
@@ -58,7 +58,7 @@ class Run:
                 target = TARGETS[self.case.target]
                 for name, program in lowered.items():
                     self.progress.kernels += compile_module(
-                        program.module, target, libraries[name], self.schedules, keep_source=self.place.reads_source
+                        program.module, target, libraries[name], self.schedules.schedules, keep_source=self.place.reads_source
                     )
             self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
             if self.place.run_problem(self.case.target) is not None:

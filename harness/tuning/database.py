@@ -1,6 +1,7 @@
 """The database of tuning: a folder with the best schedule of each task, merged under a lock, never overwritten.
 
-`schedules.json` has a record for each task and place; `trials.jsonl` (see `trials.py`) every trial that led there.
+The file `schedules.json` has a record for each task and place; the file `trials.jsonl` (see `trials.py`) has every
+trial that led there. A task is known by its key, which names its element type only if that is not float32.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.files import write_json, writing
-from harness.schedules import UNTUNED, Schedule, Schedules
+from harness.schedules import DEFAULT_SCHEDULES, UNTUNED, ChosenSchedules, Schedule, Schedules
+from harness.targets import TARGETS
 from harness.tuning.trials import FILE as TRIALS
-from harness.tuning.trials import Place
+from harness.tuning.trials import Place, read_trials
 
 FORMAT = 1
 FILE = "schedules.json"
 TUNED = REPOSITORY / "fixtures" / "tuned"
 """Where the databases lie that are used by default, a folder for each tag."""
-TUNABLE = ("llvm",)
-"""Targets that there are schedules to search for."""
 ADVICE = "free some space or choose another folder with --db"
 """What to do where a database cannot be written."""
 _LOCK = ".lock"
@@ -37,15 +37,15 @@ class Record:
 
     Attributes:
         task: Key of the task.
-        schedule: Its decisions.
-        place: Where it was measured: target, CPU, threads, version of TVM.
-        seconds, default_seconds: Medians of the measurement that confirmed it, alternately with the default schedule.
-        torch_seconds: PyTorch's, if it was measured.
-        r_rms: Rms error against float64 in units of the default schedule's.
+        schedule: Decisions of the schedule.
+        place: Place where it was measured.
+        seconds, default_seconds: Median times of this schedule and of the default one, which took turns.
+        torch_seconds: Time of PyTorch, if it was measured.
+        r_rms: Rms error against float64, in units of the default schedule's rms error.
         trials, failed, rejected: Number of schedules tried, of those that crashed or hung, and of wrong results.
-        machine: The processor's model.
-        date: When it was found, UTC, in ISO 8601.
-        seed: Of the search.
+        machine: Model of the processor.
+        date: Date and time at which it was found, in UTC, as ISO 8601 writes them.
+        seed: Seed of the search.
     """
 
     task: str
@@ -64,38 +64,38 @@ class Record:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as the default schedule."""
+        """The default schedule's time in units of this schedule's time."""
         return self.default_seconds / self.seconds
 
     def to_plain(self) -> dict[str, Any]:
-        """As it is written into JSON."""
+        """The record as a JSON object."""
         values = {**asdict(self), **asdict(self.place), "schedule": dict(sorted(self.schedule.items()))}
         del values["place"]
         return values
 
 
-def better(a: Record, b: Record) -> Record:
-    """The one of two records of a task with the larger gain; the same whichever comes first."""
+def better_record(a: Record, b: Record) -> Record:
+    """The one of two records of a task that has the larger gain; the order of the two does not matter."""
     return max(a, b, key=lambda record: (record.gain, record.trials, json.dumps(record.to_plain(), sort_keys=True)))
 
 
-def merged(*groups: Iterable[Record]) -> list[Record]:
-    """The best record of each task and place, in the order of their names."""
+def merge_records(*groups: Iterable[Record]) -> list[Record]:
+    """The best record of each task and place, ordered by their names."""
     best: dict[tuple[str, Place], Record] = {}
     for record in (record for group in groups for record in group):
         known = best.get((record.task, record.place))
-        best[record.task, record.place] = record if known is None else better(known, record)
+        best[record.task, record.place] = record if known is None else better_record(known, record)
     return [best[key] for key in sorted(best, key=lambda key: (key[0], key[1].tag, key[1].tvm))]
 
 
 @dataclass(frozen=True)
 class Database:
-    """A folder that was read.
+    """A database that was read from its folder.
 
     Attributes:
         path: The folder.
-        target: Kind of target that the schedules are for.
-        records: Everything in it.
+        target: Name of the target that the schedules are for.
+        records: All records of the database.
     """
 
     path: Path
@@ -103,25 +103,26 @@ class Database:
     records: tuple[Record, ...] = ()
 
     def schedules(self) -> dict[str, Schedule]:
-        """The schedules that were found in this place: with this version of TVM, for this CPU and number of threads."""
+        """The schedules that were found with this version of TVM, for this CPU and this number of threads."""
         place = this_place(self.target)
         return {record.task: record.schedule for record in self.records if record.place == place}
 
     def notices(self) -> list[str]:
-        """A sentence for each kind of record that is left out here."""
+        """One sentence for each other place, whose records are left out."""
         place = this_place(self.target)
         others: dict[Place, int] = {}
         for record in self.records:
             if record.place != place:
                 others[record.place] = others.get(record.place, 0) + 1
         return [
-            f"{count} record{'s' if count > 1 else ''} of {self.path} left out: made {_differently(other, place)}; "
-            "tune again to have such here."
+            f"{count} record{'s' if count > 1 else ''} of {self.path} left out: "
+            f"made {_describe_differences(other, place)}; tune again to have such here."
             for other, count in others.items()
         ]
 
 
-def _differently(other: Place, place: Place) -> str:
+def _describe_differences(other: Place, place: Place) -> str:
+    """The ways in which another place differs from this one, as part of a sentence."""
     ways = []
     if other.tvm != place.tvm:
         ways.append(f"with TVM {other.tvm}, this is {place.tvm}")
@@ -133,7 +134,7 @@ def _differently(other: Place, place: Place) -> str:
 
 
 def this_place(target: str) -> Place:
-    """This process's place for a target, the name of an entry of `harness.targets.TARGETS`."""
+    """The place of this process, for the target of that name."""
     from harness.machine import versions
     from harness.processes.threads import thread_count
     from harness.targets.llvm import host_cpu
@@ -141,22 +142,22 @@ def this_place(target: str) -> Place:
     return Place(target, host_cpu(), thread_count(), versions()["apache-tvm"] or "unknown")
 
 
-def open_database(path: Path, target: str = "llvm") -> Database:
+def open_database(path: Path, target: str | None = None) -> Database:
     """Reads a database.
 
     Args:
-        path: Its folder.
-        target: What it must be for.
+        path: Folder of the database.
+        target: Name of the target that the database must be for; None if any target will do.
 
     Raises:
-        HarnessError: There is none, it is damaged, or it is for another target.
+        HarnessError: There is no database, it is damaged, or it is for another target.
     """
     file = path / FILE
     try:
         text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        if (path / TRIALS).exists():  # of a search that found nothing over the default schedules
-            return Database(path, target)
+        if (path / TRIALS).exists():  # a search found nothing better than the default schedules
+            return Database(path, target or _target_of_trials(path))
         raise HarnessError(
             f"there is no tuning database in {path}: make one with `sam3-tvm tune --db {path}`, or leave out --db"
         ) from None
@@ -173,12 +174,19 @@ def open_database(path: Path, target: str = "llvm") -> Database:
         ) from error
     if version != FORMAT:
         raise HarnessError(f"{file} has format {version}, this version reads {FORMAT}: tune again into another folder")
-    if made_for != target:
+    if target is not None and made_for != target:
         raise HarnessError(f"{path} is a tuning database for {made_for}, not for {target}: give another --db")
     return Database(path, made_for, records)
 
 
+def _target_of_trials(path: Path) -> str:
+    """The target of the trials in a folder; the first tunable target if there are no trials."""
+    trials, _ = read_trials(path)
+    return trials[0].place.target if trials else next(target.name for target in TARGETS.values() if target.tunable)
+
+
 def _record(values: Mapping[str, Any]) -> Record:
+    """The record that a JSON object describes."""
     schedule = {str(name): value for name, value in values["schedule"].items()}
     if not all(type(value) is int for value in schedule.values()):
         raise ValueError("a decision is no number")
@@ -204,27 +212,28 @@ def _record(values: Mapping[str, Any]) -> Record:
 
 
 def store(path: Path, target: str, record: Record, instead_of: Record | None = None) -> Database:
-    """Merges a record into a database, which another process may be doing at the same time.
+    """Merges a record into a database; other processes may do so at the same time.
 
     Args:
-        path: The folder; it is made.
-        target: Kind of target.
-        record: What was found.
-        instead_of: The record that it was measured against and found better than: replaced whatever its gain says.
+        path: Folder of the database; it is made if it does not exist.
+        target: Name of the target.
+        record: The new record.
+        instead_of: A record that was measured beside the new one and was slower; it is removed, whatever its gain.
 
     Raises:
-        HarnessError: The folder cannot be written, or what is there is damaged or for another target.
+        HarnessError: The folder cannot be written, or its database is damaged or for another target.
     """
     with _locked(path):
         known = open_database(path, target).records if (path / FILE).exists() else ()
         if instead_of is not None:
             known = tuple(entry for entry in known if entry != instead_of)
-        database = Database(path, target, tuple(merged(known, [record])))
+        database = Database(path, target, tuple(merge_records(known, [record])))
         _write(database)
         return database
 
 
 def _write(database: Database) -> None:
+    """Replaces the file of a database at once, so that no reader sees half of it."""
     values = {
         "format": FORMAT,
         "target": database.target,
@@ -235,6 +244,7 @@ def _write(database: Database) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a database."""
     import filelock
 
     lock = filelock.FileLock(path / _LOCK)
@@ -251,27 +261,38 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def default_database(target: str) -> Path | None:
-    """The database in `fixtures/tuned` that fits this machine, be it one of a search that found nothing, or None."""
-    if target not in TUNABLE or not TUNED.is_dir():
+    """The folder in `fixtures/tuned` that fits this machine, even if its search found nothing; None without one."""
+    if not (TARGETS[target].tunable and TUNED.is_dir()):
         return None
     path = TUNED / this_place(target).tag
     return path if (path / FILE).is_file() or (path / TRIALS).is_file() else None
 
 
-def told(database: Path | None, target: str) -> str:
-    """What a target is compiled with, in words."""
-    if database is None or target not in TUNABLE:
-        return "untuned: the default ones"
+def describe_database(database: Path | None, target: str) -> str:
+    """The schedules that a target is compiled with, in words."""
+    if database is None or not TARGETS[target].tunable:
+        return DEFAULT_SCHEDULES.origin
     count, name = len(open_database(database, target).schedules()), database.resolve().name
     if not count:
         return f"untuned: the default ones, the database {name} has none that is better"
     return f"tuned: {count} from the database {name}, the default ones otherwise"
 
 
-def schedules_from(database: Path | None, target: str) -> Schedules:
-    """What to compile with for a target; nothing without a database, or for a target that is not tuned.
+def chosen_schedules(database: Path | None, target: str) -> ChosenSchedules:
+    """The schedules that a target is compiled with, and where they are from.
 
     Raises:
         HarnessError: The database cannot be used.
     """
-    return UNTUNED if database is None or target not in TUNABLE else open_database(database, target).schedules()
+    return ChosenSchedules(dict(schedules_from(database, target)), describe_database(database, target))
+
+
+def schedules_from(database: Path | None, target: str) -> Schedules:
+    """The schedules that a target is compiled with; there are none without a database or a tunable target.
+
+    Raises:
+        HarnessError: The database cannot be used.
+    """
+    if database is None or not TARGETS[target].tunable:
+        return UNTUNED
+    return open_database(database, target).schedules()

@@ -1,4 +1,4 @@
-"""Building and running candidates here, in worker processes: a crash or a hang ends one worker and no more."""
+"""Builds and runs candidates in other processes of this machine; a crash or a hang ends one process and no more."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tvm
 
 from harness.processes.timed_calls import CallError, TimedCalls
 from harness.schedules import Schedule
-from harness.schedules.cpu.schedule import Problem
-from harness.tuning.measuring import Array, Program, Ran, Rounds, RunError, interleaved
+from harness.schedules.cpu.schedule import Workload
+from harness.tuning.measuring import Array, Program, Rounds, RunError, RunResult, run_interleaved
 
 BUILD_SECONDS = 60.0
-"""Time limit of one build; most take less than one second."""
+"""Time limit of one build; most builds take less than one second."""
 _IDLE_SECONDS = 0.2
-"""After which threads that had work sleep."""
+"""Time after which idle threads sleep."""
 
 
 class BuildError(Exception):
@@ -28,26 +28,26 @@ class BuildError(Exception):
 class Builder(Protocol):
     """Compiles candidates."""
 
-    def build(self, problem: Problem, schedule: Schedule, library: Path) -> Program:
-        """Compiles a problem alone with a schedule.
+    def build(self, workload: Workload, schedule: Schedule, library: Path) -> Program:
+        """Compiles a workload as a program of its own, with a schedule.
 
         Raises:
-            BuildError: It could not be built; the builder can be used again.
+            BuildError: The program could not be built; the builder can be used again.
         """
 
 
 class LocalBuilder:
-    """Compiles in a worker process."""
+    """Compiles in another process."""
 
     def __init__(self, target: tvm.target.Target) -> None:
         self._target = str(target)
         self._calls = TimedCalls()
 
-    def build(self, problem: Problem, schedule: Schedule, library: Path) -> Program:
+    def build(self, workload: Workload, schedule: Schedule, library: Path) -> Program:
         """See `Builder`."""
         try:
             program: Program = self._calls.call(
-                _build, problem, dict(schedule), self._target, str(library), seconds=BUILD_SECONDS
+                _build, workload, dict(schedule), self._target, str(library), seconds=BUILD_SECONDS
             )
         except CallError as error:
             raise BuildError(str(error)) from error
@@ -58,14 +58,14 @@ class LocalBuilder:
         self._calls.close()
 
 
-def _build(problem: Problem, schedule: Schedule, target: str, library: str) -> Program:
+def _build(workload: Workload, schedule: Schedule, target: str, library: str) -> Program:
     from harness.tuning.tasks import build
 
-    return build(problem, schedule, tvm.target.Target(target), Path(library))
+    return build(workload, schedule, tvm.target.Target(target), Path(library))
 
 
 class LocalRunner:
-    """Runs programs in a worker process."""
+    """Runs programs in another process."""
 
     def __init__(self, seconds: float = 30.0) -> None:
         """Make a runner.
@@ -76,11 +76,11 @@ class LocalRunner:
         self._seconds = seconds
         self._calls = TimedCalls()
 
-    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
+    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[RunResult]:
         """See `harness.tuning.measuring.Runner`."""
         paths = [str(path) for path in arrays]
         try:
-            ran: list[Ran] = self._calls.call(_run, list(programs), paths, rounds, seconds=self._seconds)
+            ran: list[RunResult] = self._calls.call(_run, list(programs), paths, rounds, seconds=self._seconds)
         except CallError as error:
             raise RunError(str(error)) from error
         return ran
@@ -90,13 +90,13 @@ class LocalRunner:
         self._calls.close()
 
 
-def _run(programs: Sequence[Program], arrays: Sequence[str], rounds: Rounds) -> list[Ran]:
+def _run(programs: Sequence[Program], arrays: Sequence[str], rounds: Rounds) -> list[RunResult]:
     libraries = [tvm.runtime.load_module(str(program.library)) for program in programs]
-    return interleaved(libraries, tvm.cpu(), programs, [np.load(path) for path in arrays], rounds)
+    return run_interleaved(libraries, tvm.cpu(), programs, [np.load(path) for path in arrays], rounds)
 
 
 class TorchRunner:
-    """Runs the same operators in PyTorch, in a worker process."""
+    """Runs the same operators in PyTorch, in another process."""
 
     def __init__(self, seconds: float = 120.0) -> None:
         """Make a runner.
@@ -107,15 +107,15 @@ class TorchRunner:
         self._seconds = seconds
         self._calls = TimedCalls(torch=True)
 
-    def run(self, problem: Problem, arrays: Sequence[Path]) -> tuple[float, Array]:
-        """PyTorch's median time for a problem, seconds, and its result in float64.
+    def run(self, workload: Workload, arrays: Sequence[Path]) -> tuple[float, Array]:
+        """PyTorch's median time for a workload, in seconds, and its result in float64.
 
         Raises:
-            RunError: PyTorch cannot do it within the time.
+            RunError: PyTorch cannot compute it within the time limit.
         """
         try:
             found: tuple[float, Array] = self._calls.call(
-                _torch_run, problem, [str(path) for path in arrays], Rounds(), seconds=self._seconds
+                _torch_run, workload, [str(path) for path in arrays], Rounds(), seconds=self._seconds
             )
         except CallError as error:
             raise RunError(f"PyTorch: {error}") from error
@@ -126,12 +126,12 @@ class TorchRunner:
         self._calls.close()
 
 
-def _torch_run(problem: Problem, arrays: Sequence[str], rounds: Rounds) -> tuple[float, Array]:
+def _torch_run(workload: Workload, arrays: Sequence[str], rounds: Rounds) -> tuple[float, Array]:
     import torch
 
-    from harness.tuning.tasks import alone
+    from harness.tuning.tasks import isolated
 
-    form = alone(problem)
+    form = isolated(workload)
     tensors = [torch.from_numpy(np.load(path)) for path in arrays]
     with torch.inference_mode():
         # TVM's idle threads spin for a while after their last loop, and PyTorch's take a while to start.

@@ -1,7 +1,7 @@
-"""Measuring: a compiled task as plain data, how to time several of them side by side, and where.
+"""Measuring: a compiled task as plain data, and the timing of several of them side by side.
 
-A program says which functions of a library to call, one after the other, on which tensors. Without TVM's virtual
-machine the same few calls work in this process and over RPC alike.
+A program lists the functions of a library that are called, one after the other, and their tensors. It needs no virtual
+machine of TVM, so the same few calls work in this process and over RPC.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a compiled function; it adds its result to the values.
+    """One call of a compiled function, which adds its result to the values.
 
     Attributes:
         function: Name of the function in the library; its last argument is its result.
-        arguments: Numbers of the values that it reads.
-        shape, dtype: Of its result.
+        arguments: Numbers of the values that the function reads.
+        shape: Shape of the result.
+        dtype: Element type of the result.
     """
 
     function: str
@@ -46,8 +47,8 @@ class Program:
 
     Attributes:
         library: The shared library.
-        load: What depends on weights alone; done once and not timed.
-        run: What is timed.
+        load: The calls that depend on weights alone; they are made once and are not timed.
+        run: The calls that are timed.
         result: Number of the value that is the program's result.
     """
 
@@ -59,9 +60,12 @@ class Program:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How to time: `count` rounds, in each of which every program takes its turn of `least_seconds` or one call.
+    """The rounds of a measurement; each program takes a turn in each round.
 
-    Once all programs take `give_up` times as long as the first one, no further round begins.
+    Attributes:
+        count: Number of rounds.
+        least_seconds: Least duration of a turn; a turn has one call at least.
+        give_up: Once all other programs take this many times as long as the first one, no further round begins.
     """
 
     count: int = 3
@@ -70,12 +74,12 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What became of one program.
+class RunResult:
+    """The times and the result of one program.
 
     Attributes:
-        seconds: Of one call, by round.
-        result: What the program computes.
+        seconds: Time of one call, in each round.
+        result: The result that the program computed.
     """
 
     seconds: tuple[float, ...]
@@ -83,52 +87,52 @@ class Ran:
 
     @property
     def median(self) -> float:
-        """Median of the rounds."""
+        """Median time of the rounds."""
         return float(np.median(self.seconds))
 
 
 _MOST_CALLS = 10_000
-"""Calls of one turn at most."""
+"""Largest number of calls in one turn."""
 _LONG_SECONDS = 0.1
-"""From which on the clock of this process will do, also for a call over RPC: an evaluator would run it twice."""
+"""Calls that take longer are timed with the clock of this process, also over RPC, because an evaluator calls twice."""
 
 
 class RunError(Exception):
-    """A program that crashed, hung or raised; the message is one sentence."""
+    """A program that crashed, hung or raised an error; the message is one sentence."""
 
 
 class Runner(Protocol):
-    """Runs compiled programs somewhere; it builds nothing."""
+    """Runs compiled programs on this machine or on others; it builds nothing."""
 
-    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
-        """Runs programs side by side, their rounds interleaved and the order rotated.
+    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[RunResult]:
+        """Runs programs side by side; they take turns, in an order that rotates from round to round.
 
         Args:
-            programs: Alternatives that take the same arrays.
+            programs: Programs that take the same arrays.
             arrays: Files of NumPy (.npy) with the values that each program begins with, in order.
-            rounds: How to time.
+            rounds: The rounds of the measurement.
 
         Raises:
-            RunError: A program crashed, hung or raised; the runner can be used again.
-            HarnessError: There is nothing to run on.
+            RunError: A program crashed, hung or raised an error; the runner can be used again.
+            HarnessError: There is no machine to run on.
         """
 
 
-def interleaved(
+def run_interleaved(
     libraries: Sequence[Any],
     device: tvm.runtime.Device,
     programs: Sequence[Program],
     arrays: Sequence[Array],
     rounds: Rounds,
-) -> list[Ran]:
-    """Runs programs whose libraries are loaded, in this process or in that of an RPC server.
+) -> list[RunResult]:
+    """Runs programs whose libraries are loaded, in this process or in the process of an RPC server.
 
     Args:
         libraries: The loaded module of each program.
-        device: Where the tensors go.
+        device: The device of the tensors.
         programs: The programs.
-        arrays: What each begins with.
-        rounds: How to time.
+        arrays: The values that each program begins with.
+        rounds: The rounds of the measurement.
     """
     import tvm
 
@@ -144,13 +148,13 @@ def interleaved(
             seconds[at].append(turns[at][0]())
         if all(times[-1] > rounds.give_up * seconds[0][-1] for times in seconds[1:]) and len(turns) > 1:
             break
-    return [Ran(tuple(times), result()) for times, (_, result) in zip(seconds, turns, strict=True)]
+    return [RunResult(tuple(times), result()) for times, (_, result) in zip(seconds, turns, strict=True)]
 
 
 def _turn(
     library: Any, device: tvm.runtime.Device, program: Program, values: list[Any], rounds: Rounds
 ) -> tuple[Callable[[], float], Callable[[], Array]]:
-    """What times one turn of a program, which has been run once, and what fetches its result."""
+    """Runs a program once; returns a function that times one turn of it, and one that fetches its result."""
     import tvm
 
     def call(step: Step) -> tuple[Any, ...]:

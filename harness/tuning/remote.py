@@ -1,7 +1,7 @@
-"""Measuring on other machines: TVM's RPC tracker hands out sessions on any number of servers with one key.
+"""Measures on other machines: TVM's RPC tracker hands out sessions on any number of servers with one key.
 
-Every run gets a session of its own: the server starts a fresh process for it, and ends it after the time limit. A
-server that vanishes takes nothing with it: what it was doing is done again elsewhere.
+Every run gets a session of its own, for which the server starts a fresh process that it ends after the time limit. If a
+server vanishes, its run is repeated on another server.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from tvm import rpc
 from harness.core.errors import HarnessError
 from harness.execution.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
 from harness.processes.timed_calls import CallError, TimedCalls, last_line
-from harness.tuning.measuring import Program, Ran, Rounds, RunError, interleaved
+from harness.tuning.measuring import Program, Rounds, RunError, RunResult, run_interleaved
 
 _ATTEMPTS = 2
-"""Sessions that a program may lose before it is taken to be what ends them."""
+"""Number of lost sessions after which the program is taken to be their cause."""
 
 
 @dataclass(frozen=True)
 class _Unmeasured:
-    """Why there are no times: the program's fault, or a session that ended too early, or no server at all."""
+    """The reason why there are no times.
+
+    Attributes:
+        reason: The reason, in one sentence.
+        session_ended: Whether the session ended too early.
+        nobody: Whether there was no server.
+    """
 
     reason: str
     session_ended: bool = False
@@ -34,28 +40,28 @@ class _Unmeasured:
 
 
 class RemoteRunner:
-    """Runs programs on the servers of a tracker; several threads may do so at once, each on another server."""
+    """Runs programs on the servers of a tracker; several threads may use it at once, each with another server."""
 
     def __init__(self, address: str, key: str, seconds: float = 60.0, wait: float = WAIT_SECONDS) -> None:
         """Make a runner.
 
         Args:
             address: HOST:PORT of the tracker.
-            key: What the servers are known by.
+            key: Key under which the tracker knows the servers.
             seconds: Time limit of one `run`, transfers included.
-            wait: How long to wait until a server is free, or back.
+            wait: Time limit of the wait for a free server.
 
         Raises:
-            HarnessError: There is no tracker, or no server with this key.
+            HarnessError: There is no tracker, or it knows no server with this key.
         """
         self._tracker = Tracker(address, key)
         self._seconds = seconds
         self._wait = wait
         self.workers = self._tracker.require_workers()
-        # The client is a process of its own: a connection to a machine that is switched off may wait for ever.
+        # The client is a process of its own, because a connection to a machine that is switched off may wait for ever.
         self._idle: SimpleQueue[TimedCalls] = SimpleQueue()
 
-    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
+    def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[RunResult]:
         """See `harness.tuning.measuring.Runner`."""
         for _ in range(_ATTEMPTS):
             ran = self._run(programs, arrays, rounds)
@@ -67,7 +73,9 @@ class RemoteRunner:
                 raise RunError(ran.reason)
         raise RunError(f"it ended {_ATTEMPTS} sessions: it crashes, or the servers do")
 
-    def _run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran] | _Unmeasured:
+    def _run(
+        self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds
+    ) -> list[RunResult] | _Unmeasured:
         try:
             client = self._idle.get_nowait()
         except Empty:
@@ -76,7 +84,9 @@ class RemoteRunner:
         task = (self._tracker.address, self._tracker.key, self._seconds, self._wait)
         paths = [str(path) for path in arrays]
         try:
-            ran: list[Ran] | _Unmeasured = client.call(_in_session, *task, list(programs), paths, rounds, seconds=limit)
+            ran: list[RunResult] | _Unmeasured = client.call(
+                _in_session, *task, list(programs), paths, rounds, seconds=limit
+            )
         except CallError:
             ran = _Unmeasured("the connection does not answer", session_ended=True)
         self._idle.put(client)
@@ -96,8 +106,8 @@ def _in_session(
     programs: Sequence[Program],
     arrays: Sequence[str],
     rounds: Rounds,
-) -> list[Ran] | _Unmeasured:
-    """What the client process does for one run."""
+) -> list[RunResult] | _Unmeasured:
+    """Runs programs in a session of their own; the client process calls this function."""
     try:
         session = Tracker(address, key).session(seconds, wait)
     except HarnessError as error:
@@ -111,17 +121,19 @@ def _in_session(
         return _Unmeasured(last_line(error), session_ended=_is_gone(session))
 
 
-def _run(session: rpc.RPCSession, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
+def _run(
+    session: rpc.RPCSession, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds
+) -> list[RunResult]:
     libraries = []
     for number, program in enumerate(programs):
         name = f"{number}-{program.library.name}"
         session.upload(str(program.library), name)
         libraries.append(session.load_module(name))
-    return interleaved(libraries, session.cpu(), programs, [np.load(path) for path in arrays], rounds)
+    return run_interleaved(libraries, session.cpu(), programs, [np.load(path) for path in arrays], rounds)
 
 
 def _is_gone(session: rpc.RPCSession) -> bool:
-    """Whether the other end has ended."""
+    """Whether the session's process has ended."""
     try:
         session.get_function("tvm.rpc.server.workpath")
     except Exception:

@@ -1,25 +1,31 @@
-"""What `sam3-tvm tune` was asked for."""
+"""The options of `sam3-tvm tune`, checked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.case import DEFAULT_STRATEGY, Case
+from harness.core.errors import HarnessError
+from harness.models.registry import subjects
+from harness.models.selection import select
+from harness.targets import TARGETS
+
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune, for how long, and where to keep what is found.
+    """The components to tune, the limits of the search, and the folder of the database.
 
     Attributes:
-        components: Their names; all if there is none.
+        components: Names of the components; all components if it is empty.
         target: Name of the target.
-        scale: `shallow` or `full`: decides how often each task counts.
-        minutes: When to stop; None for no limit.
-        trials: How many schedules to try at most; None for no limit.
-        folder: The database; None for the one in `fixtures/tuned` that fits.
-        seed: Of candidates and inputs.
-        remote: HOST:PORT of an RPC tracker; None to measure here.
-        key: What servers are known by at the tracker.
+        scale: `shallow` or `full`; it decides how often each task counts.
+        minutes: Time limit in minutes; None for no limit.
+        trials: Largest number of schedules to try; None for no limit.
+        folder: Folder of the database; None for the one in `fixtures/tuned` that fits this machine.
+        seed: Seed of candidates and inputs.
+        remote: HOST:PORT of an RPC tracker; None to measure on this machine.
+        key: Key under which the tracker knows the servers.
     """
 
     components: tuple[str, ...] = ()
@@ -31,3 +37,21 @@ class Request:
     seed: int = 0
     remote: str | None = None
     key: str = ""
+
+    def cases(self) -> tuple[Case, ...]:
+        """The cases whose components are tuned.
+
+        Raises:
+            HarnessError: The options make no sense.
+        """
+        if self.minutes is not None and not self.minutes > 0:
+            raise HarnessError(f"--minutes {self.minutes:g} leaves no time to tune: give more than 0.")
+        if self.trials is not None and self.trials < 1:
+            raise HarnessError(f"--trials {self.trials} tries nothing: give 1 or more.")
+        if self.target in TARGETS and not TARGETS[self.target].tunable:
+            tunable = ", ".join(target.name for target in TARGETS.values() if target.tunable)
+            raise HarnessError(f"cannot tune for {self.target!r}: there are schedules to search for {tunable} only")
+        for name in self.components:
+            if name in subjects() and subjects()[name].whole:
+                raise HarnessError(f"{name} is no component: tune the components that it is made of")
+        return select(self.components, (DEFAULT_STRATEGY,), (self.target,), (self.scale,), self.seed)

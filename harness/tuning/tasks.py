@@ -1,7 +1,7 @@
-"""Tasks: what of a component can be tuned, how often it runs, and each as a small program of its own.
+"""Tasks: the workloads of a component that can be tuned, how often each runs, and each as a program of its own.
 
-A task is rebuilt from its problem alone, so whatever measures it needs neither SAM 3 nor its weights: a Relax module
-with one operator, inputs from a seed, and the same operator in PyTorch.
+A task is rebuilt from its workload alone, so a machine that measures it needs neither SAM 3 nor its weights. Its
+program is a Relax module with one operator, inputs from a seed, and the same operator in PyTorch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.cpu.pipeline import to_loops
-from harness.schedules.cpu.rewrite import problems
-from harness.schedules.cpu.schedule import Attention, Convolution, Problem, Product, TransposedConvolution
+from harness.schedules.cpu.rewrite import workloads
+from harness.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
 from harness.tuning.measuring import Array, Program, Step
 
 if TYPE_CHECKING:
@@ -31,33 +31,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """A problem, and how often it is solved in one run of every component that was looked at."""
+    """A workload that can be tuned.
 
-    problem: Problem
+    Attributes:
+        workload: The workload.
+        calls: How often it is computed in one run of each component that the task was collected from.
+    """
+
+    workload: Workload
     calls: int
 
     @property
     def key(self) -> str:
-        """What the database knows it by."""
-        return self.problem.key
+        """The key under which the database knows the task."""
+        return self.workload.key
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the task's operands and result."""
+        return self.workload.dtype
 
 
 def tasks_of(module: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
     """The tasks of an imported module, in the order in which they first occur."""
-    found = problems(module, target)
-    count = Counter(problem.key for problem in found)
-    return [Task(problem, count[key]) for key, problem in {problem.key: problem for problem in found}.items()]
+    found = workloads(module, target)
+    count = Counter(workload.key for workload in found)
+    return [Task(workload, count[key]) for key, workload in {workload.key: workload for workload in found}.items()]
 
 
-def merged(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
+def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
     """The tasks of several modules, each of which runs once.
 
     Args:
-        groups: The tasks of each.
-        names: What they are, for the sentence.
+        groups: The tasks of each module.
+        names: Names of the modules, for the error's sentence.
 
     Raises:
-        HarnessError: There are none.
+        HarnessError: There are no tasks.
     """
     found: dict[str, Task] = {}
     for task in (task for group in groups for task in group):
@@ -69,7 +79,7 @@ def merged(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 
 def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
-    """The tasks of a component's main sample, as `harness.processes` calls it."""
+    """The tasks of a component's main sample; `harness.processes` calls this function."""
     from harness.models.lowered import imported_module
     from harness.targets import TARGETS
 
@@ -77,14 +87,15 @@ def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """A problem as a program of its own.
+class IsolatedTask:
+    """A workload as a program of its own.
 
     Attributes:
-        inputs, weights: Shape and dtype of what changes with every call, and of what is known when the model is loaded.
-        relax: (tensors) → Relax expression.
-        torch: (tensors) → the same in PyTorch.
-        scales: Standard deviation of each tensor's elements, such that results are about 1.
+        inputs: Shape and dtype of each tensor that changes with every call.
+        weights: Shape and dtype of each tensor that is known when the model is loaded.
+        relax: Makes a Relax expression of the tensors.
+        torch: Computes the same in PyTorch.
+        scales: Standard deviation of each tensor's elements, chosen so that results are about 1.
     """
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]
@@ -94,14 +105,14 @@ class Alone:
     scales: tuple[float, ...]
 
 
-def alone(problem: Problem) -> Alone:
-    """A problem as a program of its own."""
-    return _ALONE[type(problem)](problem)
+def isolated(workload: Workload) -> IsolatedTask:
+    """A workload as a program of its own."""
+    return _ISOLATED[type(workload)](workload)
 
 
-def module_of(problem: Problem) -> tvm.IRModule:
-    """The problem as a Relax module with the function `main`."""
-    form = alone(problem)
+def module_of(workload: Workload) -> tvm.IRModule:
+    """The workload as a Relax module with the function `main`."""
+    form = isolated(workload)
     builder = relax.BlockBuilder()
     parameters = [
         relax.Var(f"x{n}", relax.TensorType(list(shape), dtype))
@@ -114,37 +125,38 @@ def module_of(problem: Problem) -> tvm.IRModule:
     return builder.get()
 
 
-def arrays_of(problem: Problem, seed: int = 0) -> list[Array]:
-    """Inputs and weights of a problem: normal numbers, the same for the same seed."""
-    form = alone(problem)
+def arrays_of(workload: Workload, seed: int = 0) -> list[Array]:
+    """Inputs and weights of a workload: normally distributed numbers that depend on the seed alone."""
+    form = isolated(workload)
     generator = np.random.default_rng(seed)
     arrays: list[Array] = []
     for (shape, dtype), scale in zip((*form.inputs, *form.weights), form.scales, strict=True):
         if dtype == "bool":
             arrays.append(generator.random(shape) < 0.9)
         else:
-            arrays.append(generator.standard_normal(shape, np.float32) * np.float32(scale))
+            values = generator.standard_normal(shape, np.float32) * np.float32(scale)
+            arrays.append(values.astype(dtype, copy=False))
     return arrays
 
 
-def build(problem: Problem, schedule: Schedule, target: tvm.target.Target, library: Path) -> Program:
-    """Compiles a problem alone.
+def build(workload: Workload, schedule: Schedule, target: tvm.target.Target, library: Path) -> Program:
+    """Compiles a workload as a program of its own.
 
     Args:
-        problem: The problem.
-        schedule: What was decided; the rest is as without tuning.
-        target: The CPU.
-        library: Where to write; ends in `.so`.
+        workload: The workload.
+        schedule: Decisions about its kernel; what it does not name keeps its default.
+        target: TVM's target, a CPU.
+        library: File to write; its name ends in `.so`.
 
     Raises:
         HarnessError: The schedule cannot be used.
-        RuntimeError: There is nothing to link with, or the compiler fails.
+        RuntimeError: There is no linker, or the compiler fails.
     """
     from harness.schedules.common.code_generation import generate
     from harness.targets.compiling import export_library
 
-    form = alone(problem)
-    module = to_loops(module_of(problem), target, {problem.key: schedule})
+    form = isolated(workload)
+    module = to_loops(module_of(workload), target, {workload.key: schedule})
     functions = {
         variable.name_hint: function.with_attr("global_symbol", variable.name_hint)
         for variable, function in module.functions_items()
@@ -171,8 +183,8 @@ def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tu
     """A function as a list of calls.
 
     Args:
-        function: It does nothing but call compiled functions.
-        arguments: Number of the value of each parameter; a list of them for a tuple.
+        function: A function that only calls compiled functions.
+        arguments: Number of the value of each parameter; a list of numbers for a tuple.
         first: Number of the first value that the function computes.
 
     Returns:
@@ -202,7 +214,7 @@ def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tu
     return tuple(steps), result if isinstance(result, list) else [result]
 
 
-def _product(task: Product) -> Alone:
+def _product(task: Product) -> IsolatedTask:
     problem = task.problem
     matrices = task.matrices
     batch = (problem.batch // matrices, matrices) if 1 < matrices < problem.batch else (problem.batch,)
@@ -223,9 +235,9 @@ def _product(task: Product) -> Alone:
         rank = len(tensor.ty.shape)
         return relax.op.permute_dims(tensor, [*range(rank - 2), rank - 1, rank - 2])
 
-    one = ((*batch, *streamed), "float32")
-    two = ((*own, *kept), "float32")
-    return Alone(
+    one = ((*batch, *streamed), task.dtype)
+    two = ((*own, *kept), task.dtype)
+    return IsolatedTask(
         (one,) if task.at_load else (one, two),
         (two,) if task.at_load else (),
         lambda x, w: relax.op.matmul(*operands(x, w, swap)),
@@ -234,10 +246,10 @@ def _product(task: Product) -> Alone:
     )
 
 
-def _convolution(task: Convolution) -> Alone:
+def _convolution(task: Convolution) -> IsolatedTask:
     window = task.window
-    weight = ((window.result[1], window.channels, *window.kernel), "float32")
-    image = (window.image, "float32")
+    weight = ((window.result[1], window.channels, *window.kernel), task.dtype)
+    image = (window.image, task.dtype)
     before = window.padding
     after = tuple(
         (out - 1) * stride + (kernel - 1) * dilation + 1 - extent - pad
@@ -261,7 +273,7 @@ def _convolution(task: Convolution) -> Alone:
         padded = functional.pad(x, (before[1], after[1], before[0], after[0]))
         return functional.conv2d(padded, w, stride=window.strides, **options)
 
-    return Alone(
+    return IsolatedTask(
         (image,) if task.at_load else (image, weight),
         (weight,) if task.at_load else (),
         lambda x, w: relax.op.nn.conv2d(x, w, strides=window.strides, padding=(*before, *after), **options),
@@ -270,10 +282,10 @@ def _convolution(task: Convolution) -> Alone:
     )
 
 
-def _transposed(task: TransposedConvolution) -> Alone:
-    image, weight = (task.image, "float32"), (task.weight, "float32")
+def _transposed(task: TransposedConvolution) -> IsolatedTask:
+    image, weight = (task.image, task.dtype), (task.weight, task.dtype)
     strides = task.weight[2:]
-    return Alone(
+    return IsolatedTask(
         (image,) if task.at_load else (image, weight),
         (weight,) if task.at_load else (),
         lambda x, w: relax.op.nn.conv2d_transpose(x, w, strides=strides),
@@ -282,10 +294,10 @@ def _transposed(task: TransposedConvolution) -> Alone:
     )
 
 
-def _attention(task: Attention) -> Alone:
+def _attention(task: Attention) -> IsolatedTask:
     sizes = ((task.queries, task.channels), (task.keys, task.channels), (task.keys, task.width))
     inputs: list[tuple[tuple[int, ...], str]] = [
-        ((task.batch, length, task.heads, channels), "float32") for length, channels in sizes
+        ((task.batch, length, task.heads, channels), task.dtype) for length, channels in sizes
     ]
     if task.bias is not None:
         inputs.append((task.bias_shape, task.bias))
@@ -310,7 +322,7 @@ def _attention(task: Attention) -> Alone:
             return _torch().cat(each, 1).transpose(1, 2)
         return scores(*heads, bias).transpose(1, 2)
 
-    return Alone(tuple(inputs), (), in_relax, in_torch, (1.0,) * len(inputs))
+    return IsolatedTask(tuple(inputs), (), in_relax, in_torch, (1.0,) * len(inputs))
 
 
 def _torch() -> Any:
@@ -319,7 +331,7 @@ def _torch() -> Any:
     return torch
 
 
-_ALONE: dict[type, Callable[[Any], Alone]] = {
+_ISOLATED: dict[type, Callable[[Any], IsolatedTask]] = {
     Product: _product,
     Convolution: _convolution,
     TransposedConvolution: _transposed,

@@ -1,4 +1,4 @@
-"""The log of every trial, one JSON object a line: what a search that was stopped, in whatever way, goes on from."""
+"""The log of every trial, one JSON object a line; a search that was stopped in any way goes on from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "trials.jsonl"
 
 
 class Kind(StrEnum):
-    """What became of a trial."""
+    """The outcome of a trial."""
 
     MEASURED = "measured"
     REJECTED = "rejected"
@@ -28,12 +28,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where and with what times were measured; only times of one place can be compared.
+    """The circumstances of a measurement; only times of one place can be compared.
 
     Attributes:
-        target: Kind of the target, `llvm`.
+        target: Name of the target.
         cpu: LLVM's name of the processor that code is compiled for.
-        threads: Threads that it runs on.
+        threads: Number of threads that the code runs on.
         tvm: Version of TVM.
     """
 
@@ -44,24 +44,24 @@ class Place:
 
     @property
     def tag(self) -> str:
-        """Name of the folder of its database: everything but the version, which changes more often."""
+        """Name of the folder of the place's database; the version of TVM changes too often to be a part of it."""
         return f"{self.target}-{self.cpu}-{self.threads}-threads"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One schedule of one task, tried.
+    """A trial of one schedule of one task.
 
     Attributes:
         task: Key of the task.
         schedule: The complete schedule.
-        kind: What became of it.
-        place: Where it was tried.
-        seconds: Of one call, the fastest of a few rounds or the median of many; NaN unless it was measured.
-        default_seconds: Of one call of the default schedule, measured alternately with it.
-        r_rms: Its error against float64 in units of the default schedule's; NaN unless it ran.
-        reason: Why it failed or was rejected.
-        torch_seconds: Of PyTorch, if this is the task's first trial.
+        kind: Outcome of the trial.
+        place: Place of the trial.
+        seconds: Time of one call, the fastest of a few rounds or the median of many; NaN unless it was measured.
+        default_seconds: Time of one call of the default schedule, which took turns with this one.
+        r_rms: Rms error against float64, in units of the default schedule's rms error; NaN unless it was judged.
+        reason: The reason why it failed or was rejected.
+        torch_seconds: Time of PyTorch, if this is the task's first trial.
         confirmed: Whether this is the longer measurement that decides on a record.
     """
 
@@ -78,7 +78,7 @@ class Trial:
 
     @property
     def ratio(self) -> float:
-        """Its time in units of the default schedule's; infinite unless it was measured."""
+        """The schedule's time in units of the default schedule's time; infinite unless it was measured."""
         return self.seconds / self.default_seconds if self.kind is Kind.MEASURED else math.inf
 
 
@@ -86,7 +86,7 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
     """All trials of a database, and a notice if the end of the last line is missing.
 
     Raises:
-        HarnessError: The file is damaged elsewhere, or cannot be read.
+        HarnessError: The file is damaged before its end, or cannot be read.
     """
     path = folder / FILE
     lines, torn = _read_lines(path)
@@ -114,12 +114,12 @@ def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
 
 
 def nothing_found(trials: Iterable[Trial], place: Place, tasks: Collection[str]) -> str:
-    """What is to be said of tasks for which the defaults were found to be the best; nothing if none was tried.
+    """A sentence about tasks whose default schedules are the best that were found; empty if no task was tried.
 
     Args:
-        trials: Of all tasks and places.
-        place: Where they count.
-        tasks: Names of the tasks.
+        trials: Trials of all tasks and places.
+        place: The place whose trials count.
+        tasks: Keys of the tasks.
     """
     tried = [trial.task for trial in trials if trial.place == place and trial.task in tasks]
     if not tried:
@@ -128,7 +128,7 @@ def nothing_found(trials: Iterable[Trial], place: Place, tasks: Collection[str])
 
 
 def append_trials(folder: Path, trials: Iterable[Trial]) -> None:
-    """Adds trials to the log and waits until the disk has them: all, or none if that fails.
+    """Appends trials to the log and waits until they are on the disk; if that fails, none of them is kept.
 
     Raises:
         HarnessError: The file cannot be written.
@@ -155,7 +155,7 @@ def append_trials(folder: Path, trials: Iterable[Trial]) -> None:
 
 
 def _end_of_lines(file: Any) -> int:
-    """Where the last complete line ends."""
+    """The position at which the last complete line ends."""
     end = int(file.seek(0, os.SEEK_END))
     while end > 0:
         start = max(0, end - 65536)

@@ -84,7 +84,7 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
 
 def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.execution.run import Run
-    from harness.tuning.database import schedules_from
+    from harness.tuning.database import chosen_schedules
 
     subject = subjects()[case.component]
     emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate)
@@ -93,7 +93,7 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
         try:
             with progress.during(Stage.BUILD):
                 workload = subject.open(case, settings)
-            run = Run(case, settings, progress, runs_at, schedules_from(settings.database, case.target))
+            run = Run(case, settings, progress, runs_at, chosen_schedules(settings.database, case.target))
             ran = settings.judge_saved or workload.run(run)
             if ran:
                 with progress.during(Stage.JUDGE):

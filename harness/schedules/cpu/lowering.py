@@ -10,7 +10,7 @@ from tvm import ir, relax
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.cpu.epilogue import Epilogue, Place
-from harness.schedules.cpu.schedule import Problem, decided
+from harness.schedules.cpu.schedule import Workload, decided
 from harness.schedules.cpu.tile import VectorUnit
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
@@ -44,8 +44,8 @@ class Context:
         parameters: Variables that depend on nothing but parameters and constants.
         results: Variables that hold what a kernel computes, as far as the function has been planned.
         functions: The functions of the module, by the variables that calls name them by.
-        schedules: What tuning found, by key of the kernel's problem.
-        problems: What schedules were asked for, call by call.
+        schedules: What tuning found, by key of the kernel's workload.
+        workloads: What schedules were asked for, call by call.
     """
 
     unit: VectorUnit
@@ -54,16 +54,16 @@ class Context:
     results: set[relax.Var] = field(default_factory=set)
     functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
-    problems: list[Problem] = field(default_factory=list)
+    workloads: list[Workload] = field(default_factory=list)
 
-    def decide(self, problem: Problem) -> dict[str, int]:
-        """The complete schedule of a problem, which is noted.
+    def decide(self, workload: Workload) -> dict[str, int]:
+        """The complete schedule of a workload, which is noted.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.
         """
-        self.problems.append(problem)
-        return decided(problem, self.unit, self.schedules.get(problem.key, {}))
+        self.workloads.append(workload)
+        return decided(workload, self.unit, self.schedules.get(workload.key, {}))
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Whether the value is known when the model is loaded."""

@@ -18,7 +18,7 @@ from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
 from harness.schedules.cpu.folding import moved, row_starts
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering
-from harness.schedules.cpu.schedule import Problem
+from harness.schedules.cpu.schedule import Workload
 from harness.schedules.cpu.tile import vector_unit
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
@@ -51,15 +51,15 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     return run
 
 
-def problems(module: tvm.IRModule, target: tvm.target.Target) -> list[Problem]:
+def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]:
     """What the kernels of an imported module can be tuned for, call by call."""
-    found: list[Problem] = []
+    found: list[Workload] = []
     module = relax.transform.CanonicalizeBindings()(module)
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
             context, facts = _context_of(function, module, target, UNTUNED)
             _plan(context, facts)
-            found += context.problems
+            found += context.workloads
     return found
 
 

@@ -1,7 +1,8 @@
-"""What can be decided about a kernel: problems and their keys, schedules, and the space of all schedules of a problem.
+"""What can be decided about a kernel: workloads and their keys, schedules, and all schedules of a workload.
 
-A *problem* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
-*key* is what a database knows it by. A *schedule* names decisions; a complete one names all of its problem:
+A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
+*key* is what a database knows it by; the element type is a part of it unless it is float32. A *schedule* names
+decisions; a complete one names all decisions of its workload:
 
     product, conv2d, conv2d_transpose   rows, vectors (the register tile), blocks (parts of the streaming operand, each
                                         packed by its task), splits (parts of the resident one), chunk (terms of a sum
@@ -55,8 +56,12 @@ RESULT_TILE = frozenset({"result_rows", "result_vectors"})
 """The same of the second product of attention."""
 
 
-class Problem(Hashable, Protocol):
-    """What can be scheduled: frozen, hashable, picklable."""
+class Workload(Hashable, Protocol):
+    """An operator's call that can be scheduled: frozen, hashable, picklable."""
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the operands and of the result."""
 
     @property
     def key(self) -> str:
@@ -77,8 +82,8 @@ class Problem(Hashable, Protocol):
         """Schedules worth trying, repetitions among them; some may be refused."""
 
 
-def decided(problem: Problem, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    """The complete schedule of a problem.
+def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    """The complete schedule of a workload.
 
     Raises:
         HarnessError: The schedule cannot be used.
@@ -86,18 +91,18 @@ def decided(problem: Problem, unit: VectorUnit, schedule: Schedule) -> dict[str,
     try:
         if wrong := [name for name, value in schedule.items() if type(value) is not int or value < 0]:
             raise ValueError(f"{wrong[0]} = {schedule[wrong[0]]!r} is not a number of anything")
-        return problem.completed(unit, schedule)
+        return workload.completed(unit, schedule)
     except ValueError as error:
-        raise HarnessError(f"the schedule of {problem.key} cannot be used: {error}") from error
+        raise HarnessError(f"the schedule of {workload.key} cannot be used: {error}") from error
 
 
 @lru_cache(maxsize=64)
-def space(problem: Problem, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
-    """Every complete schedule of a problem, the default first, none twice."""
+def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
+    """Every complete schedule of a workload, the default first, none twice."""
     found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
-    for candidate in ({}, *problem.candidates(unit)):
+    for candidate in ({}, *workload.candidates(unit)):
         try:
-            schedule = problem.completed(unit, candidate)
+            schedule = workload.completed(unit, candidate)
         except ValueError:
             continue
         found.setdefault(tuple(sorted(schedule.items())), schedule)
@@ -230,6 +235,7 @@ class Product:
         matrices: Of the resident operand, as many as are stored.
         at_load: Whether that one is packed when the model is loaded.
         transposed: Whether the streaming operand is stored the other way round.
+        dtype: Element type.
     """
 
     problem: product.Problem
@@ -237,28 +243,29 @@ class Product:
     matrices: int = 1
     at_load: bool = True
     transposed: bool = False
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         problem = self.problem
         words = ["product", f"{problem.batch}x{problem.rows}x{problem.depth}x{problem.columns}", self.streaming]
         words += [f"of {self.matrices}"] if self.matrices != problem.batch else []
         words += ["transposed"] if self.transposed else []
         words += [] if self.at_load else ["activations"]
-        return " ".join(words)
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         return self.problem.batch * self.problem.rows * self.problem.depth * self.problem.columns
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         return _blocked(self.problem, self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         yield from _blocked_candidates(self.problem, self.streaming, unit)
 
 
@@ -269,14 +276,16 @@ class Convolution:
     Attributes:
         window: Its geometry.
         at_load: Whether the weights are known when the model is loaded.
+        dtype: Element type.
     """
 
     window: Window
     at_load: bool = True
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         window = self.window
 
         def size(extents: Iterable[int]) -> str:
@@ -288,11 +297,11 @@ class Convolution:
         words += [f"dilation {size(window.dilation)}"] if window.dilation != (1, 1) else []
         words += [f"to {size(window.result[2:])}"]
         words += [] if self.at_load else ["activations"]
-        return " ".join(words)
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         window = self.window
         return window.result[0] * window.result[1] * window.pixels * window.depth
 
@@ -308,7 +317,7 @@ class Convolution:
         return product.Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         filtering = schedule.get("filtering", int(self.filterable))
         if filtering not in (0, 1) or filtering > self.filterable:
             raise ValueError(f"filtering = {filtering} is not possible")
@@ -319,7 +328,7 @@ class Convolution:
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
             yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.problem, "right", unit))
@@ -369,17 +378,20 @@ class TransposedConvolution:
         image: Input shape.
         weight: Weight shape, [input channels, filters, height, width].
         at_load: Whether the weights are known when the model is loaded.
+        dtype: Element type.
     """
 
     image: tuple[int, ...]
     weight: tuple[int, ...]
     at_load: bool = True
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
-        return " ".join(words if self.at_load else [*words, "activations"])
+        words += [] if self.at_load else ["activations"]
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def problem(self) -> product.Problem:
@@ -389,15 +401,15 @@ class TransposedConvolution:
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         return self.problem.batch * self.problem.rows * self.problem.columns * self.problem.depth
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         return _blocked(self.problem, "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         yield from _blocked_candidates(self.problem, "right", unit)
 
 
@@ -413,6 +425,7 @@ class Attention:
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
         causal: Whether keys beyond a diagonal are masked.
         bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
+        dtype: Element type of queries, keys and values.
     """
 
     batch: int
@@ -424,19 +437,20 @@ class Attention:
     bias: str | None = None
     causal: bool = False
     bias_shape: tuple[int, ...] = field(default=(), compare=False)
+    dtype: str = "float32"
 
     @property
     def key(self) -> str:
-        """See `Problem`."""
+        """See `Workload`."""
         words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
         words += [f"to {self.width}"] if self.width != self.channels else []
         words += [f"bias {self.bias}"] if self.bias else []
         words += ["causal"] if self.causal else []
-        return " ".join(words)
+        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def multiplications(self) -> int:
-        """See `Problem`."""
+        """See `Workload`."""
         return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
 
     def few(self, unit: VectorUnit) -> bool:
@@ -445,7 +459,7 @@ class Attention:
         return whole and 2 * self.queries <= unit.lanes and self.keys >= _LEAST_KEYS
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Problem`."""
+        """See `Workload`."""
         if self.few(unit):
             _only(schedule, ("parts",))
             most = ceil_div(self.keys, _KEYS_OF_A_PART)
@@ -466,7 +480,7 @@ class Attention:
         }
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Problem`."""
+        """See `Workload`."""
         if self.few(unit):
             yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
             return
@@ -512,6 +526,11 @@ class Attention:
         shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
         rows, vectors = min(shapes, key=cost)
         return Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
+def _dtype_word(dtype: str) -> list[str]:
+    """What a key says of the element type: nothing of float32, so that databases without element types stay valid."""
+    return [] if dtype == "float32" else [dtype]
 
 
 def _accumulators(unit: VectorUnit) -> int:

@@ -144,7 +144,13 @@ def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> 
     with _emptied(saved / "model") as folder:
         with progress.announced(_stage_of) as announce:
             compiled = compile_into(
-                DEPLOYABLE, run.case, folder, run.settings, announce=announce, keep_source=place.reads_source
+                DEPLOYABLE,
+                run.case,
+                folder,
+                run.settings,
+                schedules=run.schedules,
+                announce=announce,
+                keep_source=place.reads_source,
             )
         progress.kernels += compiled.kernels
         sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
