@@ -13,6 +13,7 @@ from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.deployment.deployable import Deployable
 from harness.models.registry import models
+from harness.targets import TARGETS
 from harness.tuning import database
 
 CheckpointOption = Annotated[
@@ -44,9 +45,10 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str]) ->
     if db is not None:
         for target in targets:
             database.open_database(db, target)
-    if untuned or not set(targets) & set(database.TUNABLE):
+    tunable = [target for target in targets if TARGETS[target].tunable]
+    if untuned or not tunable:
         return None
-    chosen = db or database.default_database(database.TUNABLE[0])
+    chosen = db or database.default_database(tunable[0])
     for notice in () if chosen is None else database.open_database(chosen).notices():
         console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
     return chosen

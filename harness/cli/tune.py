@@ -19,7 +19,7 @@ from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.files import make_folder
 from harness.models.registry import subjects
-from harness.targets import HOST
+from harness.targets import HOST, TARGETS
 from harness.tuning import database
 from harness.tuning.request import Request
 from harness.tuning.showing import duration, looked_for, say, say_stopped, shown
@@ -76,9 +76,10 @@ def checked(request: Request) -> tuple[Case, ...]:
         raise HarnessError(f"--minutes {request.minutes:g} leaves no time to tune: give more than 0.")
     if request.trials is not None and request.trials < 1:
         raise HarnessError(f"--trials {request.trials} tries nothing: give 1 or more.")
-    if request.target not in database.TUNABLE:
+    tunable = [target.name for target in TARGETS.values() if target.tunable]
+    if request.target not in tunable:
         raise HarnessError(
-            f"cannot tune for {request.target!r}: there are schedules to search for {', '.join(database.TUNABLE)} only"
+            f"cannot tune for {request.target!r}: there are schedules to search for {', '.join(tunable)} only"
         )
     for name in request.components:
         if name in subjects() and subjects()[name].whole:

@@ -16,6 +16,7 @@ from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.files import write_json, writing
 from harness.schedules import UNTUNED, Schedule, Schedules
+from harness.targets import TARGETS
 from harness.tuning.trials import FILE as TRIALS
 from harness.tuning.trials import Place
 
@@ -23,8 +24,6 @@ FORMAT = 1
 FILE = "schedules.json"
 TUNED = REPOSITORY / "fixtures" / "tuned"
 """Where the databases lie that are used by default, a folder for each tag."""
-TUNABLE = ("llvm",)
-"""Targets that there are schedules to search for."""
 ADVICE = "free some space or choose another folder with --db"
 """What to do where a database cannot be written."""
 _LOCK = ".lock"
@@ -252,7 +251,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def default_database(target: str) -> Path | None:
     """The database in `fixtures/tuned` that fits this machine, be it one of a search that found nothing, or None."""
-    if target not in TUNABLE or not TUNED.is_dir():
+    if not TARGETS[target].tunable or not TUNED.is_dir():
         return None
     path = TUNED / this_place(target).tag
     return path if (path / FILE).is_file() or (path / TRIALS).is_file() else None
@@ -260,7 +259,7 @@ def default_database(target: str) -> Path | None:
 
 def told(database: Path | None, target: str) -> str:
     """What a target is compiled with, in words."""
-    if database is None or target not in TUNABLE:
+    if database is None or not TARGETS[target].tunable:
         return "untuned: the default ones"
     count, name = len(open_database(database, target).schedules()), database.resolve().name
     if not count:
@@ -274,4 +273,6 @@ def schedules_from(database: Path | None, target: str) -> Schedules:
     Raises:
         HarnessError: The database cannot be used.
     """
-    return UNTUNED if database is None or target not in TUNABLE else open_database(database, target).schedules()
+    if database is None or not TARGETS[target].tunable:
+        return UNTUNED
+    return open_database(database, target).schedules()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.targets import HOST
+
 
 @dataclass(frozen=True)
 class Request:
@@ -23,7 +25,7 @@ class Request:
     """
 
     components: tuple[str, ...] = ()
-    target: str = "llvm"
+    target: str = HOST.name
     scale: str = "shallow"
     minutes: float | None = None
     trials: int | None = None
