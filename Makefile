@@ -14,7 +14,7 @@ help:
 	@echo "make verify   prove that every component compiled for the CPU is the model PyTorch runs; writes reports/latest"
 	@echo "make test     the conformance suite on the CPU"
 	@echo "make doctor   what this machine can compile and run"
-	@echo "make lint     ruff"
+	@echo "make lint     ruff, and import-linter's contracts about what may import what"
 	@echo "make types    mypy --strict"
 	@echo "make perf     benchmarks"
 	@echo "make setup    only create .venv and install"
@@ -56,6 +56,7 @@ perf: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(STAMP)
 	$(BIN)/mypy

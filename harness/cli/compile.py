@@ -27,6 +27,7 @@ from harness.lowering.rope import STRATEGIES
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 from harness.targets import HOST, TARGETS
+from harness.tuning import database
 
 
 def compile_(
@@ -62,7 +63,8 @@ def compile_(
     chosen = chosen_database(db, untuned, {target})
     deployable = chosen_deployable(model)
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
-    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, database=chosen)
+    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
+    schedules = database.chosen_schedules(chosen, target)
     with stages(f"Compiling for {target}") as announce:
-        manifest = compile_model(deployable, case, out, settings, Capacity(points, boxes), announce)
+        manifest = compile_model(deployable, case, out, settings, Capacity(points, boxes), schedules, announce)
     tell_artifact(out, manifest)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.cli.installation import require_compiler
 from harness.core.case import Scale
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 from harness.tuning.request import Request
 
 
@@ -19,7 +19,7 @@ def tune_command(
     target: Annotated[
         str,
         typer.Option(help=f"Target: {', '.join(target.name for target in TARGETS.values() if target.tunable)}."),
-    ] = "llvm",
+    ] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
     minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
     trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,

@@ -134,7 +134,9 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
         raise HarnessError(f"failed at the stage {ended.stage!r}: {reason}; `sam3-tvm verify` tells more")
 
 
-def compile_request(request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce) -> None:
+def compile_request(
+    request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce
+) -> None:
     """`compile_into` as `harness.processes` calls it."""
     from harness.processes.threads import configure_threads
 

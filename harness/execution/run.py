@@ -58,7 +58,11 @@ class Run:
                 target = TARGETS[self.case.target]
                 for name, program in lowered.items():
                     self.progress.kernels += compile_module(
-                        program.module, target, libraries[name], self.schedules.schedules, keep_source=self.place.reads_source
+                        program.module,
+                        target,
+                        libraries[name],
+                        self.schedules.schedules,
+                        keep_source=self.place.reads_source,
                     )
             self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
             if self.place.run_problem(self.case.target) is not None:

@@ -9,7 +9,7 @@ from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.models.registry import subjects
 from harness.models.selection import select
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Request:
     """
 
     components: tuple[str, ...] = ()
-    target: str = "llvm"
+    target: str = HOST.name
     scale: str = "shallow"
     minutes: float | None = None
     trials: int | None = None

@@ -85,7 +85,7 @@ class EndToEndSource:
 
         precision = PRECISIONS[case.precision]
         questions = load_questions(image=settings.image)
-        self.questions = tuple(question for question in questions if question.float64 or not precision.is_half)
+        self.questions = tuple(question for question in questions if question.float64 or not precision.judged_by_oracle)
         self._reference = reference_of(precision)
         self._case = case
         self._settings = settings

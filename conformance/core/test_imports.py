@@ -1,0 +1,70 @@
+"""What import-linter cannot say, since it knows other packages as a whole: who touches which part of TVM and torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import harness
+
+PACKAGE = Path(harness.__file__).parent
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` for an attribute of an attribute of a name; empty for anything else."""
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return base and f"{base}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def touched(source: str) -> Iterator[str]:
+    """Every name that a module imports, or reaches through what it imported, in full."""
+    tree = ast.parse(source)
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                known[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        name, _, rest = dotted(node).partition(".")
+        if rest and name in known:
+            yield f"{known[name]}.{rest}"
+
+
+def users(*prefixes: str) -> set[str]:
+    """Modules of the package that touch what has one of these names, or is below it."""
+    return {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for name in touched(path.read_text(encoding="utf-8"))
+        if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes)
+    }
+
+
+def test_programs_are_exported_and_imported_by_the_frontends_alone() -> None:
+    found = users("tvm.relax.frontend", "torch.export")
+    assert found and {path for path in found if not path.startswith("lowering/")} == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.export",
+        "from torch import export",
+        "import torch\ntorch.export.export(m, a)",
+        "import torch.export as e",
+    ],
+)
+def test_whoever_touches_it_is_found(source: str) -> None:
+    assert any(f"{name}.".startswith("torch.export.") for name in touched(source))
