@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 import torchvision  # registers torchvision::roi_align
+import tvm
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+from conformance.support.cpus import narrower
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.frontends.torch_export.operators import load_calls
-from harness.lowering.frontends.torch_export.running import run_module, run_torch
+from harness.lowering.frontends.torch_export.running import Arrays, run_module, run_torch
 from harness.parity.metrics import difference, oracle_ratio
+from harness.runtime.threads import usable_cpus
 from harness.targets import TARGETS
 
 assert torchvision.extension._has_ops()
@@ -90,7 +93,24 @@ def check(uses: Sequence[Use]) -> None:
     oracle = run_torch(_widened(uses), tuple(wide))
     imported, parameters = import_program(export_program(module, inputs))
     assert not parameters
-    target = TARGETS["llvm"].tvm_target()
+    for target in targets():
+        try:
+            hold(imported, inputs, target, expected, oracle)
+        except Exception as error:
+            error.add_note(f"compiled for {target}")
+            raise
+
+
+def targets() -> list[tvm.target.Target]:
+    """This machine's CPU, and those that other machines have and this one can execute."""
+    others = [tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": usable_cpus()}) for cpu in narrower()]
+    return [TARGETS["llvm"].tvm_target(), *others]
+
+
+def hold(
+    imported: tvm.IRModule, inputs: Sequence[torch.Tensor], target: tvm.target.Target, expected: Arrays, oracle: Arrays
+) -> None:
+    """Compiles for one target, runs, and compares."""
     actual = run_module(imported, [tensor.numpy() for tensor in inputs], target, TARGETS["llvm"].pipeline(target))
     assert len(actual) == len(expected) == len(oracle)
     for got, wanted, exact in zip(actual, expected, oracle, strict=True):

@@ -1,0 +1,22 @@
+"""Processors besides this machine's whose code the tests execute here: kernels differ with the width of vectors."""
+
+from __future__ import annotations
+
+import tvm
+
+from harness.runtime.cpu import architecture
+from harness.runtime.loading import cpu_problem
+from harness.schedules.cpu.tile import vector_unit
+from harness.targets import TARGETS
+from harness.targets.compiling import required_cpu
+
+_AVX2 = "haswell"
+
+
+def narrower() -> tuple[str, ...]:
+    """A processor with AVX2 and no more, where this one can execute its code and has wider vectors of its own."""
+    if architecture() != "x86_64":
+        return ()
+    target, own = tvm.target.Target({"kind": "llvm", "mcpu": _AVX2}), TARGETS["llvm"].tvm_target()
+    wider = vector_unit(own).lanes > vector_unit(target).lanes
+    return (_AVX2,) if wider and cpu_problem(*required_cpu(target)) is None else ()
