@@ -5,8 +5,8 @@
 
 Both need raw rounds: files of `--benchmark-json`, or of `--benchmark-save`.
 
-A machine that is slower that day is no slower program: a side's rounds are divided by those of PyTorch, which took
-turns with it. Where there is no PyTorch, or another version of it, the arithmetic peak that was measured in the same
+A machine that is slower that day is no slower program: a side's rounds are divided by those of PyTorch, with which they
+were interleaved. Where there is no PyTorch, or another version of it, the arithmetic peak that was measured in the same
 run stands in. What remains is compared by rank (Hodges and Lehmann's shift with Mann and Whitney's interval at 99 %),
 which asks nothing of the distribution and little of outliers. A shift counts if the interval excludes none, and if it
 is larger than the spread of the rounds of either run: what a run does to its own rounds is no news in another run.

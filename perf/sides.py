@@ -1,6 +1,6 @@
-"""The sides of a component that every run has: PyTorch eager, and what TVM compiled; for `perf.seats.Seat`.
+"""The sides that every component has: PyTorch eager and TVM; each runs in a `perf.processes.BenchmarkProcess`.
 
-Both read what `save` wrote: PyTorch's module, TVM's parameters, and the inputs of the main sample.
+Both read what `save` wrote: PyTorch's module, TVM's parameters, and the inputs of the main program.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perf.seats import Calls, Load
+from perf.processes import Calls, Load
 
 if TYPE_CHECKING:
     import torch
 
 MODULE = "module.pt"
 RUN, KERNELS = "run", "kernels"
-"""What the sides can do: the outputs of one run, and where its time goes (`perf.profiling.kernel_times`)."""
+"""The functions of the sides: the outputs of one run, and the times of its kernels (`perf.profiling.kernel_times`)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a side loads.
+    """Where a side finds what it loads.
 
     Attributes:
-        folder: Where `save` wrote.
-        target: What TVM compiled for.
-        library: What TVM compiled; None for others.
+        folder: The folder that `save` wrote to.
+        target: The target that TVM compiled for.
+        library: The library that TVM compiled; None for other sides.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class Request:
 
 
 def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Sequence[np.ndarray], folder: Path) -> None:
-    """Writes what the sides need."""
+    """Writes what the sides read."""
     import torch
 
     torch.save(module, folder / MODULE)
@@ -49,7 +49,7 @@ def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Seque
 
 
 def read(folder: Path, kind: str) -> list[np.ndarray]:
-    """The arrays of a kind, `weight` or `input`, in order."""
+    """Returns the arrays of a kind, `weight` or `input`, in order."""
     return [np.load(path) for path in sorted(folder.glob(f"{kind}*.npy"))]
 
 
@@ -63,7 +63,7 @@ def read_module(folder: Path) -> torch.nn.Module:
 
 @contextmanager
 def tvm_side(request: Request) -> Iterator[Load]:
-    """`harness.runtime.executable.Executable`."""
+    """Runs the library as `harness.runtime.executable.Executable` does."""
     import tvm
     from tvm import relax  # noqa: F401  (loads the libraries)
 
@@ -84,7 +84,7 @@ def tvm_side(request: Request) -> Iterator[Load]:
 
 @contextmanager
 def torch_side(request: Request) -> Iterator[Load]:
-    """PyTorch eager."""
+    """Runs PyTorch eager in fp32, whatever the case's precision is."""
     from harness.models.sam3.upstream import upstream
 
     inputs = torch_inputs(request.folder)
@@ -94,14 +94,14 @@ def torch_side(request: Request) -> Iterator[Load]:
 
 
 def torch_inputs(folder: Path) -> list[torch.Tensor]:
-    """The inputs as tensors."""
+    """Returns the inputs as tensors."""
     import torch
 
     return [torch.from_numpy(array) for array in read(folder, "input")]
 
 
 def runner(module: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-    """Runs a module without gradients; its outputs as arrays, which share their memory."""
+    """Returns a function that runs a module without gradients; the arrays share the tensors' memory."""
     import torch
 
     def run() -> list[np.ndarray]:

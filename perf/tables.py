@@ -147,7 +147,7 @@ def _measured(result: Result) -> list[tuple[str, Result]]:
 
 
 def _absent(results: Sequence[tuple[str, Result]]) -> list[str]:
-    """A line for each side that could not take part."""
+    """A line for each side that could not be measured."""
     return [f"{name}, {side}: {s['error']}" for name, r in results for side, s in r["sides"].items() if "error" in s]
 
 

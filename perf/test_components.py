@@ -3,7 +3,7 @@
     pytest perf/test_components.py --scale full --benchmark-json=perf.json
     pytest perf/test_components.py --component vit --scale full --peers
 
-Every side has a process of its own (`perf/seats.py`) and the same weights and inputs. The outputs of its first call
+Every side has a process of its own (`perf/processes.py`) and the same weights and inputs. The outputs of its first call
 are judged as in a verification: ours must pass, peers are reported with their figures. Then all sides take turns, one
 call a round, and the first of a round is the last of the next. Peak memory is that of the side's process over all its
 calls. The machine's peaks are measured right before and right after; where our time goes, kernel by kernel, is from one
@@ -45,9 +45,9 @@ from perf import peers
 from perf.options import Options
 from perf.peers import COMPILE, PEERS, Peer, PeerError
 from perf.probe import measured_peaks
+from perf.processes import BenchmarkProcess, BenchmarkProcessError, run_interleaved
 from perf.profiling import Work, flop_of_program, with_work, work_of_functions
 from perf.results import OURS, TORCH, TUNED, UNTUNED, circumstances, judged, memory_bytes, ratios, summary
-from perf.seats import Seat, SeatError, contest
 from perf.sides import KERNELS, RUN, Request, save
 
 BUDGET_SECONDS = 30.0
@@ -90,38 +90,38 @@ def test_component(
         prepared = prepare(case, folder, options.database_for(case.target))
         gc.collect()
         sides: dict[str, dict[str, Any]] = {}
-        seats: dict[str, Seat] = {}
+        processes: dict[str, BenchmarkProcess] = {}
 
-        def take_part(side: str, seat: Seat, compile_seconds: float | None) -> None:
-            seats[side] = stack.enter_context(seat)
-            first_call, outputs = seat.first(RUN)
-            load = {"compile_seconds": compile_seconds, "load_seconds": seat.load_seconds}
+        def add_side(side: str, process: BenchmarkProcess, compile_seconds: float | None) -> None:
+            processes[side] = stack.enter_context(process)
+            first_call, outputs = process.first(RUN)
+            load = {"compile_seconds": compile_seconds, "load_seconds": process.load_seconds}
             sides[side] = {"first_call": first_call, **load, **prepared.judge(outputs)}
 
-        take_part(TORCH, Seat("perf.sides:torch_side", Request(folder)), None)
+        add_side(TORCH, BenchmarkProcess("perf.sides:torch_side", Request(folder)), None)
         for side, library in prepared.libraries.items():
-            seat = Seat("perf.sides:tvm_side", Request(folder, case.target, library))
-            take_part(side, seat, prepared.compile_seconds[side])
+            process = BenchmarkProcess("perf.sides:tvm_side", Request(folder, case.target, library))
+            add_side(side, process, prepared.compile_seconds[side])
             assert sides[side]["verdict"] in (VerdictKind.STRICT, VerdictKind.ORACLE), sides[side]
         files: dict[str, float] = {}
         for side in options.peers:
             try:
-                memory = seats[TORCH].memory()
-                take_part(side, *sit_down(PEERS[side], folder, memory.run if memory else 0, files))
-            except (PeerError, SeatError) as error:
-                seats.pop(side, None)
+                memory = processes[TORCH].memory()
+                add_side(side, *start_peer(PEERS[side], folder, memory.run if memory else 0, files))
+            except (PeerError, BenchmarkProcessError) as error:
+                processes.pop(side, None)
                 sides[side] = {"error": str(error)}
 
         peaks = [measured_peaks(threads)]
-        seconds, lost = contest(benchmark, seats, RUN, budget=BUDGET_SECONDS, rounds=options.rounds)
+        seconds, failed = run_interleaved(benchmark, processes, RUN, budget=BUDGET_SECONDS, rounds=options.rounds)
         peaks.append(measured_peaks(threads))
-        assert not lost.keys() - PEERS.keys(), lost
-        sides |= {side: {"error": error} for side, error in lost.items()}
+        assert not failed.keys() - PEERS.keys(), failed
+        sides |= {side: {"error": error} for side, error in failed.items()}
         for side, rounds in seconds.items():
-            sides[side] = summary(rounds) | {"memory": memory_bytes(seats[side].memory())} | sides[side]
-        best = next(side for side in reversed(OURS) if side in seats)
-        seats[best].wake(RUN)
-        times = seats[best].result(KERNELS) if case.target == "llvm" else []  # a GPU is not waited for after each
+            sides[side] = summary(rounds) | {"memory": memory_bytes(processes[side].memory())} | sides[side]
+        best = next(side for side in reversed(OURS) if side in processes)
+        processes[best].warm_up(RUN)
+        times = processes[best].result(KERNELS) if case.target == "llvm" else []  # a GPU is not waited for after each
         kernels = with_work(times, prepared.work[best])
     result = {"case": case.id, "sides": sides, "ratios": ratios(sides), "flop": prepared.flop}
     result |= {"kernels": kernels, "profiled": best, "note": prepared.note} | circumstances(threads, peaks)
@@ -179,14 +179,14 @@ def judging(
     return check
 
 
-def sit_down(peer: Peer, folder: Path, run_bytes: int, files: dict[str, float]) -> tuple[Seat, float]:
+def start_peer(peer: Peer, folder: Path, run_bytes: int, files: dict[str, float]) -> tuple[BenchmarkProcess, float]:
     """A peer that is loaded, and how long it took to compile; `run_bytes` and `files` are for `perf.peers.prepare`.
 
     Raises:
-        PeerError, SeatError: It cannot take part.
+        PeerError, BenchmarkProcessError: It cannot take part.
     """
     compile_seconds = peers.prepare(peer, folder, run_bytes, files)
-    seat = Seat(peer.side, Request(folder))
+    process = BenchmarkProcess(peer.side, Request(folder))
     if peer.compiles:
-        compile_seconds += seat.prepare(COMPILE)
-    return seat, compile_seconds
+        compile_seconds += process.prepare(COMPILE)
+    return process, compile_seconds

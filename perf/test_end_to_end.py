@@ -3,8 +3,8 @@
     pytest perf/test_end_to_end.py --scale full --benchmark-json=perf.json
 
 Sides are PyTorch eager (upstream's `Sam3Processor`), the model compiled without tuning and, with a tuning database,
-the model compiled with it. Each has a process of its own (`perf/seats.py`), and they take turns once their answers were
-found to be the same. Peak memory is that of a side's process over all calls of the first question; the time to load is
+the model compiled with it. Each has a process of its own (`perf/processes.py`). Once their answers were found to be the same,
+their rounds are interleaved. Peak memory is that of a side's process over all calls of the first question; the time to load is
 that of a process which has imported everything, with checksums of all files (and without, `unchecked_load_seconds`).
 """
 
@@ -29,8 +29,8 @@ from harness.targets import TARGETS
 from harness.tuning.database import schedules_from
 from perf.options import Options
 from perf.probe import measured_peaks
+from perf.processes import BenchmarkProcess, run_interleaved
 from perf.results import TORCH, TUNED, UNTUNED, circumstances, memory_bytes, ratios, summary
-from perf.seats import Seat, contest
 from perf.whole_model import ENCODE, PHOTO_AND_TEXT, QUESTIONS, SECOND_TEXT, Answer
 
 TARGET = "llvm"
@@ -42,7 +42,7 @@ BUDGET_SECONDS = dict(zip(QUESTIONS, (60.0, 40.0), strict=True))
 class Side:
     """A side that was loaded and gave the right answer, and what is known of it apart from its rounds."""
 
-    seat: Seat
+    process: BenchmarkProcess
     facts: dict[str, Any]
 
 
@@ -62,20 +62,20 @@ def sides(scale: str, options: Options) -> Iterator[dict[str, Side]]:
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         found: dict[str, Side] = {}
 
-        def take_part(side: str, function: str, request: Any, facts: dict[str, Any]) -> Answer:
-            seat = stack.enter_context(Seat(f"perf.whole_model:{function}", request))
-            found[side] = Side(seat, {"load_seconds": seat.load_seconds} | facts)
-            found[side].facts["first_call"], answer = seat.first(PHOTO_AND_TEXT)
+        def add_side(side: str, function: str, request: Any, facts: dict[str, Any]) -> Answer:
+            process = stack.enter_context(BenchmarkProcess(f"perf.whole_model:{function}", request))
+            found[side] = Side(process, {"load_seconds": process.load_seconds} | facts)
+            found[side].facts["first_call"], answer = process.first(PHOTO_AND_TEXT)
             return answer
 
-        expected = take_part(TORCH, "torch_side", scale, {"compile_seconds": None})
+        expected = add_side(TORCH, "torch_side", scale, {"compile_seconds": None})
         database = options.database_for(TARGET)
         for side in (UNTUNED, TUNED) if schedules_from(database, TARGET) else (UNTUNED,):
             artifact = Path(name) / side
             start = time.perf_counter()
             compile_model(Model(scale=scale, database=database if side == TUNED else None), TARGET, artifact)
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": unchecked(artifact)}
-            check(take_part(side, "tvm_side", artifact, facts), expected)
+            check(add_side(side, "tvm_side", artifact, facts), expected)
             found[side].facts["verdict"] = "same objects"
         yield found
 
@@ -107,17 +107,19 @@ def test_end_to_end(
     threads = configure_threads()
     if question == SECOND_TEXT:
         for side in sides.values():
-            side.seat.result(ENCODE)
-            side.facts["first_call"], _ = side.seat.first(SECOND_TEXT)
-    seats = {name: side.seat for name, side in sides.items()}
+            side.process.result(ENCODE)
+            side.facts["first_call"], _ = side.process.first(SECOND_TEXT)
+    processes = {name: side.process for name, side in sides.items()}
     peaks = [measured_peaks(threads)]
-    seconds, lost = contest(benchmark, seats, question, budget=BUDGET_SECONDS[question], most=40, rounds=options.rounds)
+    seconds, failed = run_interleaved(
+        benchmark, processes, question, budget=BUDGET_SECONDS[question], most=40, rounds=options.rounds
+    )
     peaks.append(measured_peaks(threads))
-    assert not lost
+    assert not failed
     results = {
         name: summary(rounds)
         | sides[name].facts
-        | {"memory": memory_bytes(seats[name].memory()) if question == PHOTO_AND_TEXT else None}
+        | {"memory": memory_bytes(processes[name].memory()) if question == PHOTO_AND_TEXT else None}
         for name, rounds in seconds.items()
     }
     tried = TUNED not in sides and options.database_for(TARGET) is not None

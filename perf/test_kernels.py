@@ -33,8 +33,8 @@ from perf.probe import probe
 
 BUDGET_SECONDS = 0.5
 """How long PyTorch and TVM together may take per kernel; at least five rounds run in any case."""
-TURN_SECONDS = 0.003
-"""A shorter kernel is called several times in a row."""
+BATCH_SECONDS = 0.003
+"""A shorter kernel is called several times within a round."""
 PROBE_SECONDS = 0.05
 """Length of the probe before and after each kernel."""
 
@@ -81,7 +81,7 @@ def test_kernel(kernel: Kernel, benchmark: Any, kernel_results: list[dict[str, A
     machine_peak = probe(threads)
     measure = machine_peak.flops if kernel.bound == "compute" else machine_peak.bandwidth
     peaks = [measure(PROBE_SECONDS)]
-    timed = interleave(benchmark, run_tvm, run_torch, budget=BUDGET_SECONDS, turn=TURN_SECONDS)
+    timed = interleave(benchmark, run_tvm, run_torch, budget=BUDGET_SECONDS, batch=BATCH_SECONDS)
     peaks.append(measure(PROBE_SECONDS))
     peak = statistics.median(peaks)
     result = timed.summary() | {

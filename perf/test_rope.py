@@ -4,7 +4,7 @@ Alone: queries and keys [B, 16, L, 64] of the ViT's global blocks (72 x 72 token
 rotated by upstream's own `Attention._apply_rope` and returned. Before attention: the same, read by the attention that
 follows, where it can be folded into it. Inside: all of `vision_backbone`. The last two stand beside the same program
 whose queries and keys are not rotated at all, held to PyTorch's with the same change. Every result is held to PyTorch's
-before it is timed; then all sides take turns, round by round.
+before it is timed; then the rounds of all sides are interleaved.
 
     pytest perf/test_rope.py                                 # the shallow backbone
     pytest perf/test_rope.py --scale full --strategy real    # the full one
@@ -28,13 +28,13 @@ from harness.models.sam3.source import Source
 from harness.models.sam3.upstream import upstream
 from harness.processes.threads import configure_threads
 from harness.targets import TARGETS
-from perf.measuring import take_turns
+from perf.measuring import interleave_sides
 from perf.rope import HEAD_SIZE, HEADS, UNROTATED, Compiled, Pool, Rotate, RotateAndAttend, compiled
 
 BUDGET_SECONDS = 12.0
 """How long all sides together may take per test; at least five rounds run in any case."""
-TURN_SECONDS = 0.05
-"""A shorter call is repeated within its turn."""
+BATCH_SECONDS = 0.05
+"""A shorter call is repeated within a round."""
 
 PYTORCH = "PyTorch, complex"
 
@@ -45,7 +45,7 @@ grids = pytest.mark.parametrize(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Strategies and scales as on the command line; all strategies take turns in one test."""
+    """Strategies and scales as on the command line; one test interleaves all strategies."""
     config = metafunc.config
     if "strategies" in metafunc.fixturenames:
         names = config.getoption("strategy") or [*STRATEGIES]
@@ -102,7 +102,7 @@ def measure(
         PYTORCH: lambda: run_torch(module, inputs),
         **{name: side.call for name, side in found.items()},
     }
-    seconds = take_turns(benchmark, calls, budget=BUDGET_SECONDS, turn=TURN_SECONDS)
+    seconds = interleave_sides(benchmark, calls, budget=BUDGET_SECONDS, batch=BATCH_SECONDS)
     return [
         {
             "workload": workload,
