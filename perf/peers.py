@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from harness.lowering.route import Route
 from harness.processes import WorkerEnd, run_isolated
 from harness.processes.threads import thread_count
 from perf.processes import Calls, Load, error_sentence
@@ -25,6 +25,8 @@ from perf.sides import MODULE, RUN, Request, read, read_module, runner, torch_in
 
 COMPILE = "compile"
 """The function of a side that compiles when it is first called."""
+ROUTE = Route(frontend="torch", strategy="real")
+"""How the module is exported for every peer."""
 ONNX = "model.onnx"
 OPSET = 20
 """Of ONNX: the first with `Gelu`; exported programs are lowered to it, and both runtimes know all of it."""
@@ -72,12 +74,12 @@ def versions() -> dict[str, str | None]:
     return {package: _version(package) for package in packages}
 
 
-def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) -> float:
+def prepare(peer: Peer, request: Request, run_bytes: int, done: dict[str, float]) -> float:
     """Makes the file that a peer loads, if it loads one, and returns the seconds that this takes.
 
     Args:
         peer: The peer that loads the file.
-        folder: The folder of the module, which the file is written to.
+        request: Says where the module is; the file is written to the same folder.
         run_bytes: Memory that PyTorch needs for a run, beside the weights.
         done: Seconds of the files that exist, by function; a file that is made is added.
 
@@ -87,7 +89,7 @@ def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) ->
     missing = [package for package in peer.packages if _version(package) is None]
     if missing:
         raise PeerError(f"{missing[0]} is not installed: pip install 'sam3-tvm[peers]'")
-    weights = (folder / MODULE).stat().st_size
+    weights = (request.folder / MODULE).stat().st_size
     room, free = peer.room[0] * weights + peer.room[1] * run_bytes, psutil.virtual_memory().available
     if free < room:
         raise PeerError(
@@ -97,7 +99,7 @@ def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) ->
     if peer.prepare is None:
         return 0.0
     if peer.prepare not in done:
-        ended = run_isolated(peer.prepare, Request(folder), timeout=PREPARE_SECONDS)
+        ended = run_isolated(peer.prepare, request, timeout=PREPARE_SECONDS)
         if ended.kind is not WorkerEnd.OK:
             error = ended.error
             reason = error_sentence(error.type, error.message) if error else ended.kind.value
@@ -110,17 +112,12 @@ def export_onnx(request: Request, enter: Callable[[str], None]) -> float:
     """Writes an ONNX file with its weights beside it, and returns the seconds; for `harness.processes.run_isolated`."""
     import torch
 
-    from harness.lowering.frontends.torch_export import export_program
-    from harness.lowering.rope import STRATEGIES
-    from harness.models.sam3.upstream import upstream
-
-    with upstream():
+    with request.context():
         enter("load")
         module, inputs = read_module(request.folder), tuple(torch_inputs(request.folder))
         start = time.perf_counter()
-        with STRATEGIES["real"].apply(module):
-            enter("export")
-            program = export_program(module, inputs)
+        enter("export")
+        program = ROUTE.export(module, inputs)
         enter("convert")
         converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
         assert converted is not None
@@ -135,14 +132,11 @@ def compiled_side(request: Request) -> Iterator[Load]:
     import torch._dynamo
     from torch._inductor import config
 
-    from harness.lowering.rope import STRATEGIES
-    from harness.models.sam3.upstream import upstream
-
     config.force_disable_caches = True  # what an earlier run compiled would make this one look fast
     inputs = torch_inputs(request.folder)
-    with upstream():
+    with request.context():
         module = read_module(request.folder)
-        with STRATEGIES["real"].apply(module):
+        with ROUTE.applied(module):
 
             def load() -> Calls:
                 run = runner(torch.compile(module), inputs)

@@ -6,8 +6,8 @@ Both read what `save` wrote: PyTorch's module, TVM's parameters, and the inputs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,25 @@ class Request:
 
     Attributes:
         folder: The folder that `save` wrote to.
+        model: Name of the model that PyTorch's module is of.
         target: The target that TVM compiled for.
         library: The library that TVM compiled; None for other sides.
     """
 
     folder: Path
+    model: str
     target: str = "llvm"
     library: Path | None = None
+
+    def with_library(self, library: Path) -> Request:
+        """Returns the same request with a library of TVM."""
+        return replace(self, library=library)
+
+    def context(self) -> AbstractContextManager[None]:
+        """Returns the context that PyTorch's module is loaded, exported and run in."""
+        from harness.models.registry import models
+
+        return models()[self.model].context()
 
 
 def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Sequence[np.ndarray], folder: Path) -> None:
@@ -54,7 +66,7 @@ def read(folder: Path, kind: str) -> list[np.ndarray]:
 
 
 def read_module(folder: Path) -> torch.nn.Module:
-    """PyTorch's module; to be used inside `harness.models.sam3.upstream.upstream()`."""
+    """Loads PyTorch's module; to be used inside `Request.context`."""
     import torch
 
     module: torch.nn.Module = torch.load(folder / MODULE, weights_only=False)
@@ -85,10 +97,8 @@ def tvm_side(request: Request) -> Iterator[Load]:
 @contextmanager
 def torch_side(request: Request) -> Iterator[Load]:
     """Runs PyTorch eager in fp32, whatever the case's precision is."""
-    from harness.models.sam3.upstream import upstream
-
     inputs = torch_inputs(request.folder)
-    with upstream():
+    with request.context():
         read_module(request.folder)  # imports what it is made of
         yield lambda: {RUN: runner(read_module(request.folder), inputs)}
 

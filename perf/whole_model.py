@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.case import Case
 from harness.core.settings import REPOSITORY
 from perf.processes import Calls, Load
 
@@ -67,7 +68,7 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
 
 
 @contextmanager
-def torch_side(scale: str) -> Iterator[Load]:
+def torch_side(case: Case) -> Iterator[Load]:
     """Runs upstream's processor."""
     from sam3.model.sam3_image_processor import Sam3Processor
 
@@ -79,7 +80,7 @@ def torch_side(scale: str) -> Iterator[Load]:
     with upstream():
 
         def load() -> Calls:
-            processor = Sam3Processor(build_model(scale), device="cpu")
+            processor = Sam3Processor(build_model(case.scale, case.seed), device="cpu")
             encoded = cache(lambda: processor.set_image(photograph))
 
             def ask(image: dict[str, Any]) -> Answer:

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.frontends.torch_export.operators import load_calls
+from harness.lowering.route import Route
 from harness.processes.threads import configure_threads
 from harness.runtime.executable import Executable
 from harness.targets import TARGETS
@@ -238,12 +238,12 @@ class EveryKind(torch.nn.Module):
 
 def test_the_time_of_a_run_goes_into_kernels_that_do_its_work(tmp_path: Path) -> None:
     module, inputs = EveryKind().eval(), (torch.randn(1, 32, 24, 24, generator=torch.Generator().manual_seed(0)),)
-    program = export_program(module, inputs)
-    imported, weights = import_program(program)
+    program = Route().export(module, inputs)
+    imported = Route().lower(program)
     target, library = TARGETS["llvm"], tmp_path / f"library{LIBRARY_SUFFIX}"
-    lowered = lower_module(imported, target, target.tvm_target())
+    lowered = lower_module(imported.module, target, target.tvm_target())
     build_library(lowered, target.tvm_target(), library)
-    executable = Executable(library, target.device(), list(weights.values()))
+    executable = Executable(library, target.device(), list(imported.parameters().values()))
     arrays = [tensor.numpy() for tensor in inputs]
     kernels = with_work(kernel_times(executable, arrays), work_of_functions(lowered))
     assert sum(k["flop"] or 0 for k in kernels) == flop_of_program(program)
