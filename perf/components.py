@@ -14,6 +14,7 @@ import tvm_ffi
 
 from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
+from harness.core.precision import PRECISIONS, Precision
 from harness.core.settings import SEEDED
 from harness.core.subject import Arrays
 from harness.lowering.route import Route
@@ -41,6 +42,7 @@ class Prepared:
     Attributes:
         judge: Judges the outputs of a side.
         flop: Operations of the component's products, convolutions and attention.
+        module: The Relax module in the case's precision, as every library is compiled from it.
         libraries: The libraries that TVM compiled, by side.
         compile_seconds: Seconds from PyTorch's module to a library, by side.
         work: The work of one call of each compiled function, by side.
@@ -49,6 +51,7 @@ class Prepared:
 
     judge: Judge
     flop: int
+    module: tvm.IRModule
     libraries: dict[str, Path] = field(default_factory=dict)
     compile_seconds: dict[str, float] = field(default_factory=dict)
     work: dict[str, dict[str, Work]] = field(default_factory=dict)
@@ -64,7 +67,8 @@ def prepare(case: Case, folder: Path, database: Path | None) -> Prepared:
         database: Folder of a tuning database; None for no tuned side.
 
     Raises:
-        HarnessError: The subject is no trace of calls, so that there is no reference of a single call.
+        HarnessError: The subject is no trace of calls, so that there is no reference of a single call; or a weight is
+            beyond the range of the precision's dtype.
     """
     subject, route = subjects()[case.component], Route.of(case)
     with models()[subject.model].context():
@@ -83,17 +87,15 @@ def prepare(case: Case, folder: Path, database: Path | None) -> Prepared:
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
-        prepared = Prepared(judge_of(names, workload.reference()[0], workload.oracle()), flop)
-        save(program.module, inputs, list(imported.values.values()), folder)
-        module = imported.module
+        check = judge_of(names, workload.reference()[0], workload.oracle(), PRECISIONS[case.precision])
+        prepared = Prepared(check, flop, imported.module)
+        save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload
-    _compile(case, module, folder, database, importing, prepared)
+    _compile(case, folder, database, importing, prepared)
     return prepared
 
 
-def _compile(
-    case: Case, module: tvm.IRModule, folder: Path, database: Path | None, importing: float, prepared: Prepared
-) -> None:
+def _compile(case: Case, folder: Path, database: Path | None, importing: float, prepared: Prepared) -> None:
     """Writes a library for each side of ours and describes it in `prepared`."""
     target = TARGETS[case.target]
     lowered: tvm.IRModule | None = None
@@ -103,9 +105,9 @@ def _compile(
     for side, chosen in sides.items():
         start = time.perf_counter()
         tvm_target = target.tvm_target()
-        before, lowered = lowered, lower_module(module, target, tvm_target, chosen)
+        before, lowered = lowered, lower_module(prepared.module, target, tvm_target, chosen)
         if database is not None and side == TUNED and tvm_ffi.structural_equal(before, lowered):
-            tasks = {task.key for task in tasks_of(module, tvm_target)}
+            tasks = {task.key for task in tasks_of(prepared.module, tvm_target)}
             prepared.note = nothing_found(read_trials(database)[0], this_place(case.target), tasks)
             break
         library = folder / f"{side}{LIBRARY_SUFFIX}"
@@ -115,12 +117,20 @@ def _compile(
         prepared.work[side] = work_of_functions(lowered)
 
 
-def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays) -> Judge:
-    """Returns the judge of a side's outputs, which have these names; it keeps nothing of the model."""
+def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, precision: Precision) -> Judge:
+    """Returns the judge of a side's outputs, which keeps nothing of the model.
+
+    Args:
+        names: Of the outputs, in order.
+        reference: PyTorch's outputs that the precision is held to, and others.
+        oracle: The same in float64.
+        precision: Outputs of a half precision may pass by the oracle.
+    """
     expected = {name: reference[name] for name in names}
     exact = {name: oracle[name] for name in names if name in oracle}
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
-        return judged(judge(dict(zip(names, outputs, strict=True)), expected, exact))
+        actual = dict(zip(names, outputs, strict=True))
+        return judged(judge(actual, expected, exact, by_oracle=precision.is_half))
 
     return check

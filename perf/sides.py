@@ -5,6 +5,7 @@ Both read what `save` wrote: PyTorch's module, TVM's parameters, and the inputs 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -51,18 +52,38 @@ class Request:
 
 
 def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Sequence[np.ndarray], folder: Path) -> None:
-    """Writes what the sides read."""
+    """Writes what the sides read.
+
+    Args:
+        module: PyTorch's module.
+        inputs: Its inputs.
+        weights: TVM's parameters in the dtypes in which the compiled code takes them.
+        folder: The folder that all of it is written to.
+    """
     import torch
 
     torch.save(module, folder / MODULE)
-    for kind, arrays in (("weight", weights), ("input", [tensor.numpy() for tensor in inputs])):
-        for number, array in enumerate(arrays):
-            np.save(folder / f"{kind}{number:05}.npy", array)
+    write(folder, "weight", weights)
+    write(folder, "input", [tensor.numpy() for tensor in inputs])
+
+
+def write(folder: Path, kind: str, arrays: Sequence[np.ndarray]) -> None:
+    """Writes arrays of one kind, `weight` or `input`, for `read`."""
+    for number, array in enumerate(arrays):
+        np.save(_file(folder, kind, number), array)
+    (folder / f"{kind}s.json").write_text(json.dumps([array.dtype.name for array in arrays]), encoding="utf-8")
 
 
 def read(folder: Path, kind: str) -> list[np.ndarray]:
-    """Returns the arrays of a kind, `weight` or `input`, in order."""
-    return [np.load(path) for path in sorted(folder.glob(f"{kind}*.npy"))]
+    """Returns the arrays of a kind in their order, with the dtypes that they had."""
+    import ml_dtypes  # noqa: F401  (registers bfloat16, of which NumPy's files keep only the size)
+
+    dtypes = json.loads((folder / f"{kind}s.json").read_text(encoding="utf-8"))
+    return [np.load(_file(folder, kind, number)).view(np.dtype(name)) for number, name in enumerate(dtypes)]
+
+
+def _file(folder: Path, kind: str, number: int) -> Path:
+    return folder / f"{kind}{number:05}.npy"
 
 
 def read_module(folder: Path) -> torch.nn.Module:

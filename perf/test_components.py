@@ -3,12 +3,12 @@
     pytest perf/test_components.py --scale full --benchmark-json=perf.json
     pytest perf/test_components.py --component vit --scale full --peers
 
-TVM's sides are lowered with the frontend, the strategy and the precision of the case. Every side has a process of its
-own (`perf/processes.py`) and the same weights and inputs. The outputs of its first call are judged as in a
-verification: ours must pass, peers are reported with their figures. Then the rounds of all sides are interleaved: each
-side makes one call a round, and the first side of a round is the last of the next. Peak memory is that of the side's
-process over all its calls. The machine's peaks are measured right before and right after; the times of our kernels are
-measured in one more run.
+TVM's sides are lowered with the frontend, the strategy and the precision of the case; PyTorch and the peers run in
+fp32. Every side has a process of its own (`perf/processes.py`) and the same weights and inputs. The outputs of its
+first call are judged as in a verification, against the reference of the precision: ours must pass, peers are reported
+with their figures. Then the rounds of all sides are interleaved: each side makes one call a round, and the first side
+of a round is the last of the next. Peak memory is that of the side's process over all its calls. The machine's peaks
+are measured right before and right after; the times of our kernels are measured in one more run.
 """
 
 from __future__ import annotations
