@@ -89,7 +89,7 @@ def test_component(
         # On a GPU, kernels are not waited for one by one, so that they have no times of their own.
         times = processes[best].result(KERNELS) if case.target == "llvm" else []
         kernels = with_work(times, prepared.work[best])
-    result = {"case": case.id, "sides": sides, "ratios": ratios(sides), "flop": prepared.flop}
+    result = {"case": case.to_json(), "sides": sides, "ratios": ratios(sides), "flop": prepared.flop}
     result |= {"kernels": kernels, "profiled": best, "note": prepared.note} | circumstances(threads, peaks)
     result["versions"] |= peers.versions() if options.peers else {}
     benchmark.extra_info |= result

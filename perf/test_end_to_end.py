@@ -146,7 +146,7 @@ def test_end_to_end(
     }
     tried = TUNED not in sides and options.database_for(TARGET) is not None
     note = "tuning found nothing over the defaults" if tried else ""
-    result = {"what": question, "scale": whole.scale, "sides": results, "ratios": ratios(results), "note": note}
+    result = {"what": question, "case": whole.to_json(), "sides": results, "ratios": ratios(results), "note": note}
     result |= circumstances(threads, peaks)
     benchmark.extra_info |= result
     end_to_end_results.append(result)
