@@ -5,8 +5,8 @@
 
 Both need raw rounds: files of `--benchmark-json`, or of `--benchmark-save`.
 
-A machine that is slower that day is no slower program: a side's rounds are divided by those of PyTorch, which took
-turns with it. Where there is no PyTorch, or another version of it, the arithmetic peak that was measured in the same
+A machine that is slower that day is no slower program: a side's rounds are divided by those of PyTorch, with which they
+were interleaved. Where there is no PyTorch, or another version of it, the arithmetic peak that was measured in the same
 run stands in. What remains is compared by rank (Hodges and Lehmann's shift with Mann and Whitney's interval at 99 %),
 which asks nothing of the distribution and little of outliers. A shift counts if the interval excludes none, and if it
 is larger than the spread of the rounds of either run: what a run does to its own rounds is no news in another run.
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
+from harness.report.performance.cases import recorded_case
 from perf.results import OURS, TORCH, UNTUNED
 
 Info = Mapping[str, Any]
@@ -116,13 +117,27 @@ def shift_between(before: Logarithms, after: Logarithms) -> Shift:
 
 
 def compare_runs(before: Mapping[str, Info], after: Mapping[str, Info]) -> list[Comparison]:
-    """Every side that both runs have, benchmark by benchmark."""
+    """Compares every side that both runs have, benchmark by benchmark.
+
+    Raises:
+        HarnessError: The case of a benchmark cannot be read.
+    """
+    known = {_identity(name, info): info for name, info in before.items()}
     return [
         comparison
         for name, info in after.items()
-        if name in before
-        for comparison in _compare(name, before[name], info)
+        if (earlier := known.get(_identity(name, info))) is not None
+        for comparison in _compare(name, earlier, info)
     ]
+
+
+def _identity(name: str, info: Info) -> object:
+    """Returns what tells a benchmark from others: test, case and question, or its name if it is about no case."""
+    try:
+        case = recorded_case(info)
+    except ValueError as error:
+        raise HarnessError(f"{name} is of no known case ({error}): measure it again") from error
+    return name if case is None else (name.partition("[")[0], case, info.get("what"))
 
 
 def read_run(path: Path) -> dict[str, Info]:

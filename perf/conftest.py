@@ -1,4 +1,4 @@
-"""The suite's surroundings: how TVM's threads idle, what the options mean, and the tables after a run."""
+"""Sets up the suites: TVM's idle threads, the meaning of the options, and the tables after a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPARED = pytest.StashKey[dict[str, Sequence[Comparison] | HarnessError]]()
 
 @pytest.fixture(scope="session")
 def options(request: pytest.FixtureRequest) -> Options:
-    """Which sides take part, and for how long."""
+    """Which sides are measured, and for how long."""
     return options_of(request.config)
 
 
@@ -45,25 +45,25 @@ def options_of(config: pytest.Config) -> Options:
 
 @pytest.fixture
 def kernel_results(request: pytest.FixtureRequest) -> Results:
-    """Where each kernel's numbers go, the same that pytest-benchmark saves as extra information."""
+    """The list that each kernel's numbers are added to; pytest-benchmark saves the same as extra information."""
     return request.config.stash[KERNELS]
 
 
 @pytest.fixture
 def component_results(request: pytest.FixtureRequest) -> Results:
-    """Where each component's numbers go."""
+    """The list that each component's numbers are added to."""
     return request.config.stash[COMPONENTS]
 
 
 @pytest.fixture
 def rope_results(request: pytest.FixtureRequest) -> Results:
-    """Where the strategies' numbers go."""
+    """The list that the strategies' numbers are added to."""
     return request.config.stash[ROPE]
 
 
 @pytest.fixture
 def end_to_end_results(request: pytest.FixtureRequest) -> Results:
-    """Where the whole model's numbers go."""
+    """The list that the whole model's numbers are added to."""
     return request.config.stash[END_TO_END]
 
 

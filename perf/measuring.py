@@ -1,4 +1,4 @@
-"""Timing two or more sides in one run: interleaved round by round, the order rotated, with medians and spread."""
+"""Times two or more sides in one run: rounds are interleaved, the order of the sides rotates."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ ENOUGH_FOR_P95, ENOUGH_FOR_P99 = 20, 100
 """Samples below which there is no such percentile."""
 
 SETTLE_SECONDS = 0.01
-"""Pause before each side's turn, in which the threads of the other side's pool stop spinning.
+"""Pause before each side's calls, in which the threads of the other side's pool stop spinning.
 
 GNU's OpenMP spins for 8 ms after a parallel loop of torch, TVM's pool for 4 ms under `SPIN_COUNT`; measured.
 """
 SPIN_COUNT = "10000"
 """How long TVM's idle threads spin. By default it is 115 ms, in which they would take a CPU from torch."""
 
-WAKE_SECONDS, LONGEST_WAKE_SECONDS = 0.015, 0.3
-"""Length of the calls that are not timed at the start of a turn.
+WARM_UP_SECONDS, LONGEST_WARM_UP_SECONDS = 0.015, 0.3
+"""How long calls are repeated before the timed one, and how long at most.
 
-A worker that has slept may wake up on the CPU of its caller, where both run at half speed until the system moves one of
-them; measured: mostly within 20 ms, at times after 100.
+A worker thread that has slept may wake up on the CPU of its caller, where both run at half speed until the system moves
+one of them; measured: mostly within 20 ms, at times after 100.
 """
-AWAKE = 1.2
+WARM = 1.2
 """A call that takes less than this many times the fastest one so far has all its threads on CPUs of their own."""
 LONG_SECONDS = 1.0
-"""A call that takes longer needs no waking."""
+"""A call that takes longer needs no warm-up."""
 
 
 def percentile(samples: Sequence[float], q: float, enough: int) -> float | str:
@@ -62,10 +62,10 @@ class Interleaved:
 
 @dataclass
 class Side:
-    """Something to be called again and again, by threads that sleep in between.
+    """A function that is called again and again, and whose threads sleep in between.
 
     Attributes:
-        call: Runs it once.
+        call: Runs the side once.
         fastest: Seconds of the fastest call so far.
     """
 
@@ -73,20 +73,20 @@ class Side:
     fastest: float = math.inf
 
     def once(self) -> float:
-        """Seconds of one call."""
+        """Returns the seconds of one call."""
         start = time.perf_counter()
         self.call()
         seconds = time.perf_counter() - start
         self.fastest = min(self.fastest, seconds)
         return seconds
 
-    def wake(self) -> None:
-        """Calls it until all its threads run."""
+    def warm_up(self) -> None:
+        """Calls the side until all its threads run."""
         start = time.perf_counter()
         while self.fastest < LONG_SECONDS:
-            awake = self.once() < AWAKE * self.fastest
+            warm = self.once() < WARM * self.fastest
             passed = time.perf_counter() - start
-            if passed > LONGEST_WAKE_SECONDS or (awake and passed > WAKE_SECONDS):
+            if passed > LONGEST_WARM_UP_SECONDS or (warm and passed > WARM_UP_SECONDS):
                 break
 
 
@@ -98,41 +98,41 @@ def interleave(
     budget: float,
     least: int = 5,
     most: int = 200,
-    turn: float = 0.0,
+    batch: float = 0.0,
 ) -> Interleaved:
-    """Times both sides in turns; TVM's rounds are those of pytest-benchmark.
+    """Times two sides in interleaved rounds; pytest-benchmark's rounds are those of TVM.
 
     The sides swap places every round: torch, TVM, TVM, torch, torch, TVM, ….
 
     Args:
-        benchmark: The fixture. Its rounds last a whole turn; what is returned is per call.
+        benchmark: The fixture. It times all calls of a round together; what is returned is per call.
         tvm_call: Runs the compiled side once.
         torch_call: Runs the other side once.
         budget: Seconds that all rounds of both sides take together, about.
         least: Rounds that run in any case.
         most: Rounds that are enough.
-        turn: Seconds that a turn lasts at least, by as many calls as it takes.
+        batch: Seconds that a side's calls of one round last together at least; short calls are repeated until they do.
     """
     tvm, torch = Side(tvm_call), Side(torch_call)
     calls, per_round = [], 0.0
     for side in (tvm, torch):
         side.once()
-        side.wake()
-        calls.append(max(1, math.ceil(turn / side.fastest)))
-        per_round += turn_seconds(side.fastest, calls[-1])
+        side.warm_up()
+        calls.append(max(1, math.ceil(batch / side.fastest)))
+        per_round += expected_seconds(side.fastest, calls[-1])
     rounds = max(least, min(most, int(budget / per_round)))
     torch_seconds: list[float] = []
     torch_comes_first = itertools.cycle((True, False))
 
     def settle(side: Side) -> None:
         time.sleep(SETTLE_SECONDS)
-        side.wake()
+        side.warm_up()
 
-    def tvm_turn() -> None:
+    def tvm_calls() -> None:
         for _ in range(calls[0]):
             tvm_call()
 
-    def torch_turn() -> None:
+    def torch_calls() -> None:
         settle(torch)
         start = time.perf_counter()
         for _ in range(calls[1]):
@@ -141,83 +141,83 @@ def interleave(
 
     def before() -> None:
         if next(torch_comes_first):
-            torch_turn()
+            torch_calls()
         settle(tvm)
 
     def after() -> None:
         if len(torch_seconds) < len(benchmark.stats.stats.data):
-            torch_turn()
+            torch_calls()
 
-    benchmark.pedantic(tvm_turn, setup=before, teardown=after, rounds=rounds)
+    benchmark.pedantic(tvm_calls, setup=before, teardown=after, rounds=rounds)
     return Interleaved([seconds / calls[0] for seconds in benchmark.stats.stats.data], torch_seconds)
 
 
-def take_turns(
+def interleave_sides(
     benchmark: Any,
     calls: Mapping[str, Callable[[], object]],
     *,
     budget: float,
     least: int = 5,
     most: int = 40,
-    turn: float = 0.0,
+    batch: float = 0.0,
 ) -> dict[str, list[float]]:
-    """Times any number of sides, the first of a round last in the next; returns seconds per call, one for each round.
+    """Times any number of sides in interleaved rounds; the first side of a round is the last of the next.
 
     Args:
-        benchmark: The fixture; what it times is whole rounds.
+        benchmark: The fixture; it times whole rounds.
         calls: Runs each side once.
         budget: Seconds that all rounds of all sides take together, about.
         least: Rounds that run in any case.
         most: Rounds that are enough.
-        turn: Seconds that a turn lasts at least, by as many calls as it takes.
+        batch: Seconds that a side's calls of one round last together at least; short calls are repeated until they do.
     """
     sides = {name: Side(call) for name, call in calls.items()}
     repeats, seconds = {}, []
     for name, side in sides.items():
         side.once()
-        side.wake()
-        repeats[name] = max(1, math.ceil(turn / side.fastest))
-        seconds.append(turn_seconds(side.fastest, repeats[name]))
+        side.warm_up()
+        repeats[name] = max(1, math.ceil(batch / side.fastest))
+        seconds.append(expected_seconds(side.fastest, repeats[name]))
 
-    def turn_of(name: str) -> Callable[[], float]:
-        def take() -> float:
-            sides[name].wake()
+    def timed(name: str) -> Callable[[], float]:
+        def run() -> float:
+            sides[name].warm_up()
             start = time.perf_counter()
             for _ in range(repeats[name]):
                 calls[name]()
             return (time.perf_counter() - start) / repeats[name]
 
-        return take
+        return run
 
     rounds = max(least, min(most, int(budget / sum(seconds))))
-    return in_turns(benchmark, {name: turn_of(name) for name in sides}, rounds)
+    return run_rounds(benchmark, {name: timed(name) for name in sides}, rounds)
 
 
-def in_turns(benchmark: Any, turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Lets every side have its turn in each round, the first of a round last in the next.
+def run_rounds(benchmark: Any, calls: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Calls every side once in each round; the first side of a round is the last of the next.
 
     Args:
-        benchmark: The fixture; what it times is whole rounds.
-        turns: Each takes one turn of a side and returns the seconds of one call.
+        benchmark: The fixture; it times whole rounds.
+        calls: Each measures one side once and returns the seconds of one call.
         rounds: How many.
 
     Returns:
         The seconds by side; the same index is the same round.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
-    order = list(turns)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
 
     def one_round() -> None:
         for name in order:
             time.sleep(SETTLE_SECONDS)
-            seconds[name].append(turns[name]())
+            seconds[name].append(calls[name]())
         order.append(order.pop(0))
 
     benchmark.pedantic(one_round, rounds=rounds)
     return seconds
 
 
-def turn_seconds(fastest: float, repeats: int = 1) -> float:
-    """How long a turn takes, about: settling, waking and the calls."""
-    waking = 0.0 if fastest > LONG_SECONDS else max(fastest, WAKE_SECONDS)
-    return SETTLE_SECONDS + waking + repeats * fastest
+def expected_seconds(fastest: float, repeats: int = 1) -> float:
+    """Returns how long one side takes in a round, about: the pause, the warm-up and the calls."""
+    warm_up = 0.0 if fastest > LONG_SECONDS else max(fastest, WARM_UP_SECONDS)
+    return SETTLE_SECONDS + warm_up + repeats * fastest

@@ -1,7 +1,7 @@
-"""Resident memory of this process, and how far it rose: for sides that have a process of their own (`perf/seats.py`).
+"""Measures the resident memory of this process, for sides that have a process of their own (`perf/processes.py`).
 
-Libraries, the model around a component and the inputs are there before. Whatever an allocator keeps for later counts,
-because the process has it: TVM's pool, a packed weight beside its original.
+Libraries, the model around a component and the inputs are in memory before the measurement. Memory that an allocator
+keeps for later counts, because the process has it: TVM's pool, a packed weight beside its original.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Memory:
 
 @dataclass
 class Meter:
-    """What loading and running add to a process.
+    """Measures what loading and running add to a process.
 
     Attributes:
         before: Resident bytes before loading; None where the system does not tell.
@@ -41,26 +41,26 @@ class Meter:
     peak: int = 0
 
     def start(self) -> None:
-        """To be called before loading."""
+        """Notes what is resident before loading."""
         self.before = resident()
 
     def note_loaded(self) -> None:
-        """To be called once everything is loaded."""
+        """Notes what is resident once everything is loaded."""
         self.loaded = resident() if self.before is not None else None
         self.resume()
 
     def pause(self) -> None:
-        """What the process does from here on does not count, until `resume`."""
+        """Stops counting what the process does, until `resume`."""
         if self.loaded is not None:
             self.peak = max(self.peak, _status("VmHWM"))
 
     def resume(self) -> None:
-        """Counts again from what is resident now."""
+        """Counts again, from what is resident now."""
         if self.loaded is None or resident() is None or not _forget_peak():
             self.loaded = None
 
     def memory(self) -> Memory | None:
-        """What was found so far; None where the system does not tell."""
+        """Returns what was found so far; None where the system does not tell."""
         self.pause()
         if self.before is None or self.loaded is None:
             return None
@@ -68,7 +68,7 @@ class Meter:
 
 
 def resident() -> int | None:
-    """Resident bytes once everything that is free has been given back; None where the system does not tell."""
+    """Gives back all memory that is free and returns the resident bytes; None where the system does not tell."""
     give_back_freed_memory()
     try:
         return _status("VmRSS")
@@ -77,7 +77,7 @@ def resident() -> int | None:
 
 
 def _forget_peak() -> bool:
-    """Lets the kernel's mark of the peak start anew (proc(5), clear_refs); whether it did."""
+    """Resets the kernel's record of the peak (proc(5), clear_refs) and returns whether that succeeded."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -86,7 +86,7 @@ def _forget_peak() -> bool:
 
 
 def _status(name: str) -> int:
-    """A size in /proc/self/status."""
+    """Reads a size in /proc/self/status."""
     text = Path("/proc/self/status").read_text()
     match = re.search(rf"^{name}:\s*(\d+) kB$", text, re.M)
     if match is None:

@@ -1,4 +1,4 @@
-"""What the command line of pytest says about the sides and rounds of a suite."""
+"""The options of pytest's command line that choose the sides and rounds of a suite."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    """Which sides take part, and for how long.
+    """Which sides are measured, and for how long.
 
     Attributes:
         database: Folder of a tuning database; None for the one that fits this machine.
-        untuned: Whether to leave the tuned side out.
-        peers: Names of the peers that take part, keys of `perf.peers.PEERS`.
+        untuned: Whether the tuned side is left out.
+        peers: Names of the peers that are measured, keys of `perf.peers.PEERS`.
         rounds: Number of rounds; None for as many as the budget of a suite allows.
     """
 
@@ -23,7 +23,7 @@ class Options:
     rounds: int | None = None
 
     def database_for(self, target: str) -> Path | None:
-        """The folder of the database for a target; None if nothing is to be tuned, or there is none that fits.
+        """Returns the folder of the database for a target; None if the tuned side is left out or no database fits.
 
         Raises:
             HarnessError: The database cannot be used.

@@ -1,8 +1,9 @@
-"""What users would pick instead of TVM: torch.compile, ONNX Runtime and OpenVINO, on the same weights and inputs.
+"""The peers, which users would pick instead of TVM: torch.compile, ONNX Runtime and OpenVINO.
 
-Each gets the module with rotary position encoding as real arithmetic (strategy `real`), as TVM does, in fp32, as many
-threads as everybody, and all optimizations that do not change the precision. What turns the module into a file runs in
-a process of its own (`prepare`), and so does what loads and runs it (`perf.seats.Seat`).
+Each peer has the same weights and inputs as the other sides, the module with rotary position encoding as real
+arithmetic (strategy `real`), in fp32 whatever the case's precision is, as many threads as the other sides, and all
+optimizations that do not change the precision. The export to a file runs in a process of its own (`prepare`), and so
+does the side that loads and runs the file (`perf.processes.BenchmarkProcess`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from harness.lowering.route import Route
 from harness.processes import WorkerEnd, run_isolated
 from harness.processes.threads import thread_count
-from perf.seats import Calls, Load, sentence
+from perf.processes import Calls, Load, error_sentence
 from perf.sides import MODULE, RUN, Request, read, read_module, runner, torch_inputs
 
 COMPILE = "compile"
-"""What a side can do that compiles when it is first called."""
+"""The function of a side that compiles when it is first called."""
+ROUTE = Route(frontend="torch", strategy="real")
+"""How the module is exported for every peer."""
 ONNX = "model.onnx"
 OPSET = 20
 """Of ONNX: the first with `Gelu`; exported programs are lowered to it, and both runtimes know all of it."""
@@ -32,20 +35,20 @@ PREPARE_SECONDS = 1200.0
 
 
 class PeerError(RuntimeError):
-    """Why a peer cannot take part, in one sentence."""
+    """Why a peer cannot be measured, in one sentence."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One of them.
+    """One peer.
 
     Attributes:
-        side: Its context manager for `perf.seats.Seat`.
+        side: Its context manager for `perf.processes.BenchmarkProcess`.
         packages: What must be installed, by distribution name.
-        room: Memory that it may need, in PyTorch's weights and in what PyTorch needs for a run; measured.
-        prepare: What turns the module into a file, as `module:name` for `harness.processes.run_isolated`; none if
-            nothing has to.
-        compiles: Whether it compiles when it is loaded, and can `COMPILE`.
+        room: Memory that it may need, in multiples of PyTorch's weights and of PyTorch's memory of a run; measured.
+        prepare: The function that turns the module into a file, as `module:name` for
+            `harness.processes.run_isolated`; None if the peer reads no file.
+        compiles: Whether it compiles when it is loaded, so that its side has the function `COMPILE`.
     """
 
     side: str
@@ -71,14 +74,14 @@ def versions() -> dict[str, str | None]:
     return {package: _version(package) for package in packages}
 
 
-def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) -> float:
-    """Makes the file that a peer loads, if it loads one; returns the seconds that this takes.
+def prepare(peer: Peer, request: Request, run_bytes: int, done: dict[str, float]) -> float:
+    """Makes the file that a peer loads, if it loads one, and returns the seconds that this takes.
 
     Args:
-        peer: Who wants it.
-        folder: Where the module is, and the file will be.
+        peer: The peer that loads the file.
+        request: Says where the module is; the file is written to the same folder.
         run_bytes: Memory that PyTorch needs for a run, beside the weights.
-        done: Seconds of what is there already, by function; what is made is added.
+        done: Seconds of the files that exist, by function; a file that is made is added.
 
     Raises:
         PeerError: A package is not installed, there is not enough memory, or the module does not get through.
@@ -86,7 +89,7 @@ def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) ->
     missing = [package for package in peer.packages if _version(package) is None]
     if missing:
         raise PeerError(f"{missing[0]} is not installed: pip install 'sam3-tvm[peers]'")
-    weights = (folder / MODULE).stat().st_size
+    weights = (request.folder / MODULE).stat().st_size
     room, free = peer.room[0] * weights + peer.room[1] * run_bytes, psutil.virtual_memory().available
     if free < room:
         raise PeerError(
@@ -96,30 +99,25 @@ def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) ->
     if peer.prepare is None:
         return 0.0
     if peer.prepare not in done:
-        ended = run_isolated(peer.prepare, Request(folder), timeout=PREPARE_SECONDS)
+        ended = run_isolated(peer.prepare, request, timeout=PREPARE_SECONDS)
         if ended.kind is not WorkerEnd.OK:
             error = ended.error
-            reason = sentence(error.type, error.message) if error else ended.kind.value
+            reason = error_sentence(error.type, error.message) if error else ended.kind.value
             raise PeerError(f"the module does not become ONNX: {reason}")
         done[peer.prepare] = float(ended.value)
     return done[peer.prepare]
 
 
 def export_onnx(request: Request, enter: Callable[[str], None]) -> float:
-    """An ONNX file, its weights beside it; to be called by `harness.processes.run_isolated`."""
+    """Writes an ONNX file with its weights beside it, and returns the seconds; for `harness.processes.run_isolated`."""
     import torch
 
-    from harness.lowering.frontends.torch_export import export_program
-    from harness.lowering.rope import STRATEGIES
-    from harness.models.sam3.upstream import upstream
-
-    with upstream():
+    with request.context():
         enter("load")
         module, inputs = read_module(request.folder), tuple(torch_inputs(request.folder))
         start = time.perf_counter()
-        with STRATEGIES["real"].apply(module):
-            enter("export")
-            program = export_program(module, inputs)
+        enter("export")
+        program = ROUTE.export(module, inputs)
         enter("convert")
         converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
         assert converted is not None
@@ -134,14 +132,11 @@ def compiled_side(request: Request) -> Iterator[Load]:
     import torch._dynamo
     from torch._inductor import config
 
-    from harness.lowering.rope import STRATEGIES
-    from harness.models.sam3.upstream import upstream
-
     config.force_disable_caches = True  # what an earlier run compiled would make this one look fast
     inputs = torch_inputs(request.folder)
-    with upstream():
+    with request.context():
         module = read_module(request.folder)
-        with STRATEGIES["real"].apply(module):
+        with ROUTE.applied(module):
 
             def load() -> Calls:
                 run = runner(torch.compile(module), inputs)
@@ -158,7 +153,7 @@ def onnx_side(request: Request) -> Iterator[Load]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = thread_count()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Its threads spin within a run, as everybody's, but must not take a CPU from the side whose turn is next.
+    # Its threads spin within a run, as those of the other sides, but must not take a CPU from the next side.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     arrays = read(request.folder, "input")
 

@@ -48,8 +48,8 @@ class Rate:
     work: int
 
     def best(self, seconds: float) -> float:
-        """Work per second of the fastest of the runs that fit the time, three at least, with all threads awake."""
-        self.side.wake()
+        """Work per second of the fastest of the runs that fit the time, three at least, with all threads running."""
+        self.side.warm_up()
         durations: list[float] = []
         until = time.perf_counter() + seconds
         while len(durations) < 3 or time.perf_counter() < until:
@@ -120,7 +120,7 @@ def probe(threads: int) -> Probe:
         rate("triad", arrays, 3 * 4 * length),
     )
     for measure in (result.flops, result.bandwidth):
-        measure(FIRST_SECONDS)  # so that `Side.wake` knows how fast a run is
+        measure(FIRST_SECONDS)  # so that `Side.warm_up` knows how fast a run is
     return result
 
 

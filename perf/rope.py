@@ -1,4 +1,4 @@
-"""What the benchmarks of the strategies compile: the rotation alone, before attention, and a backbone without it."""
+"""Compiles what the benchmarks of the strategies measure: the rotation alone, before attention, and no rotation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
-from harness.lowering.frontends.torch_export import export_program
 from harness.lowering.rope import Strategy
 from harness.lowering.rope.rotation import Rotation, rotating
+from harness.lowering.route import Route, lower
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.targets import TARGETS
 
@@ -42,7 +42,7 @@ class Rotate(torch.nn.Module):
         self.attention.freqs_cis = vitdet.compute_axial_cis(dim=HEAD_SIZE, end_x=width, end_y=height, scale_pos=scale)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both rotated."""
+        """Returns both rotated."""
         rotated: tuple[torch.Tensor, torch.Tensor] = self.attention._apply_rope(q, k)
         return rotated
 
@@ -51,7 +51,7 @@ class RotateAndAttend(Rotate):
     """The same, and the attention that follows, to values [B, heads, width·height, 64]."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """What the queries attend to."""
+        """Returns what the queries attend to."""
         return torch.nn.functional.scaled_dot_product_attention(*super().forward(q, k), v)
 
 
@@ -78,25 +78,23 @@ class Pool:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def shared(self, tensor: Any) -> Any:
-        """An equal tensor of TVM's that was asked for before, or this one."""
+        """Returns an equal tensor of TVM that was asked for before, or this one."""
         array = np.from_dlpack(tensor)
         digest = hashlib.sha256(array.view(np.uint8).data if array.ndim else array.tobytes()).digest()
         return self._known.setdefault((array.shape, str(array.dtype), digest), tensor)
 
 
 def compiled(strategy: Strategy, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], pool: Pool) -> Compiled:
-    """The module through export, import and the CPU pipeline, with its weights packed."""
+    """Lowers a module with a strategy, compiles it for the CPU and packs its weights."""
     llvm = TARGETS["llvm"]
-    with strategy.apply(module):
-        program = export_program(module, inputs)
-    imported, weights = strategy.import_program(program)
+    imported = lower(module, inputs, Route(strategy=strategy))
     target = llvm.tvm_target()
     with target, tvm.transform.PassContext(opt_level=3):
-        lowered = llvm.pipeline(target)(imported)
+        lowered = llvm.pipeline(target)(imported.module)
         machine = relax.VirtualMachine(relax.build(lowered, target, relax_pipeline=None), llvm.device())
     arguments = [tvm.runtime.tensor(np.ascontiguousarray(tensor.numpy())) for tensor in inputs]
-    packed = [tvm.runtime.tensor(weight) for weight in weights.values()]
-    del program, imported, weights
+    packed = [tvm.runtime.tensor(weight) for weight in imported.parameters().values()]
+    del imported
     if machine.module.implements_function(TRANSFORM_PARAMETERS):
         packed = list(machine[TRANSFORM_PARAMETERS](packed))
     packed = [pool.shared(tensor) for tensor in packed]
@@ -106,7 +104,7 @@ def compiled(strategy: Strategy, module: torch.nn.Module, inputs: tuple[torch.Te
 
 
 def bytes_by_call(lowered: tvm.IRModule) -> list[int]:
-    """Bytes of the distinct tensors of every call of a kernel in `main`, from the shapes of its parameters."""
+    """Counts the bytes of the distinct tensors of every call of a kernel in `main`, by the shapes of its parameters."""
     calls: list[int] = []
     functions = dict(lowered.functions_items())
 

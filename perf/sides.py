@@ -1,60 +1,93 @@
-"""The sides of a component that every run has: PyTorch eager, and what TVM compiled; for `perf.seats.Seat`.
+"""The sides that every component has: PyTorch eager and TVM; each runs in a `perf.processes.BenchmarkProcess`.
 
-Both read what `save` wrote: PyTorch's module, TVM's parameters, and the inputs of the main sample.
+Both read what `save` wrote: PyTorch's module, TVM's parameters, and the inputs of the main program.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perf.seats import Calls, Load
+from perf.processes import Calls, Load
 
 if TYPE_CHECKING:
     import torch
 
 MODULE = "module.pt"
 RUN, KERNELS = "run", "kernels"
-"""What the sides can do: the outputs of one run, and where its time goes (`perf.profiling.kernel_times`)."""
+"""The functions of the sides: the outputs of one run, and the times of its kernels (`perf.profiling.kernel_times`)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a side loads.
+    """Where a side finds what it loads.
 
     Attributes:
-        folder: Where `save` wrote.
-        target: What TVM compiled for.
-        library: What TVM compiled; None for others.
+        folder: The folder that `save` wrote to.
+        model: Name of the model that PyTorch's module is of.
+        target: The target that TVM compiled for.
+        library: The library that TVM compiled; None for other sides.
     """
 
     folder: Path
+    model: str
     target: str = "llvm"
     library: Path | None = None
 
+    def with_library(self, library: Path) -> Request:
+        """Returns the same request with a library of TVM."""
+        return replace(self, library=library)
+
+    def context(self) -> AbstractContextManager[None]:
+        """Returns the context that PyTorch's module is loaded, exported and run in."""
+        from harness.models.registry import models
+
+        return models()[self.model].context()
+
 
 def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Sequence[np.ndarray], folder: Path) -> None:
-    """Writes what the sides need."""
+    """Writes what the sides read.
+
+    Args:
+        module: PyTorch's module.
+        inputs: Its inputs.
+        weights: TVM's parameters in the dtypes in which the compiled code takes them.
+        folder: The folder that all of it is written to.
+    """
     import torch
 
     torch.save(module, folder / MODULE)
-    for kind, arrays in (("weight", weights), ("input", [tensor.numpy() for tensor in inputs])):
-        for number, array in enumerate(arrays):
-            np.save(folder / f"{kind}{number:05}.npy", array)
+    write(folder, "weight", weights)
+    write(folder, "input", [tensor.numpy() for tensor in inputs])
+
+
+def write(folder: Path, kind: str, arrays: Sequence[np.ndarray]) -> None:
+    """Writes arrays of one kind, `weight` or `input`, for `read`."""
+    for number, array in enumerate(arrays):
+        np.save(_file(folder, kind, number), array)
+    (folder / f"{kind}s.json").write_text(json.dumps([array.dtype.name for array in arrays]), encoding="utf-8")
 
 
 def read(folder: Path, kind: str) -> list[np.ndarray]:
-    """The arrays of a kind, `weight` or `input`, in order."""
-    return [np.load(path) for path in sorted(folder.glob(f"{kind}*.npy"))]
+    """Returns the arrays of a kind in their order, with the dtypes that they had."""
+    import ml_dtypes  # noqa: F401  (registers bfloat16, of which NumPy's files keep only the size)
+
+    dtypes = json.loads((folder / f"{kind}s.json").read_text(encoding="utf-8"))
+    return [np.load(_file(folder, kind, number)).view(np.dtype(name)) for number, name in enumerate(dtypes)]
+
+
+def _file(folder: Path, kind: str, number: int) -> Path:
+    return folder / f"{kind}{number:05}.npy"
 
 
 def read_module(folder: Path) -> torch.nn.Module:
-    """PyTorch's module; to be used inside `harness.models.sam3.upstream.upstream()`."""
+    """Loads PyTorch's module; to be used inside `Request.context`."""
     import torch
 
     module: torch.nn.Module = torch.load(folder / MODULE, weights_only=False)
@@ -63,7 +96,7 @@ def read_module(folder: Path) -> torch.nn.Module:
 
 @contextmanager
 def tvm_side(request: Request) -> Iterator[Load]:
-    """`harness.runtime.executable.Executable`."""
+    """Runs the library as `harness.runtime.executable.Executable` does."""
     import tvm
     from tvm import relax  # noqa: F401  (loads the libraries)
 
@@ -84,24 +117,22 @@ def tvm_side(request: Request) -> Iterator[Load]:
 
 @contextmanager
 def torch_side(request: Request) -> Iterator[Load]:
-    """PyTorch eager."""
-    from harness.models.sam3.upstream import upstream
-
+    """Runs PyTorch eager in fp32, whatever the case's precision is."""
     inputs = torch_inputs(request.folder)
-    with upstream():
+    with request.context():
         read_module(request.folder)  # imports what it is made of
         yield lambda: {RUN: runner(read_module(request.folder), inputs)}
 
 
 def torch_inputs(folder: Path) -> list[torch.Tensor]:
-    """The inputs as tensors."""
+    """Returns the inputs as tensors."""
     import torch
 
     return [torch.from_numpy(array) for array in read(folder, "input")]
 
 
 def runner(module: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-    """Runs a module without gradients; its outputs as arrays, which share their memory."""
+    """Returns a function that runs a module without gradients; the arrays share the tensors' memory."""
     import torch
 
     def run() -> list[np.ndarray]:

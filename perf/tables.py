@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.core.case import Case
 from perf.compare import Comparison
 from perf.kernels import Group
 
@@ -52,19 +53,20 @@ def goal(results: Sequence[Result]) -> str:
 
 def component_tables(results: Sequence[Result]) -> str:
     """Every side of each case: latency, then what it takes to have it; then where our time goes."""
+    named = [(Case.from_json(r["case"]).id, r) for r in results]
     return _text(
-        _latency("components", [(r["case"], r) for r in results]),
-        _costs("compiling, loading, resident memory, parity", [(r["case"], r) for r in results]),
-        *[_where_time_goes(r) for r in results],
-        *_absent([(r["case"], r) for r in results]),
-        *dict.fromkeys(f"{r['case']}: {r['note']}" for r in results if r["note"]),
+        _latency("components", named),
+        _costs("compiling, loading, resident memory, parity", named),
+        *[_where_time_goes(name, r) for name, r in named],
+        *_absent(named),
+        *dict.fromkeys(f"{name}: {r['note']}" for name, r in named if r["note"]),
         circumstances(results),
     )
 
 
 def end_to_end_table(results: Sequence[Result]) -> str:
     """Every side of each question to the whole model."""
-    named = [(f"{r['what']}, {r['scale']}", r) for r in results]
+    named = [(f"{r['what']}, {r['case']['scale']}", r) for r in results]
     loads = [
         f"{side} loaded without checksums in {s['unchecked_load_seconds']:.2f} s"
         for side, s in results[0]["sides"].items()
@@ -147,20 +149,20 @@ def _measured(result: Result) -> list[tuple[str, Result]]:
 
 
 def _absent(results: Sequence[tuple[str, Result]]) -> list[str]:
-    """A line for each side that could not take part."""
+    """A line for each side that could not be measured."""
     return [f"{name}, {side}: {s['error']}" for name, r in results for side, s in r["sides"].items() if "error" in s]
 
 
-def _where_time_goes(result: Result) -> str:
+def _where_time_goes(name: str, result: Result) -> str:
     """The functions that take most of a run's time."""
     whole = sum(kernel["seconds"] for kernel in result["kernels"])
     if not whole:
-        return f"{result['case']}: no kernel was timed"
+        return f"{name}: no kernel was timed"
     shares = []
     for kernel in result["kernels"][:KERNELS_SHOWN]:
         rate = f", {kernel['flop'] / kernel['seconds'] / 1e9:.0f} GFLOP/s" if kernel["flop"] else ""
         shares.append(f"{kernel['seconds'] / whole:.0%} {kernel['name']} ({kernel['calls']}×{rate})")
-    return f"{result['case']}, {result['profiled']}, of {_digits(whole * 1e3)} ms in kernels: {'; '.join(shares)}"
+    return f"{name}, {result['profiled']}, of {_digits(whole * 1e3)} ms in kernels: {'; '.join(shares)}"
 
 
 def rope_tables(results: Sequence[Result]) -> str:

@@ -1,11 +1,12 @@
-"""From a photograph and a text to masks, and a second text on the same photograph: PyTorch against the compiled model.
+"""Speed of the whole model: a photograph and a text to masks, and a second text on the same photograph.
 
     pytest perf/test_end_to_end.py --scale full --benchmark-json=perf.json
 
 Sides are PyTorch eager (upstream's `Sam3Processor`), the model compiled without tuning and, with a tuning database,
-the model compiled with it. Each has a process of its own (`perf/seats.py`), and they take turns once their answers were
-found to be the same. Peak memory is that of a side's process over all calls of the first question; the time to load is
-that of a process which has imported everything, with checksums of all files (and without, `unchecked_load_seconds`).
+the model compiled with it. Each has a process of its own (`perf/processes.py`). Once their answers were found to be the
+same, their rounds are interleaved. Peak memory is that of a side's process over all calls of the first question; the
+time to load is that of a process which has imported everything, with checksums of all files (and without,
+`unchecked_load_seconds`).
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.core.case import Scale
-from harness.deployment.compiling import Model, compile_model
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.precision import DEFAULT_PRECISION
+from harness.core.settings import Settings
+from harness.deployment.compiling import compile_model
+from harness.models.sam3.end_to_end import END_TO_END
+from harness.models.sam3.model import DEPLOYABLE
 from harness.processes import WorkerEnd, run_isolated
 from harness.processes.threads import configure_threads
 from harness.targets import TARGETS
 from harness.tuning.database import schedules_from
+from harness.verify.selection import select
 from perf.options import Options
 from perf.probe import measured_peaks
+from perf.processes import BenchmarkProcess, run_interleaved
 from perf.results import TORCH, TUNED, UNTUNED, circumstances, memory_bytes, ratios, summary
-from perf.seats import Seat, contest
 from perf.whole_model import ENCODE, PHOTO_AND_TEXT, QUESTIONS, SECOND_TEXT, Answer
 
 TARGET = "llvm"
@@ -40,20 +46,36 @@ BUDGET_SECONDS = dict(zip(QUESTIONS, (60.0, 40.0), strict=True))
 
 @dataclass
 class Side:
-    """A side that was loaded and gave the right answer, and what is known of it apart from its rounds."""
+    """A side that was loaded and gave the right answer.
 
-    seat: Seat
+    Attributes:
+        process: Its process.
+        facts: Its figures apart from its rounds.
+    """
+
+    process: BenchmarkProcess
     facts: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def scale(request: pytest.FixtureRequest) -> str:
-    return str((request.config.getoption("scale") or [Scale.SHALLOW.value])[0])
+def whole(request: pytest.FixtureRequest) -> Case:
+    """Returns the case that the command line names; of several strategies, scales, … the first."""
+    option = request.config.getoption
+    cases = select(
+        [END_TO_END.name],
+        option("strategy") or [DEFAULT_STRATEGY],
+        [TARGET],
+        option("scale") or [Scale.SHALLOW.value],
+        option("seed"),
+        option("precision") or [DEFAULT_PRECISION],
+        option("frontend") or [DEFAULT_FRONTEND],
+    )
+    return cases[0]
 
 
 @pytest.fixture(scope="module")
-def sides(scale: str, options: Options) -> Iterator[dict[str, Side]]:
-    """All of them, which were asked the same and answered the same."""
+def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
+    """Yields all sides, which were asked the same question and gave the same answer."""
     problem = TARGETS[TARGET].compile_problem() or TARGETS[TARGET].run_problem()
     if problem:
         pytest.skip(problem)
@@ -62,26 +84,26 @@ def sides(scale: str, options: Options) -> Iterator[dict[str, Side]]:
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         found: dict[str, Side] = {}
 
-        def take_part(side: str, function: str, request: Any, facts: dict[str, Any]) -> Answer:
-            seat = stack.enter_context(Seat(f"perf.whole_model:{function}", request))
-            found[side] = Side(seat, {"load_seconds": seat.load_seconds} | facts)
-            found[side].facts["first_call"], answer = seat.first(PHOTO_AND_TEXT)
+        def add_side(side: str, function: str, request: Any, facts: dict[str, Any]) -> Answer:
+            process = stack.enter_context(BenchmarkProcess(f"perf.whole_model:{function}", request))
+            found[side] = Side(process, {"load_seconds": process.load_seconds} | facts)
+            found[side].facts["first_call"], answer = process.first(PHOTO_AND_TEXT)
             return answer
 
-        expected = take_part(TORCH, "torch_side", scale, {"compile_seconds": None})
+        expected = add_side(TORCH, "torch_side", whole, {"compile_seconds": None})
         database = options.database_for(TARGET)
         for side in (UNTUNED, TUNED) if schedules_from(database, TARGET) else (UNTUNED,):
             artifact = Path(name) / side
             start = time.perf_counter()
-            compile_model(Model(scale=scale, database=database if side == TUNED else None), TARGET, artifact)
+            compile_model(DEPLOYABLE, whole, artifact, Settings(database=database if side == TUNED else None))
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": unchecked(artifact)}
-            check(take_part(side, "tvm_side", artifact, facts), expected)
+            check(add_side(side, "tvm_side", artifact, facts), expected)
             found[side].facts["verdict"] = "same objects"
         yield found
 
 
 def check(found: Answer, expected: Answer) -> None:
-    """The same queries, scores within 1e-5, boxes within 0.01 pixel, masks but for a millionth of their pixels."""
+    """Checks for the same queries, scores within 1e-5, boxes within 0.01 pixel, a millionth of the masks' pixels."""
     assert len(found.scores) == len(expected.scores) > 0
     np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=0, atol=0.01)
@@ -89,7 +111,7 @@ def check(found: Answer, expected: Answer) -> None:
 
 
 def unchecked(artifact: Path) -> float:
-    """Seconds that loading takes without checksums."""
+    """Returns the seconds that loading takes without checksums."""
     ended = run_isolated("perf.whole_model:unchecked_load_seconds", artifact)
     assert ended.kind is WorkerEnd.OK, ended.error
     return float(ended.value)
@@ -99,7 +121,7 @@ def unchecked(artifact: Path) -> float:
 def test_end_to_end(
     question: str,
     sides: dict[str, Side],
-    scale: str,
+    whole: Case,
     options: Options,
     benchmark: Any,
     end_to_end_results: list[dict[str, Any]],
@@ -107,22 +129,24 @@ def test_end_to_end(
     threads = configure_threads()
     if question == SECOND_TEXT:
         for side in sides.values():
-            side.seat.result(ENCODE)
-            side.facts["first_call"], _ = side.seat.first(SECOND_TEXT)
-    seats = {name: side.seat for name, side in sides.items()}
+            side.process.result(ENCODE)
+            side.facts["first_call"], _ = side.process.first(SECOND_TEXT)
+    processes = {name: side.process for name, side in sides.items()}
     peaks = [measured_peaks(threads)]
-    seconds, lost = contest(benchmark, seats, question, budget=BUDGET_SECONDS[question], most=40, rounds=options.rounds)
+    seconds, failed = run_interleaved(
+        benchmark, processes, question, budget=BUDGET_SECONDS[question], most=40, rounds=options.rounds
+    )
     peaks.append(measured_peaks(threads))
-    assert not lost
+    assert not failed
     results = {
         name: summary(rounds)
         | sides[name].facts
-        | {"memory": memory_bytes(seats[name].memory()) if question == PHOTO_AND_TEXT else None}
+        | {"memory": memory_bytes(processes[name].memory()) if question == PHOTO_AND_TEXT else None}
         for name, rounds in seconds.items()
     }
     tried = TUNED not in sides and options.database_for(TARGET) is not None
     note = "tuning found nothing over the defaults" if tried else ""
-    result = {"what": question, "scale": scale, "sides": results, "ratios": ratios(results), "note": note}
+    result = {"what": question, "case": whole.to_json(), "sides": results, "ratios": ratios(results), "note": note}
     result |= circumstances(threads, peaks)
     benchmark.extra_info |= result
     end_to_end_results.append(result)

@@ -1,4 +1,4 @@
-"""The instruments themselves: how two sides take turns, and the picture."""
+"""Tests of the suites' own parts: interleaved rounds, comparisons with stored runs, options, and the picture."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from typing import Any
 import pytest
 
 from harness.core.settings import REPOSITORY
-from perf.measuring import LONG_SECONDS, Side, interleave, take_turns
+from perf.measuring import LONG_SECONDS, Side, interleave, interleave_sides
 from perf.roofline import main
 
 
-def test_the_sides_take_turns_and_swap_places(benchmark: Any) -> None:
-    turns: list[str] = []
+def test_two_sides_are_interleaved_and_swap_places(benchmark: Any) -> None:
+    order: list[str] = []
 
     def side(name: str, seconds: float) -> Any:
         def call() -> None:
-            if not turns or turns[-1] != name:
-                turns.append(name)
+            if not order or order[-1] != name:
+                order.append(name)
             time.sleep(seconds)
 
         return call
 
     timed = interleave(benchmark, side("tvm", 0.02), side("torch", 0.04), budget=0.0, least=4)
     # Both are called once to know how long they take; then torch, TVM, TVM, torch, torch, TVM, TVM, torch.
-    assert turns == ["tvm", "torch", "tvm", "torch", "tvm", "torch"]
+    assert order == ["tvm", "torch", "tvm", "torch", "tvm", "torch"]
     assert len(timed.tvm) == len(timed.torch) == 4
     assert min(timed.tvm) >= 0.02 and min(timed.torch) >= 0.04
     assert 1.5 < timed.summary()["torch_over_tvm"] < 2.5
     assert timed.summary()["p95"] == "n/a"
 
 
-def test_a_short_call_fills_its_turn(benchmark: Any) -> None:
-    timed = interleave(benchmark, lambda: time.sleep(0.001), lambda: time.sleep(0.001), budget=0.0, turn=0.01)
+def test_short_calls_are_repeated_within_a_round(benchmark: Any) -> None:
+    timed = interleave(benchmark, lambda: time.sleep(0.001), lambda: time.sleep(0.001), budget=0.0, batch=0.01)
     assert len(timed.tvm) == 5
     assert min(benchmark.stats.stats.data) >= 0.005
     assert max(timed.tvm) < 0.005
 
 
-def test_any_number_of_sides_take_turns(benchmark: Any) -> None:
-    turns: list[str] = []
+def test_any_number_of_sides_are_interleaved(benchmark: Any) -> None:
+    order: list[str] = []
     lengths = {"a": 0.02, "b": 0.04, "c": 0.005}
 
     def side(name: str) -> Any:
         def call() -> None:
-            if not turns or turns[-1] != name:
-                turns.append(name)
+            if not order or order[-1] != name:
+                order.append(name)
             time.sleep(lengths[name])
 
         return call
 
-    seconds = take_turns(benchmark, {name: side(name) for name in lengths}, budget=0.0, least=3, turn=0.01)
+    seconds = interleave_sides(benchmark, {name: side(name) for name in lengths}, budget=0.0, least=3, batch=0.01)
     # All are called to know how long they take; then a b c, b c a, c a b.
-    assert turns == [*"abc", *"abc", *"bca", *"cab"]
+    assert order == [*"abc", *"abc", *"bca", *"cab"]
     assert {name: len(rounds) for name, rounds in seconds.items()} == {"a": 3, "b": 3, "c": 3}
     for name, rounds in seconds.items():
         assert lengths[name] <= min(rounds) <= 1.5 * lengths[name]
 
 
-def test_waking_waits_for_a_call_that_is_as_fast_as_before() -> None:
+def test_a_warm_up_ends_with_a_call_that_is_as_fast_as_before() -> None:
     slow = iter([0.002] * 20)
     side = Side(lambda: time.sleep(0.0005 + next(slow, 0.0)), fastest=0.0006)
-    side.wake()
+    side.warm_up()
     assert next(slow, None) is None
 
 
-def test_waking_spares_long_calls() -> None:
+def test_a_long_call_has_no_warm_up() -> None:
     side = Side(lambda: pytest.fail("called"), fastest=LONG_SECONDS)
-    side.wake()
+    side.warm_up()
 
 
 def kernel(bound: str, group: str, work: float) -> dict[str, Any]:

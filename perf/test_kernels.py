@@ -1,4 +1,4 @@
-"""Speed of every distinct kernel of SAM 3 beside PyTorch's same operator, and its share of this machine's peak.
+"""Measures every distinct kernel of SAM 3 beside PyTorch's same operator, and as a share of this machine's peak.
 
 A kernel is a module of one recorded call (`perf/kernels.py`), exported, imported and compiled like a component; its
 result is held to PyTorch's before it is timed. Rates are shares of the peak that `perf/probe.py` measures right before
@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from harness.core.outcome import VerdictKind
-from harness.lowering.frontends.torch_export import export_program, import_program
+from harness.lowering.route import lower
 from harness.machine import describe_machine
 from harness.parity.verdict import judge
 from harness.processes.threads import configure_threads
@@ -33,8 +33,8 @@ from perf.probe import probe
 
 BUDGET_SECONDS = 0.5
 """How long PyTorch and TVM together may take per kernel; at least five rounds run in any case."""
-TURN_SECONDS = 0.003
-"""A shorter kernel is called several times in a row."""
+BATCH_SECONDS = 0.003
+"""A shorter kernel is called several times within a round."""
 PROBE_SECONDS = 0.05
 """Length of the probe before and after each kernel."""
 
@@ -42,12 +42,12 @@ _TARGET = TARGETS["llvm"]
 
 
 def compiled(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], library: Path) -> Callable[[], list[Any]]:
-    """The module through export, import and the CPU pipeline, with its weights packed, on these inputs."""
-    imported, weights = import_program(export_program(module, inputs))
-    compile_module(imported, _TARGET, library)
+    """Lowers a module, compiles it for the CPU and packs its weights; returns what runs it on these inputs."""
+    imported = lower(module, inputs)
+    compile_module(imported.module, _TARGET, library)
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), _TARGET.device())
     arguments = [tvm.runtime.tensor(tensor.numpy()) for tensor in inputs]
-    packed = [tvm.runtime.tensor(weight) for weight in weights.values()]
+    packed = [tvm.runtime.tensor(weight) for weight in imported.parameters().values()]
     if machine.module.implements_function(TRANSFORM_PARAMETERS):
         packed = list(machine[TRANSFORM_PARAMETERS](packed))
     main = machine["main"]
@@ -81,7 +81,7 @@ def test_kernel(kernel: Kernel, benchmark: Any, kernel_results: list[dict[str, A
     machine_peak = probe(threads)
     measure = machine_peak.flops if kernel.bound == "compute" else machine_peak.bandwidth
     peaks = [measure(PROBE_SECONDS)]
-    timed = interleave(benchmark, run_tvm, run_torch, budget=BUDGET_SECONDS, turn=TURN_SECONDS)
+    timed = interleave(benchmark, run_tvm, run_torch, budget=BUDGET_SECONDS, batch=BATCH_SECONDS)
     peaks.append(measure(PROBE_SECONDS))
     peak = statistics.median(peaks)
     result = timed.summary() | {

@@ -1,10 +1,10 @@
-"""What each strategy costs: latency, kernels and memory traffic of the rotation, beside PyTorch's complex form.
+"""Measures each strategy's cost: latency, kernels and memory traffic of the rotation, beside PyTorch's complex form.
 
 Alone: queries and keys [B, 16, L, 64] of the ViT's global blocks (72 x 72 tokens) and of its windows (9 of 24 x 24),
 rotated by upstream's own `Attention._apply_rope` and returned. Before attention: the same, read by the attention that
 follows, where it can be folded into it. Inside: all of `vision_backbone`. The last two stand beside the same program
 whose queries and keys are not rotated at all, held to PyTorch's with the same change. Every result is held to PyTorch's
-before it is timed; then all sides take turns, round by round.
+before it is timed; then the rounds of all sides are interleaved.
 
     pytest perf/test_rope.py                                 # the shallow backbone
     pytest perf/test_rope.py --scale full --strategy real    # the full one
@@ -21,20 +21,21 @@ import pytest
 import torch
 
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
-from harness.core.settings import Settings
+from harness.core.settings import SEEDED
 from harness.lowering.rope import STRATEGIES, Strategy
+from harness.lowering.route import Route
 from harness.machine import describe_machine
-from harness.models.sam3.source import Source
+from harness.models.registry import subjects
 from harness.models.sam3.upstream import upstream
 from harness.processes.threads import configure_threads
 from harness.targets import TARGETS
-from perf.measuring import take_turns
+from perf.measuring import interleave_sides
 from perf.rope import HEAD_SIZE, HEADS, UNROTATED, Compiled, Pool, Rotate, RotateAndAttend, compiled
 
 BUDGET_SECONDS = 12.0
 """How long all sides together may take per test; at least five rounds run in any case."""
-TURN_SECONDS = 0.05
-"""A shorter call is repeated within its turn."""
+BATCH_SECONDS = 0.05
+"""A shorter call is repeated within a round."""
 
 PYTORCH = "PyTorch, complex"
 
@@ -45,7 +46,7 @@ grids = pytest.mark.parametrize(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Strategies and scales as on the command line; all strategies take turns in one test."""
+    """Strategies and scales as on the command line; one test interleaves all strategies."""
     config = metafunc.config
     if "strategies" in metafunc.fixturenames:
         names = config.getoption("strategy") or [*STRATEGIES]
@@ -57,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def threads() -> int:
-    """How many TVM and PyTorch use."""
+    """Returns how many threads TVM and PyTorch use."""
     problem = TARGETS["llvm"].compile_problem() or TARGETS["llvm"].run_problem()
     if problem:
         pytest.skip(problem)
@@ -65,7 +66,7 @@ def threads() -> int:
 
 
 def run_torch(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """What PyTorch returns, as a list."""
+    """Runs PyTorch and returns its results as a list."""
     with torch.no_grad():
         results = module(*inputs)
     return list(results) if isinstance(results, tuple | list) else [results]
@@ -74,14 +75,14 @@ def run_torch(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> list
 def sides(
     module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], strategies: Sequence[Strategy]
 ) -> dict[str, Compiled]:
-    """The module compiled with each strategy, its results strict."""
+    """Compiles the module with each strategy and checks the results against PyTorch's."""
     upstreams = run_torch(module, inputs)
     pool = Pool()
     found = {}
     for strategy in strategies:
         expected = upstreams
         if strategy is UNROTATED:
-            with strategy.apply(module):
+            with Route(strategy=strategy).applied(module):
                 expected = run_torch(module, inputs)
         found[strategy.name] = compiled(strategy, module, inputs, pool)
         for actual, wanted in zip(found[strategy.name].call(), expected, strict=True):
@@ -96,13 +97,13 @@ def measure(
     inputs: tuple[torch.Tensor, ...],
     strategies: Sequence[Strategy],
 ) -> list[dict[str, Any]]:
-    """Compiles and times: PyTorch's numbers, then each strategy's."""
+    """Compiles and times a workload; returns PyTorch's numbers, then each strategy's."""
     found = sides(module, inputs, strategies)
     calls: Mapping[str, Callable[[], Any]] = {
         PYTORCH: lambda: run_torch(module, inputs),
         **{name: side.call for name, side in found.items()},
     }
-    seconds = take_turns(benchmark, calls, budget=BUDGET_SECONDS, turn=TURN_SECONDS)
+    seconds = interleave_sides(benchmark, calls, budget=BUDGET_SECONDS, batch=BATCH_SECONDS)
     return [
         {
             "workload": workload,
@@ -119,7 +120,7 @@ def measure(
 
 
 def over(rounds: Sequence[float], base: Sequence[float] | None) -> dict[str, float] | None:
-    """What a side takes more than the base, as a share of it: of the medians, and the range over the rounds."""
+    """Returns the time that a side takes more than the base, as a share of it: of the medians, and the range."""
     if base is None:
         return None
     ratios = [mine / theirs - 1.0 for mine, theirs in zip(rounds, base, strict=True)]
@@ -128,13 +129,13 @@ def over(rounds: Sequence[float], base: Sequence[float] | None) -> dict[str, flo
 
 
 def tokens(count: int, batch: int, length: int) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and perhaps values, [batch, 16, length, 64]."""
+    """Makes queries, keys and perhaps values, [batch, 16, length, 64]."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn((batch, HEADS, length, HEAD_SIZE), generator=generator) for _ in range(count))
 
 
 def keep(benchmark: Any, rope_results: list[dict[str, Any]], threads: int, results: list[dict[str, Any]]) -> None:
-    """For the table and for pytest-benchmark's file."""
+    """Keeps the results for the table and for pytest-benchmark's file."""
     results = [result | {"threads": threads} for result in results]
     benchmark.extra_info |= {"sides": results, "machine": describe_machine()}
     rope_results.extend(results)
@@ -175,9 +176,10 @@ def test_rotation_before_attention(
 def test_rotation_inside_the_backbone(
     scale: str, strategies: list[Strategy], threads: int, benchmark: Any, rope_results: list[dict[str, Any]]
 ) -> None:
+    case = Case("vision_backbone", DEFAULT_STRATEGY, "llvm", Scale(scale))
     with upstream():
-        source = Source(Case("vision_backbone", DEFAULT_STRATEGY, "llvm", Scale(scale), 0), Settings())
-        module, inputs = source.module, tuple(next(iter(source.samples.values())).values())
-        del source
+        program = next(iter(subjects()[case.component].open(case, SEEDED).programs.values()))
+        module, inputs = program.module, tuple(program.example.values())
+        del program
         workload = f"vision_backbone, {scale}"
         keep(benchmark, rope_results, threads, measure(benchmark, workload, module, inputs, [UNROTATED, *strategies]))

@@ -1,7 +1,7 @@
-"""The sides of the whole model: upstream's processor, and compiled folders; for `perf.seats.Seat`.
+"""The sides of the whole model: upstream's processor and compiled folders, each in a `perf.processes.BenchmarkProcess`.
 
-Each is asked the questions of `QUESTIONS`. Every call asks a text that the side has not seen, because the compiled
-model remembers texts; the first one is `TEXT`, and all sides must find the same.
+Each side answers the questions of `QUESTIONS`. Every call asks for a text that the side has not seen, because the
+compiled model remembers texts; the first text is `TEXT`, and all sides must find the same.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.case import Case
 from harness.core.settings import REPOSITORY
-from perf.seats import Calls, Load
+from perf.processes import Calls, Load
 
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "coffee.png"
 TEXT = "cup"
 
 ENCODE = "encode"
-"""What every side can do besides: encode the photograph that the second text is asked of."""
+"""Another function of every side: it encodes the photograph that the second text is asked of."""
 PHOTO_AND_TEXT, SECOND_TEXT = QUESTIONS = ("photo and text", "second text")
-"""From a photograph and a text to masks; another text on a photograph that is encoded already."""
+"""A photograph and a text to masks; another text on a photograph that is encoded already."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found: masks bool [k, h, w], boxes fp32 [k, 4] in pixels, scores fp32 [k]."""
+    """What a side found: masks bool [k, h, w], boxes fp32 [k, 4] in pixels, scores fp32 [k]."""
 
     masks: npt.NDArray[np.bool_]
     boxes: npt.NDArray[np.float32]
@@ -41,7 +42,7 @@ class Answer:
 
 @contextmanager
 def tvm_side(artifact: Path) -> Iterator[Load]:
-    """A compiled folder."""
+    """Runs a compiled folder."""
     from harness.runtime import EncodedImage, Sam3
     from harness.runtime.loading import load_runtime
     from harness.runtime.sam3.images import load_image
@@ -67,8 +68,8 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
 
 
 @contextmanager
-def torch_side(scale: str) -> Iterator[Load]:
-    """Upstream's processor."""
+def torch_side(case: Case) -> Iterator[Load]:
+    """Runs upstream's processor."""
     from sam3.model.sam3_image_processor import Sam3Processor
 
     from harness.models.sam3.build import build_model
@@ -79,7 +80,7 @@ def torch_side(scale: str) -> Iterator[Load]:
     with upstream():
 
         def load() -> Calls:
-            processor = Sam3Processor(build_model(scale), device="cpu")
+            processor = Sam3Processor(build_model(case.scale, case.seed), device="cpu")
             encoded = cache(lambda: processor.set_image(photograph))
 
             def ask(image: dict[str, Any]) -> Answer:
@@ -97,7 +98,7 @@ def torch_side(scale: str) -> Iterator[Load]:
 
 
 def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> float:
-    """How long loading takes without checksums; to be called by `harness.processes.run_isolated`."""
+    """Returns how long loading takes without checksums; to be called by `harness.processes.run_isolated`."""
     from harness.runtime import Sam3
     from harness.runtime.loading import load_runtime
 
@@ -108,5 +109,5 @@ def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> flo
 
 
 def new_texts() -> Iterator[str]:
-    """`TEXT`, and then texts that were never asked."""
+    """Yields `TEXT`, and then texts that were never asked for."""
     return itertools.chain([TEXT], (f"{TEXT} {number}" for number in itertools.count()))

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.frontends.torch_export.operators import load_calls
+from harness.lowering.route import Route
 from harness.processes.threads import configure_threads
 from harness.runtime.executable import Executable
 from harness.targets import TARGETS
@@ -21,8 +21,8 @@ from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_modul
 from perf.kernels import LEAST_MOVED, Group, Kernel, flop, kernels
 from perf.measuring import percentile
 from perf.probe import probe
+from perf.processes import BenchmarkProcess, BenchmarkProcessError
 from perf.profiling import explained_work, flop_of_program, kernel_times, with_work, work_of_functions
-from perf.seats import Seat, SeatError
 from perf.tables import kernel_tables
 
 KERNELS = kernels()
@@ -155,16 +155,16 @@ def test_the_probe_measures_what_a_thread_can_do() -> None:
 
 def test_memory_is_that_of_weights_and_of_the_run_above_them() -> None:
     size = 200 << 20
-    with Seat("conformance.support.sides:holding_bytes", size) as seat:
-        seat.first("run")
-        memory = seat.memory()
+    with BenchmarkProcess("conformance.support.sides:holding_bytes", size) as process:
+        process.first("run")
+        memory = process.memory()
         if memory is None:
             pytest.skip("this system does not tell the peak of a process")
         assert memory.weights == pytest.approx(size, rel=0.02)
         assert memory.run == pytest.approx(2 * size, rel=0.02)
         # What is sent to be judged is pickled: that is no memory of the run.
-        assert len(seat.first("weights")[1]) == size
-        assert seat.memory() == memory
+        assert len(process.first("weights")[1]) == size
+        assert process.memory() == memory
 
 
 @pytest.mark.parametrize(
@@ -178,19 +178,20 @@ def test_memory_is_that_of_weights_and_of_the_run_above_them() -> None:
     ],
 )
 def test_a_side_that_fails_is_a_sentence(how: str, sentence: str) -> None:
-    with pytest.raises(SeatError) as error, Seat("conformance.support.sides:misbehaving", how, limit=10.0) as seat:
-        seat.turn(how)
+    side = "conformance.support.sides:misbehaving"
+    with pytest.raises(BenchmarkProcessError) as error, BenchmarkProcess(side, how, limit=10.0) as process:
+        process.timed(how)
     assert str(error.value) == sentence
 
 
 def test_seconds_are_those_of_the_call_alone() -> None:
-    with Seat("conformance.support.sides:misbehaving", "") as seat:
-        first, result = seat.first("sleep")
+    with BenchmarkProcess("conformance.support.sides:misbehaving", "") as process:
+        first, result = process.first("sleep")
         assert result is None
-        turns = [seat.turn("sleep") for _ in range(20)]
-    assert min(first, *turns) >= 0.02
+        calls = [process.timed("sleep") for _ in range(20)]
+    assert min(first, *calls) >= 0.02
     # The shortest of many: other tests may share the processors.
-    assert min(turns) < 0.03
+    assert min(calls) < 0.03
 
 
 @pytest.mark.parametrize(
@@ -237,12 +238,12 @@ class EveryKind(torch.nn.Module):
 
 def test_the_time_of_a_run_goes_into_kernels_that_do_its_work(tmp_path: Path) -> None:
     module, inputs = EveryKind().eval(), (torch.randn(1, 32, 24, 24, generator=torch.Generator().manual_seed(0)),)
-    program = export_program(module, inputs)
-    imported, weights = import_program(program)
+    program = Route().export(module, inputs)
+    imported = Route().lower(program)
     target, library = TARGETS["llvm"], tmp_path / f"library{LIBRARY_SUFFIX}"
-    lowered = lower_module(imported, target, target.tvm_target())
+    lowered = lower_module(imported.module, target, target.tvm_target())
     build_library(lowered, target.tvm_target(), library)
-    executable = Executable(library, target.device(), list(weights.values()))
+    executable = Executable(library, target.device(), list(imported.parameters().values()))
     arrays = [tensor.numpy() for tensor in inputs]
     kernels = with_work(kernel_times(executable, arrays), work_of_functions(lowered))
     assert sum(k["flop"] or 0 for k in kernels) == flop_of_program(program)

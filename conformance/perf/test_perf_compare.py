@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from perf.compare import LEAST, Change, checked, compare_runs, main, read_run
 
@@ -139,6 +141,30 @@ def test_kernels_are_compared_too(tmp_path: Path) -> None:
     before = stored(tmp_path / "before.json", kernel={"tvm_seconds": [1.0] * 5, "torch_seconds": [2.0] * 5})
     after = stored(tmp_path / "after.json", kernel={"tvm_seconds": [1.5] * 5, "torch_seconds": [2.0] * 5})
     assert main([before, after]) == 1
+
+
+def test_a_case_is_known_by_its_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case, rounds = Case("vit", "real", "cuda", precision="fp16"), {"torch": [1.0] * 5, "untuned": [1.0] * 5}
+    name = f"test_component[{case.id}]"
+    fields = stored(tmp_path / "fields.json", **{name: info(**rounds) | {"case": case.to_json()}})
+    former = stored(tmp_path / "id.json", **{name: info(**rounds) | {"case": case.id}})
+    seeded = stored(tmp_path / "seed.json", **{name: info(**rounds) | {"case": replace(case, seed=1).to_json()}})
+    broken = stored(tmp_path / "broken.json", **{name: info(**rounds) | {"case": "vit-fp16"}})
+    assert main([former, fields]) == 0
+    assert main([seeded, fields]) == 2  # other weights, though the names are the same
+    assert main([broken, fields]) == 2
+    assert "'vit-fp16' is no id of a case" in capsys.readouterr().err
+
+
+def test_questions_are_known_by_their_scale(tmp_path: Path) -> None:
+    name, rounds = "test_end_to_end[second text]", {"torch": [1.0] * 5, "untuned": [1.0] * 5}
+    asked = info(**rounds) | {"what": "second text"}
+    case = Case("end_to_end", "real", "llvm", "full").to_json()
+    fields = stored(tmp_path / "fields.json", **{name: asked | {"case": case}})
+    former = stored(tmp_path / "former.json", **{name: asked | {"scale": "full"}})
+    shallow = stored(tmp_path / "shallow.json", **{name: asked | {"scale": "shallow"}})
+    assert main([former, fields]) == 0
+    assert main([shallow, fields]) == 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"benchmarks": 1}', '{"benchmarks": [1]}'])

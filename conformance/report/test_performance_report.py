@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from typer.testing import CliRunner
 
 from conformance.support.tuning import record
 from harness.cli.main import app
+from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.report.performance import findings, write_performance_report
+from harness.report.performance.cases import recorded_case
 from harness.report.performance.document import GOALS, build_sections, judge_goal, median_interval, ratio, shares
 from harness.report.performance.formatting import duration
+from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import shortened
 from harness.report.performance.reading import KernelTime, Measurement, read_result, read_results
 from harness.tuning.database import store
@@ -80,11 +84,11 @@ def three_sides(torch: float, untuned: float, tuned: float | None, count: int = 
 
 def component(name: str, sides: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     """A benchmark of perf/test_components.py."""
-    case = f"{name}-real-llvm-full"
+    case = Case(name, DEFAULT_STRATEGY, "llvm", Scale.FULL)
     timed = {key: value["median"] for key, value in sides.items() if "median" in value}
     ours = "tuned" if "tuned" in timed else "untuned"
     extra = {
-        "case": case,
+        "case": case.to_json(),
         "threads": 2,
         "machine": MACHINE,
         "versions": {"apache-tvm": "0.27.0", "torch": "2.13.0"},
@@ -100,12 +104,13 @@ def component(name: str, sides: Mapping[str, Any], **others: Any) -> dict[str, A
             *({"name": f"add{n}", "calls": 1, "seconds": 0.001, "flop": None, "bytes": 1e6} for n in range(10)),
         ],
     }
-    return {"name": f"test_component[{case}]", "group": None, "extra_info": extra | others, "stats": {}}
+    return {"name": f"test_component[{case.id}]", "group": None, "extra_info": extra | others, "stats": {}}
 
 
 def question(what: str, sides: Mapping[str, Any]) -> dict[str, Any]:
     """A benchmark of perf/test_end_to_end.py."""
-    extra = {"what": what, "scale": "full", "threads": 2, "machine": MACHINE, "sides": sides, "ratios": {}}
+    case = Case("end_to_end", DEFAULT_STRATEGY, "llvm", Scale.FULL).to_json()
+    extra = {"what": what, "case": case, "threads": 2, "machine": MACHINE, "sides": sides, "ratios": {}}
     return {"name": f"test_end_to_end[{what}]", "group": None, "extra_info": extra, "stats": {}}
 
 
@@ -337,6 +342,95 @@ def test_a_database_that_is_not_there_is_a_sentence(perf_json: Path, tmp_path: P
     done = run(perf_json, "--out", tmp_path / "docs", "--db", tmp_path / "nowhere")
     assert done.returncode == 2 and done.stderr.startswith("error: there is no tuning database in")
     assert not (tmp_path / "docs").exists()
+
+
+# Cases
+
+
+def test_a_half_precision_is_no_scale(tmp_path: Path) -> None:
+    half = Case("box_head", DEFAULT_STRATEGY, "cuda", precision="fp16")
+    plain = component("vit", three_sides(0.5, 0.25, None), case=Case("vit", DEFAULT_STRATEGY, "cuda").to_json())
+    path = write(tmp_path / "a.json", component("box_head", three_sides(0.5, 0.25, None), case=half.to_json()), plain)
+    (section,) = build_sections(read_results([path]))
+    assert [(m.case, m.scale) for m in section.components] == [
+        (Case("vit", DEFAULT_STRATEGY, "cuda"), Scale.SHALLOW),
+        (half, Scale.SHALLOW),
+    ]
+    assert list(section.names.values()) == ["vit", "box_head (fp16)"]
+    assert section.scales == (Scale.SHALLOW,)
+    assert list(section.goals[0].values) == ["vit"]  # the goals are for fp32
+    page = page_of(tmp_path, path)
+    assert " · shallow scale" in page and "- In **half precision**, r_rms is over" in page
+
+
+def test_precisions_of_a_component_stand_beside_each_other(tmp_path: Path) -> None:
+    cases = [Case("vit", DEFAULT_STRATEGY, "cuda", precision=precision) for precision in ("fp32", "fp16", "bf16")]
+    benchmarks = [component("vit", three_sides(0.5, 0.25, None), case=case.to_json()) for case in cases]
+    (section,) = build_sections(read_results([write(tmp_path / "a.json", *benchmarks)]))
+    variants = ("", " · fp16", " · bf16")
+    assert list(section.names.values()) == [f"vit (real · cuda · shallow{variant})" for variant in variants]
+    assert section.superseded == ()
+
+
+def former(benchmark: Mapping[str, Any]) -> dict[str, Any]:
+    """The benchmark as it was written when a case was its id, and a question had only a scale."""
+    extra = dict(benchmark["extra_info"])
+    if "case" in extra:
+        case = Case.from_json(extra.pop("case"))
+        extra |= {"scale": str(case.scale)} if "what" in extra else {"case": case.id}
+    return {**benchmark, "extra_info": extra}
+
+
+def test_files_with_ids_of_cases_give_the_same_page(perf_json: Path, tmp_path: Path) -> None:
+    benchmarks = json.loads(perf_json.read_text(encoding="utf-8"))["benchmarks"]
+    half = Case("vit", DEFAULT_STRATEGY, "cuda", Scale.FULL, precision="bf16")
+    benchmarks.append(component("vit", three_sides(0.5, 0.25, 0.2), case=half.to_json()))
+    (tmp_path / "former").mkdir()
+    now, before = tmp_path / "perf.json", tmp_path / "former" / "perf.json"
+    write(now, *benchmarks)
+    write(before, *map(former, benchmarks))
+    assert now.read_text(encoding="utf-8") != before.read_text(encoding="utf-8")
+    pages = []
+    for path in (now, before):
+        files = read_results([path])
+        sections = build_sections(files)
+        pages.append(render_page(sections, [{}] * len(sections), files))
+    assert pages[0] == pages[1] and "vit (bf16)" in pages[0]
+
+
+def test_the_page_in_docs_is_that_of_its_files() -> None:
+    docs = REPOSITORY / "docs"
+    names = ("components", "vision_backbone", "end_to_end", "kernels")
+    files = read_results([docs / "performance" / f"{name}.json" for name in names])
+    places = {path.stem: f"performance/{path.name}" for path in (docs / "performance").glob("*.png")}
+    page = (docs / "PERFORMANCE_REPORT.md").read_text(encoding="utf-8")
+    assert render_page(build_sections(files), [places], files) == page
+
+
+@given(
+    st.builds(
+        Case,
+        st.sampled_from(["vit", "end_to_end"]),
+        st.sampled_from(["real", "tensorir"]),
+        st.sampled_from(["llvm", "cuda"]),
+        st.sampled_from(list(Scale)),
+        precision=st.sampled_from(["fp32", "fp16", "bf16"]),
+    ),
+    st.integers(0, 3),
+)
+def test_a_case_is_read_from_its_fields_and_from_its_id(case: Case, seed: int) -> None:
+    assert recorded_case({"case": case.id}) == case
+    seeded = replace(case, seed=seed)
+    assert recorded_case({"case": json.loads(json.dumps(seeded.to_json()))}) == seeded
+
+
+@pytest.mark.parametrize(
+    "data", ["vit", "vit-real-llvm-fp16", "vit-real-llvm-full-fp8", {}, {"component": "vit"}, 3, {"component": 3}]
+)
+def test_what_is_no_case_is_refused(tmp_path: Path, data: object) -> None:
+    path = write(tmp_path / "perf.json", component("vit", three_sides(0.5, 0.25, None), case=data))
+    with pytest.raises(HarnessError, match="`case` of test_component"):
+        read_results([path])
 
 
 # The figures

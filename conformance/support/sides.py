@@ -1,4 +1,4 @@
-"""Sides for the tests of `perf.seats`, which run in processes of their own."""
+"""Sides for the tests of `perf.processes`, which run in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from perf.seats import Calls, Load
+from perf.processes import Calls, Load
 
 
 @contextmanager

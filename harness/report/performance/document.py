@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from harness.models.sam3.components import COMPONENTS
+from harness.core.precision import DEFAULT_PRECISION
+from harness.models.registry import subjects
+from harness.report.performance.cases import precision_of
 from harness.report.performance.reading import (
     OURS,
     PEERS,
@@ -28,9 +30,6 @@ TOP_KERNELS = 5
 """Kernels of a component that are told apart; what is left is added up."""
 
 Entry = TypeVar("Entry", Measurement, KernelRate)
-
-_ORDER = tuple(COMPONENTS)
-"""Components as they are listed everywhere."""
 
 _MACHINE_KEYS = ("cpu", "features", "usable_cpus", "memory_bytes")
 """What makes two machines the same, besides the threads."""
@@ -110,7 +109,7 @@ class Goal:
 
 
 def _of_component(measurement: Measurement) -> bool:
-    return measurement.kind == "component"
+    return measurement.kind == "component" and measurement.case.precision == DEFAULT_PRECISION
 
 
 GOALS = (
@@ -134,7 +133,7 @@ GOALS = (
         as_gain=True,
     ),
 )
-"""On two threads of the project's own kind of machine, at full scale, in one interleaved run."""
+"""In fp32, on two threads of the project's own kind of machine, at full scale, in one interleaved run."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +305,8 @@ class Section:
         components: In the order of the registry.
         questions: To the whole model.
         kernels: Of perf/test_kernels.py.
-        names: What each measurement is called: its name, with the variant where that alone is ambiguous.
+        names: What each measurement is called: its name, with a precision or frontend that is not the default one, and
+            with the whole variant where the name alone is ambiguous.
         goals: Of issue and design, and what was measured.
         superseded: Benchmarks of which another file has a newer run.
     """
@@ -355,8 +355,9 @@ def _key(entry: Measurement | KernelRate) -> str:
 def _section(key: str, files: Sequence[ResultFile]) -> Section:
     measurements = [m for file in files for m in file.measurements if _key(m) == key]
     rates = [kernel for file in files for kernel in file.kernels if _key(kernel) == key]
-    measurements.sort(key=lambda m: _ORDER.index(m.name) if m.name in _ORDER else len(_ORDER))
-    measured, old = _newest(measurements, [(m.kind, m.name, m.variant) for m in measurements])
+    order = list(subjects())
+    measurements.sort(key=lambda m: order.index(m.name) if m.name in order else len(order))
+    measured, old = _newest(measurements, [(m.kind, m.name, m.case) for m in measurements])
     kernels, old_kernels = _newest(rates, [(kernel.group, kernel.kernel, kernel.shape) for kernel in rates])
     entries: list[Measurement | KernelRate] = [*measured, *kernels]
     newest = max(entries, key=lambda entry: entry.source.created)
@@ -394,7 +395,8 @@ def _created(entry: Measurement | KernelRate) -> datetime:
 
 def _names(measurements: Sequence[Measurement]) -> dict[Measurement, str]:
     plain = [measurement.name for measurement in measurements]
-    return {m: m.name if plain.count(m.name) == 1 or not m.variant else f"{m.name} ({m.variant})" for m in measurements}
+    details = {m: m.variant if plain.count(m.name) > 1 else precision_of(m.case) for m in measurements}
+    return {m: f"{m.name} ({text})" if text else m.name for m, text in details.items()}
 
 
 @dataclass(frozen=True)

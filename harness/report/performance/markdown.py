@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.core.precision import DEFAULT_PRECISION
 from harness.report.performance import findings
 from harness.report.performance.document import (
     NO_DATABASE,
@@ -79,6 +80,7 @@ def render_page(
         rate=rate,
         why_absent=why_absent,
         enough=(ENOUGH_FOR_P95, ENOUGH_FOR_P99),
+        half=any(m.case.precision != DEFAULT_PRECISION for section in sections for m in section.measurements),
         ours=OURS,
         PYTORCH=PYTORCH,
         UNTUNED=UNTUNED,

@@ -2,11 +2,12 @@
 
 A benchmark of pytest-benchmark's JSON is told by its `extra_info`:
 
-- of `perf/test_components.py`: `case`, and `sides` by name, each {"error": sentence} or
-  {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call", "compile_seconds", "load_seconds",
-  "memory", "worst_r_rms", "verdict", "reason"}; `peak_flops`, `peak_bandwidth`, `flop`; and `kernels`
-  [{"name", "size", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; `note` where tuning changed nothing;
-- of `perf/test_end_to_end.py`: the same with `what` in place of `case`;
+- of `perf/test_components.py`: `case`, the fields of a `harness.core.case.Case`; `sides` by name, each
+  {"error": sentence} or {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call",
+  "compile_seconds", "load_seconds", "memory", "worst_r_rms", "verdict", "reason"}; `peak_flops`, `peak_bandwidth`,
+  `flop`; `kernels` [{"name", "size", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; and `note` where
+  tuning changed nothing;
+- of `perf/test_end_to_end.py`: the same, and the question `what`;
 - of `perf/test_kernels.py`: `bound`, `work`, `moved`, `peaks`, `rate`, `torch_rate`, …
 
 Others (the suites' tests of their own instruments, the rotary strategies) are left alone.
@@ -23,8 +24,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
+from harness.report.performance.cases import question_variant_of, recorded_case, variant_of
 
 ENOUGH_FOR_P95, ENOUGH_FOR_P99 = 20, 100
 """Rounds below which a percentile is not believed, whatever the file says."""
@@ -142,14 +145,13 @@ class KernelTime:
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """A component, or a question to the whole model: sides that took turns in one process.
+    """A component, or a question to the whole model: sides whose rounds were interleaved.
 
     Attributes:
         source: The benchmark.
         kind: Which suite.
+        case: The case.
         name: The component, or the question.
-        variant: Strategy, target and scale of a component, scale of a question.
-        scale: `full` or `shallow`, empty if the file does not say.
         machine: From `harness.machine.describe_machine`.
         versions: Installed packages, empty if the file does not say.
         sides: By name; PyTorch is one of them.
@@ -163,9 +165,8 @@ class Measurement:
 
     source: Source
     kind: Literal["component", "question"]
+    case: Case
     name: str
-    variant: str
-    scale: str
     threads: int
     machine: Mapping[str, Any]
     versions: Mapping[str, Any]
@@ -177,6 +178,16 @@ class Measurement:
     peak_bandwidth: float | None = None
     profiled: str = UNTUNED
     kernels: tuple[KernelTime, ...] = ()
+
+    @property
+    def scale(self) -> str:
+        """`full` or `shallow`; empty if the file does not say."""
+        return str(self.case.scale)
+
+    @property
+    def variant(self) -> str:
+        """Strategy, target and scale of a component, scale of a question; and what is not as usual."""
+        return question_variant_of(self.case) if self.kind == "question" else variant_of(self.case)
 
     @property
     def ours(self) -> Side:
@@ -392,12 +403,8 @@ def _measurement(source: Source, extra: _Fields) -> Measurement:
     if PYTORCH not in sides or not any(name in sides for name in OURS):
         raise _Problem(f"{extra.where} lacks the side `{PYTORCH}` or both `{UNTUNED}` and `{TUNED}`")
     _check_ratios(extra, sides)
-    question = "case" not in extra.data
-    name, variant, scale = (
-        (extra.text("what"), extra.data.get("scale", ""), extra.data.get("scale", ""))
-        if question
-        else _parts(extra.text("case"))
-    )
+    question = "what" in extra.data
+    case = _case(extra)
     listed = extra.data.get("kernels") or []
     if not isinstance(listed, list):
         raise extra.wrong("kernels")
@@ -405,9 +412,8 @@ def _measurement(source: Source, extra: _Fields) -> Measurement:
     return Measurement(
         source=source,
         kind="question" if question else "component",
-        name=name,
-        variant=str(variant),
-        scale=str(scale),
+        case=case,
+        name=extra.text("what") if question else case.component,
         threads=int(extra.number("threads")),
         machine=extra.inner("machine").data,
         versions=extra.inner_or_nothing("versions"),
@@ -422,10 +428,14 @@ def _measurement(source: Source, extra: _Fields) -> Measurement:
     )
 
 
-def _parts(case: str) -> tuple[str, str, str]:
-    """Component, the rest, and the scale of a case's id."""
-    parts = case.split("-")
-    return parts[0], " · ".join(parts[1:]), parts[-1] if len(parts) > 1 else ""
+def _case(extra: _Fields) -> Case:
+    try:
+        case = recorded_case(extra.data)
+    except ValueError as error:
+        raise extra.wrong("case") from error
+    if case is None:
+        raise extra.wrong("case")
+    return case
 
 
 def _side(name: str, fields: _Fields) -> Side:

@@ -1,11 +1,12 @@
-"""A side in a process of its own: it loads there, and runs once whenever it is its turn.
+"""A side of a benchmark in a process of its own: it loads there, and runs once when it is asked to.
 
 So the sides share nothing but the machine: no OpenMP runtime, no allocator, no thread that still spins when the next
-one begins. What loads is seen to load, memory is that of one side, and a side that crashes is a sentence. Seconds are
-taken around the call in its own process; while it runs, the others wait for a message and use no CPU.
+side begins. What a side loads is measured as its load, memory is that of one side, and a side that crashes is reported
+in one sentence. Seconds are taken around the call in its own process; while it runs, the other processes wait for a
+message and use no CPU.
 
-A side is a context manager `side(request)`, named as `module:name`. When it is entered it imports libraries and reads
-inputs; what it yields loads the side and returns what it can do: functions without arguments, by name.
+A side is a context manager `side(request)`, named as `module:name`. When it is entered, it imports libraries and reads
+inputs; what it yields loads the side and returns the functions that it can run: without arguments, by name.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from harness.processes.threads import configure_threads
-from perf.measuring import Side, in_turns, turn_seconds
+from perf.measuring import Side, expected_seconds, run_rounds
 from perf.memory import Memory, Meter
 
 Calls = Mapping[str, Callable[[], Any]]
-"""What a side can do, by name."""
+"""The functions that a side can run, by name."""
 Load = Callable[[], Calls]
 """Loads a side."""
 
 LIMIT_SECONDS = 1200.0
-"""How long a side may take for one answer: compiling a backbone of 450 million parameters is the longest."""
+"""How long a process may take for one answer: compiling a backbone of 450 million parameters takes longest."""
 LEAST_ROUNDS, MOST_ROUNDS = 6, 120
-"""How many rounds there are: at least as many as a ratio's interval takes, at most somewhat above what a p99 needs."""
+"""How many rounds there are: at least as many as the interval of a ratio needs, at most a few more than a p99 needs."""
 _MESSAGE = 300
 """Characters of an error that are kept."""
 
 
-class SeatError(RuntimeError):
+class BenchmarkProcessError(RuntimeError):
     """Why a side could not be loaded or run, in one sentence."""
 
 
-class Seat:
-    """One side in its process.
+class BenchmarkProcess:
+    """The process of one side.
 
     Attributes:
         load_seconds: How long loading took, libraries apart.
@@ -55,11 +56,11 @@ class Seat:
 
         Args:
             side: Where the context manager is, as `module:name`.
-            request: What it is given; picklable.
-            limit: Seconds after which there is no answer.
+            request: The argument of the context manager; picklable.
+            limit: Seconds after which an answer is no longer waited for.
 
         Raises:
-            SeatError: It could not be loaded.
+            BenchmarkProcessError: The side could not be loaded.
         """
         context = multiprocessing.get_context("spawn")  # torch and TVM do not survive a fork
         self._connection, other = context.Pipe()
@@ -69,38 +70,38 @@ class Seat:
         other.close()
         self._limit = limit
         self.fastest: dict[str, float] = {}
-        self.load_seconds: float = self._answer()
+        self.load_seconds: float = self._receive()
 
-    def __enter__(self) -> Seat:
+    def __enter__(self) -> BenchmarkProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def first(self, name: str) -> tuple[float, Any]:
-        """Seconds and result of a call that nothing was done for."""
+        """Returns the seconds and the result of a call that is not preceded by a warm-up."""
         seconds, result, self.fastest[name] = self._ask("first", name)
         return seconds, result
 
-    def turn(self, name: str) -> float:
-        """Seconds of one call, with all threads awake."""
-        seconds, self.fastest[name] = self._ask("turn", name)
+    def timed(self, name: str) -> float:
+        """Returns the seconds of one call after a warm-up."""
+        seconds, self.fastest[name] = self._ask("timed", name)
         return float(seconds)
 
-    def wake(self, name: str) -> None:
-        """Calls it until all threads run."""
-        self.fastest[name] = self._ask("wake", name)
+    def warm_up(self, name: str) -> None:
+        """Calls a function until all threads run."""
+        self.fastest[name] = self._ask("warm_up", name)
 
     def prepare(self, name: str) -> float:
-        """Seconds of a call that belongs to loading, and is no run."""
+        """Returns the seconds of a call that belongs to loading, and is no run."""
         return float(self._ask("prepare", name))
 
     def result(self, name: str) -> Any:
-        """What a call returns that is not measured."""
+        """Returns the result of a call that is not measured."""
         return self._ask("result", name)
 
     def memory(self) -> Memory | None:
-        """What loading and all calls so far took; None where the system does not tell."""
+        """Returns the memory of loading and of all calls so far; None where the system does not tell."""
         found: Memory | None = self._ask("memory", "")
         return found
 
@@ -116,33 +117,34 @@ class Seat:
         try:
             self._connection.send((what, name))
         except OSError:
-            raise self._dead() from None
-        return self._answer()
+            raise self._ended() from None
+        return self._receive()
 
-    def _answer(self) -> Any:
+    def _receive(self) -> Any:
         try:
             if not self._connection.poll(self._limit):
                 self._process.kill()
                 self.close()
-                raise SeatError(f"no answer within {self._limit:g} s")
+                raise BenchmarkProcessError(f"no answer within {self._limit:g} s")
             answer = self._connection.recv()
         except (EOFError, ConnectionError):
-            raise self._dead() from None
-        if isinstance(answer, SeatError):
+            raise self._ended() from None
+        if isinstance(answer, BenchmarkProcessError):
             self.close()
             raise answer
         return answer
 
-    def _dead(self) -> SeatError:
+    def _ended(self) -> BenchmarkProcessError:
         self._process.join()
         code = self._process.exitcode or 0
         self.close()
         names = {-number.value: number.name for number in signal.Signals}
-        return SeatError(f"its process died of {names[code]}" if code in names else f"its process ended with {code}")
+        how = f"died of {names[code]}" if code in names else f"ended with {code}"
+        return BenchmarkProcessError(f"its process {how}")
 
 
 def serve(connection: Connection, side: str, request: Any) -> None:
-    """The process: loads, tells so, and does what it is asked to until the other end is closed."""
+    """Is the process: loads the side, answers that it is loaded, and runs functions until the other end is closed."""
     configure_threads()  # before libraries read the environment
     try:
         module, _, name = side.partition(":")
@@ -156,25 +158,25 @@ def serve(connection: Connection, side: str, request: Any) -> None:
             seconds = time.perf_counter() - start
             meter.note_loaded()
             connection.send(seconds)
-            _obey(connection, calls, meter)
+            _answer_requests(connection, calls, meter)
     except (EOFError, ConnectionError):  # nobody asks any more
         return
     except Exception as error:
-        connection.send(SeatError(sentence(type(error).__name__, str(error))))
+        connection.send(BenchmarkProcessError(error_sentence(type(error).__name__, str(error))))
 
 
-def _obey(connection: Connection, calls: Calls, meter: Meter) -> None:
+def _answer_requests(connection: Connection, calls: Calls, meter: Meter) -> None:
     sides = {name: Side(call) for name, call in calls.items()}
     while True:
         what, name = connection.recv()
         if what == "memory":
             connection.send(meter.memory())
-        elif what == "turn":
-            sides[name].wake()
+        elif what == "timed":
+            sides[name].warm_up()
             seconds = sides[name].once()
             connection.send((seconds, sides[name].fastest))
-        elif what == "wake":
-            sides[name].wake()
+        elif what == "warm_up":
+            sides[name].warm_up()
             connection.send(sides[name].fastest)
         elif what == "prepare":
             start = time.perf_counter()
@@ -195,15 +197,15 @@ def _obey(connection: Connection, calls: Calls, meter: Meter) -> None:
             meter.resume()
 
 
-def sentence(kind: str, message: str) -> str:
-    """The name of an exception's type, and the first line of what it says that is one."""
+def error_sentence(kind: str, message: str) -> str:
+    """Returns the name of an exception's type with the first line of its message that is not empty."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{kind}: {lines[0]}"[:_MESSAGE] if lines else kind
 
 
-def contest(
+def run_interleaved(
     benchmark: Any,
-    seats: Mapping[str, Seat],
+    processes: Mapping[str, BenchmarkProcess],
     name: str,
     *,
     budget: float,
@@ -211,33 +213,35 @@ def contest(
     most: int = MOST_ROUNDS,
     rounds: int | None = None,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Lets all sides do the same in turns, one call a round.
+    """Runs the same function of all sides in interleaved rounds: each side makes one call a round.
 
     Args:
-        benchmark: The fixture; what it times is whole rounds.
-        seats: The sides. Each has done it once before.
-        name: What they do.
+        benchmark: The fixture; it times whole rounds.
+        processes: The sides. Each has run the function once before.
+        name: Of the function.
         budget: Seconds that all rounds take together, about.
         least: Rounds that run in any case.
         most: Rounds that are enough.
-        rounds: How many run, whatever they take; None for as many as the budget allows.
+        rounds: How many rounds run, however long they take; None for as many as the budget allows.
 
     Returns:
-        The seconds of every round, by side, and why a side did not get to the end, by side.
+        The seconds of every round by side, and by side why it failed before the last round.
     """
-    lost: dict[str, str] = {}
+    failed: dict[str, str] = {}
 
-    def attempt(side: str, do: Callable[[str], float | None]) -> float:
-        if side not in lost:
+    def attempt(side: str, run: Callable[[str], float | None]) -> float:
+        if side not in failed:
             try:
-                return do(name) or 0.0
-            except SeatError as error:
-                lost[side] = str(error)
+                return run(name) or 0.0
+            except BenchmarkProcessError as error:
+                failed[side] = str(error)
         return math.nan
 
-    for side, seat in seats.items():
-        attempt(side, seat.wake)
-    per_round = sum(turn_seconds(seat.fastest[name]) for side, seat in seats.items() if side not in lost)
-    turns = {side: partial(attempt, side, seat.turn) for side, seat in seats.items()}
-    seconds = in_turns(benchmark, turns, rounds or max(least, min(most, int(budget / per_round))))
-    return {side: found for side, found in seconds.items() if side not in lost}, lost
+    for side, process in processes.items():
+        attempt(side, process.warm_up)
+    per_round = sum(
+        expected_seconds(process.fastest[name]) for side, process in processes.items() if side not in failed
+    )
+    calls = {side: partial(attempt, side, process.timed) for side, process in processes.items()}
+    seconds = run_rounds(benchmark, calls, rounds or max(least, min(most, int(budget / per_round))))
+    return {side: found for side, found in seconds.items() if side not in failed}, failed

@@ -1,0 +1,50 @@
+"""Components are prepared for their benchmark in the precision that their case names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from harness.core.case import DEFAULT_STRATEGY, Case
+from harness.core.outcome import VerdictKind
+from harness.core.precision import PRECISIONS
+from harness.models.registry import models, subjects
+from perf.components import prepare
+from perf.results import UNTUNED
+from perf.sides import read, read_module, runner, torch_inputs, write
+
+
+def test_arrays_are_read_with_their_values_dtypes_and_shapes(tmp_path: Path) -> None:
+    arrays = [
+        np.arange(6, dtype=dtype).reshape(shape)
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.complex64)
+        for shape in ((2, 3), (6,))
+    ]
+    arrays += [np.array(1.5, ml_dtypes.bfloat16), np.zeros((0, 2), ml_dtypes.bfloat16), np.array([True, False])]
+    write(tmp_path, "weight", arrays)
+    found = read(tmp_path, "weight")
+    assert [(array.dtype, array.shape) for array in found] == [(array.dtype, array.shape) for array in arrays]
+    assert all(np.array_equal(*pair) for pair in zip(found, arrays, strict=True))
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.parametrize(("precision", "verdict"), [("fp32", VerdictKind.STRICT), ("fp16", VerdictKind.ORACLE)])
+def test_the_measured_library_is_that_of_the_precision(precision: str, verdict: VerdictKind, tmp_path: Path) -> None:
+    case = Case("box_head", DEFAULT_STRATEGY, "cuda", precision=precision)
+    prepared = prepare(case, tmp_path, None)
+    assert prepared.libraries[UNTUNED].is_file() and prepared.work[UNTUNED]
+
+    main = prepared.module["main"]
+    taken = [str(parameter.ty.dtype) for parameter in main.params[int(main.attrs["num_input"]) :]]
+    weights = [array.dtype.name for array in read(tmp_path, "weight")]
+    assert weights == taken
+    assert ("float16" in weights) == (PRECISIONS[precision].is_half)
+    assert ("float16" in prepared.module.script()) == (PRECISIONS[precision].is_half)
+
+    # Eager fp32 is not what autocast gives, but as accurate.
+    with models()[subjects()[case.component].model].context():
+        outputs = runner(read_module(tmp_path), torch_inputs(tmp_path))()
+    assert prepared.judge(outputs)["verdict"] == verdict

@@ -1,0 +1,136 @@
+"""Prepares a component for its benchmark: compiles the main program of its subject and writes what the sides load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from harness.core.case import DEFAULT_FRONTEND, Case
+from harness.core.errors import HarnessError
+from harness.core.precision import PRECISIONS, Precision
+from harness.core.settings import SEEDED
+from harness.core.subject import Arrays
+from harness.lowering.route import Route
+from harness.models.registry import models, subjects
+from harness.models.traced import TracedWorkload
+from harness.parity.verdict import judge
+from harness.schedules import UNTUNED as NO_SCHEDULES
+from harness.targets import TARGETS
+from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+from harness.tuning.database import schedules_from, this_place
+from harness.tuning.tasks import tasks_of
+from harness.tuning.trials import nothing_found, read_trials
+from perf.profiling import Work, flop_of_program, work_of_functions
+from perf.results import TUNED, UNTUNED, judged
+from perf.sides import save
+
+Judge = Callable[[Sequence[np.ndarray]], dict[str, Any]]
+"""Takes the outputs of a side in order and returns the worst verdict with its figures."""
+
+
+@dataclass
+class Prepared:
+    """A component that is compiled and saved.
+
+    Attributes:
+        judge: Judges the outputs of a side.
+        flop: Operations of the component's products, convolutions and attention.
+        module: The Relax module in the case's precision, as every library is compiled from it.
+        libraries: The libraries that TVM compiled, by side.
+        compile_seconds: Seconds from PyTorch's module to a library, by side.
+        work: The work of one call of each compiled function, by side.
+        note: Why there is no tuned side, if there is none.
+    """
+
+    judge: Judge
+    flop: int
+    module: tvm.IRModule
+    libraries: dict[str, Path] = field(default_factory=dict)
+    compile_seconds: dict[str, float] = field(default_factory=dict)
+    work: dict[str, dict[str, Work]] = field(default_factory=dict)
+    note: str = ""
+
+
+def prepare(case: Case, folder: Path, database: Path | None) -> Prepared:
+    """Compiles the program of a subject's first call, without and with tuned schedules, and writes what the sides load.
+
+    Args:
+        case: The component, and how it is lowered and compiled.
+        folder: The folder that modules, weights, inputs and libraries are written to.
+        database: Folder of a tuning database; None for no tuned side.
+
+    Raises:
+        HarnessError: The subject is no trace of calls, so that there is no reference of a single call; or a weight is
+            beyond the range of the precision's dtype.
+    """
+    subject, route = subjects()[case.component], Route.of(case)
+    with models()[subject.model].context():
+        workload = subject.open(case, SEEDED)
+        if not isinstance(workload, TracedWorkload):
+            raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")
+        call = workload.trace[0]  # no call comes before it, so that its arguments are tensors
+        program = workload.programs[call.program]
+        inputs = tuple(call.arguments)
+        start = time.perf_counter()
+        exported = route.export(program.module, inputs)
+        imported = route.lower(exported)
+        importing = time.perf_counter() - start
+        # Operations are counted in a program of torch.export, whatever the case's frontend exports.
+        counted = exported if route.frontend == DEFAULT_FRONTEND else Route().export(program.module, inputs)
+        flop = flop_of_program(counted)
+        del exported, counted
+        names = [f"{call.prefix}{name}" for name in program.outputs]
+        check = judge_of(names, workload.reference()[0], workload.oracle(), PRECISIONS[case.precision])
+        prepared = Prepared(check, flop, imported.module)
+        save(program.module, inputs, list(imported.parameters().values()), folder)
+    del imported, program, workload
+    _compile(case, folder, database, importing, prepared)
+    return prepared
+
+
+def _compile(case: Case, folder: Path, database: Path | None, importing: float, prepared: Prepared) -> None:
+    """Writes a library for each side of ours and describes it in `prepared`."""
+    target = TARGETS[case.target]
+    lowered: tvm.IRModule | None = None
+    sides = {UNTUNED: NO_SCHEDULES}
+    if database is not None:
+        sides[TUNED] = schedules_from(database, case.target)
+    for side, chosen in sides.items():
+        start = time.perf_counter()
+        tvm_target = target.tvm_target()
+        before, lowered = lowered, lower_module(prepared.module, target, tvm_target, chosen)
+        if database is not None and side == TUNED and tvm_ffi.structural_equal(before, lowered):
+            tasks = {task.key for task in tasks_of(prepared.module, tvm_target)}
+            prepared.note = nothing_found(read_trials(database)[0], this_place(case.target), tasks)
+            break
+        library = folder / f"{side}{LIBRARY_SUFFIX}"
+        build_library(lowered, tvm_target, library)
+        prepared.compile_seconds[side] = importing + time.perf_counter() - start
+        prepared.libraries[side] = library
+        prepared.work[side] = work_of_functions(lowered)
+
+
+def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, precision: Precision) -> Judge:
+    """Returns the judge of a side's outputs, which keeps nothing of the model.
+
+    Args:
+        names: Of the outputs, in order.
+        reference: PyTorch's outputs that the precision is held to, and others.
+        oracle: The same in float64.
+        precision: Outputs of a half precision may pass by the oracle.
+    """
+    expected = {name: reference[name] for name in names}
+    exact = {name: oracle[name] for name in names if name in oracle}
+
+    def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        actual = dict(zip(names, outputs, strict=True))
+        return judged(judge(actual, expected, exact, by_oracle=precision.is_half))
+
+    return check
