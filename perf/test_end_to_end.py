@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.verify.selection import select
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
@@ -32,7 +33,6 @@ from harness.processes import WorkerEnd, run_isolated
 from harness.processes.threads import configure_threads
 from harness.targets import TARGETS
 from harness.tuning.database import schedules_from
-from harness.verify.selection import select
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, run_interleaved
