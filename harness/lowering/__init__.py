@@ -1,0 +1,1 @@
+"""From PyTorch modules to what is compiled."""

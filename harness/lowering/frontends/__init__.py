@@ -1,0 +1,1 @@
+"""Routes from a PyTorch module to a Relax module, one folder each."""
