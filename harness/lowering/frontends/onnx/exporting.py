@@ -66,15 +66,15 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
     from harness.frontend.exporting import export_program
 
     program = export_program(module, args)
-    with torch.no_grad(), _quietly():
+    with torch.no_grad(), quietly():
         exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     assert exported is not None
     return Exported(exported.model, tuple(program.graph_signature.user_inputs))
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the reports on every folded constant."""
+def quietly() -> Iterator[None]:
+    """Within the context, without the exporter's reports on every folded constant."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

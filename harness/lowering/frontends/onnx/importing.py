@@ -33,10 +33,11 @@ def import_exported(exported: Exported) -> tuple[tvm.IRModule, dict[str, np.ndar
     from harness.lowering.frontends.onnx.importer import Importer
     from harness.lowering.frontends.onnx.lifting import lift
 
-    model, values = lift(exported)
+    model = exported.model.clone()
     for defect in DEFECTS:
         for model_pass in defect.passes:
             model_pass(model)
+    values = lift(model, exported.inputs)
     converters: dict[str, Any] = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
     importer = Importer(len(exported.inputs), converters)
     return importer.module(onnx_ir.to_proto(model)), values

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     import onnx_ir
-
-    from harness.lowering.frontends.onnx.exporting import Exported
 
 _LARGEST_BOUND = 1
 """Constants up to this many elements stay constants, so that the compiler can fold and inline them."""
@@ -44,36 +42,40 @@ STATIC_INPUTS = {
 """By operator: the inputs that say what is computed, such as a shape or axes, and not what it is computed with."""
 
 
-def lift(exported: Exported) -> tuple[onnx_ir.Model, dict[str, np.ndarray]]:
-    """Copies a model, and makes inputs of all initializers of the copy but one-element ones and shapes, axes and so on.
+def lift(model: onnx_ir.Model, inputs: Sequence[str]) -> dict[str, np.ndarray]:
+    """Makes inputs of a model's initializers, in place, but for one-element ones and shapes, axes and so on.
 
-    Inputs and initializers get names that Relax takes.
+    What nothing reads is dropped. All inputs get names that Relax takes.
+
+    Args:
+        model: Its inputs are those of the PyTorch module; the lifted ones follow.
+        inputs: How to name the former.
 
     Returns:
-        The copy, whose inputs are those of the module and then the lifted ones, and the values of the latter by their
-        old names, in order. Values share memory with the exported model where they are contiguous there.
+        The values of the lifted initializers by their old names, in order. They share memory with what the model was
+        made from where they are contiguous there.
     """
-    model = exported.model.clone()
     graph = model.graph
     names = _Names()
-    for value, name in zip(graph.inputs, exported.inputs, strict=True):
+    for value, name in zip(graph.inputs, inputs, strict=True):
         value.name = names.valid(name)
     values: dict[str, np.ndarray] = {}
     for name, value in list(graph.initializers.items()):
-        if not _is_read(value):
+        if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
         elif not _is_bound(value):
-            assert value.const_value is not None
-            values[name] = np.ascontiguousarray(value.const_value.numpy()).reshape(value.const_value.shape.numpy())
+            values[name] = _array(value)
             del graph.initializers[name]
             value.const_value = None
             value.name = names.valid(name)
             graph.inputs.append(value)
-    return model, values
+    return values
 
 
-def _is_read(value: onnx_ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
+def _array(value: onnx_ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    return array if array.flags.c_contiguous else array.copy()
 
 
 def _is_bound(value: onnx_ir.Value) -> bool:
