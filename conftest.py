@@ -8,25 +8,26 @@ from contextlib import closing
 import pytest
 from hypothesis import settings
 
-from harness.case import DEFAULT_STRATEGY, SUBJECTS, Case, Scale, select
-from harness.components import COMPONENTS
-from harness.end_to_end import END_TO_END
-from harness.errors import HarnessError
-from harness.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.remote.address import Remote, chosen_remote
-from harness.rope import STRATEGIES
-from harness.settings import Settings
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.errors import HarnessError
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.remote import Remote, chosen_remote
+from harness.core.settings import Settings
+from harness.lowering.frontends import FRONTENDS
+from harness.lowering.rope import STRATEGIES
+from harness.models.registry import subjects
+from harness.processes import Template
+from harness.processes.threads import choose_threads, configure_threads, share_cpus
 from harness.targets import TARGETS
-from harness.threads import choose_threads, configure_threads, share_cpus
-from harness.verification import libraries_loaded
-from harness.worker import Template
+from harness.verify.runner import libraries_loaded
+from harness.verify.selection import select
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")
 
 MARKERS = {
     **{name: f"cases of target {name}" for name in TARGETS},
-    **{name: f"cases of component {name}" for name in SUBJECTS},
+    **{name: f"cases of component {name}" for name in subjects()},
     **{name: f"cases of strategy {name}" for name in STRATEGIES},
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
     **{name: f"cases in {name}" for name in PRECISIONS},
@@ -38,7 +39,7 @@ REMOTE = pytest.StashKey[Remote | None]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("sam3-tvm", "which cases of the conformance suite to run; repeat a flag for several values")
-    for flag, known in (("component", SUBJECTS), ("strategy", STRATEGIES), ("target", TARGETS)):
+    for flag, known in (("component", subjects()), ("strategy", STRATEGIES), ("target", TARGETS)):
         group.addoption(f"--{flag}", action="append", default=[], help=f"one of {', '.join(known)}; default: all")
     group.addoption(
         "--scale", action="append", default=[], help=f"one of {', '.join(Scale)}; default: {Scale.SHALLOW.value}"
@@ -48,6 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         help=f"one of {', '.join(PRECISIONS)}; default: {DEFAULT_PRECISION}",
+    )
+    group.addoption(
+        "--frontend", action="append", default=[], help=f"one of {', '.join(FRONTENDS)}; default: {DEFAULT_FRONTEND}"
     )
     group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
     group.addoption(
@@ -100,7 +104,7 @@ def devices(config: pytest.Config) -> Remote | None:
     try:
         remote = chosen_remote(config.getoption("remote"), config.getoption("key"))
         if remote is not None:
-            from harness.remote.place import compile_for
+            from harness.execution.place import compile_for
 
             compile_for(remote)
     except HarnessError as error:
@@ -135,23 +139,26 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
             config.getoption("scale") or [Scale.SHALLOW.value],
             config.getoption("seed"),
             config.getoption("precision") or [DEFAULT_PRECISION],
+            config.getoption("frontend") or [DEFAULT_FRONTEND],
         )
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from error
 
 
 def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
-    """The cases of the whole model that the command line asks for; only the default strategy unless one is named."""
+    """The cases of whole models that the command line asks for; only the default strategy unless one is named."""
     components = config.getoption("component")
-    if components and END_TO_END.name not in components:
+    whole = [name for name, subject in subjects().items() if subject.whole and (not components or name in components)]
+    if not whole:
         return ()
     return select(
-        [END_TO_END.name],
+        whole,
         config.getoption("strategy") or [DEFAULT_STRATEGY],
         config.getoption("target"),
         config.getoption("scale") or [Scale.SHALLOW.value],
         config.getoption("seed"),
         config.getoption("precision") or [DEFAULT_PRECISION],
+        config.getoption("frontend") or [DEFAULT_FRONTEND],
     )
 
 
@@ -164,11 +171,12 @@ def parameter(case: Case) -> object:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     if "case" in metafunc.fixturenames:
-        cases = [case for case in config.stash[CASES] if case.component in COMPONENTS]
+        cases = [case for case in config.stash[CASES] if not subjects()[case.component].whole]
         metafunc.parametrize("case", [parameter(case) for case in cases])
     if "measured_case" in metafunc.fixturenames:
         strategies = config.getoption("strategy") or [DEFAULT_STRATEGY]  # each takes as long as the others
-        cases = [case for case in config.stash[CASES] if case.component in COMPONENTS and case.strategy in strategies]
+        parts = [case for case in config.stash[CASES] if not subjects()[case.component].whole]
+        cases = [case for case in parts if case.strategy in strategies]
         metafunc.parametrize("measured_case", [parameter(case) for case in cases])
     if "whole_case" in metafunc.fixturenames:
         metafunc.parametrize("whole_case", [parameter(case) for case in whole_cases(config)])

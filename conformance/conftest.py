@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from conformance.tuning import record
-from harness.memory import give_back_freed_memory
+from conformance.support.tuning import record
+from harness.processes.memory import give_back_freed_memory
+from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
-from harness.threads import OPTION_VARIABLE
 from harness.tuning.database import store
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

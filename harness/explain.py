@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.case import Case
-from harness.components import COMPONENTS
-from harness.errors import HarnessError
-from harness.outcome import Stage
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import Stage
+from harness.models.sam3.components import COMPONENTS
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def explain(
         HarnessError: The case is about the whole model, has another target, does not get as far as lowering, or this
             machine cannot compile.
     """
-    from harness.worker import WorkerEnd, run_isolated
+    from harness.processes import WorkerEnd, run_isolated
 
     if case.component not in COMPONENTS:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
@@ -77,8 +77,8 @@ def explain(
 
 
 def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
-    """`explain` as `harness.worker` calls it, in this process."""
-    from harness.importing import imported_module
+    """`explain` as `harness.processes` calls it, in this process."""
+    from harness.models.lowered import imported_module
     from harness.schedules.cpu.provenance import trace
     from harness.tuning.database import schedules_from
 

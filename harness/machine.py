@@ -13,9 +13,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from harness.processes.threads import thread_count
 from harness.runtime.cpu import cpu_model
 from harness.runtime.threads import cgroup_quota, usable_cpus
-from harness.threads import thread_count
 
 _PACKAGES = (
     "sam3-tvm",

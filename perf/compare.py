@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from perf.results import OURS, TORCH, UNTUNED
 
 Info = Mapping[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.errors import HarnessError
-from harness.threads import SPIN_VARIABLE
+from harness.core.errors import HarnessError
+from harness.processes.threads import SPIN_VARIABLE
 from harness.tuning.database import open_database
 from perf.compare import Comparison, checked, compare_runs
 from perf.measuring import SPIN_COUNT

@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from harness.threads import thread_count
-from harness.worker import WorkerEnd, run_isolated
+from harness.processes import WorkerEnd, run_isolated
+from harness.processes.threads import thread_count
 from perf.seats import Calls, Load, sentence
 from perf.sides import MODULE, RUN, Request, read, read_module, runner, torch_inputs
 
@@ -43,8 +43,8 @@ class Peer:
         side: Its context manager for `perf.seats.Seat`.
         packages: What must be installed, by distribution name.
         room: Memory that it may need, in PyTorch's weights and in what PyTorch needs for a run; measured.
-        prepare: What turns the module into a file, as `module:name` for `harness.worker.run_isolated`; none if nothing
-            has to.
+        prepare: What turns the module into a file, as `module:name` for `harness.processes.run_isolated`; none if
+            nothing has to.
         compiles: Whether it compiles when it is loaded, and can `COMPILE`.
     """
 
@@ -106,12 +106,12 @@ def prepare(peer: Peer, folder: Path, run_bytes: int, done: dict[str, float]) ->
 
 
 def export_onnx(request: Request, enter: Callable[[str], None]) -> float:
-    """An ONNX file, its weights beside it; to be called by `harness.worker.run_isolated`."""
+    """An ONNX file, its weights beside it; to be called by `harness.processes.run_isolated`."""
     import torch
 
-    from harness.frontend import export_program
-    from harness.model.upstream import upstream
-    from harness.rope import STRATEGIES
+    from harness.lowering.frontends.torch_export import export_program
+    from harness.lowering.rope import STRATEGIES
+    from harness.models.sam3.upstream import upstream
 
     with upstream():
         enter("load")
@@ -134,8 +134,8 @@ def compiled_side(request: Request) -> Iterator[Load]:
     import torch._dynamo
     from torch._inductor import config
 
-    from harness.model.upstream import upstream
-    from harness.rope import STRATEGIES
+    from harness.lowering.rope import STRATEGIES
+    from harness.models.sam3.upstream import upstream
 
     config.force_disable_caches = True  # what an earlier run compiled would make this one look fast
     inputs = torch_inputs(request.folder)

@@ -18,8 +18,8 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import Argument, fp32, prim_func
 from harness.schedules.cpu.tile import VectorUnit, vector_unit
-from harness.schedules.kernel import Argument, fp32, prim_func
 from harness.targets import TARGETS
 from perf.measuring import Side
 

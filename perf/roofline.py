@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.report.performance.plots import draw_rooflines, png
 from harness.report.performance.reading import PYTORCH, TUNED
 from harness.report.performance.roofline import Point, kind_of

@@ -14,9 +14,9 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
-from harness.frontend import export_program
-from harness.rope import Strategy
-from harness.rope.rotation import Rotation, rotating
+from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.rope import Strategy
+from harness.lowering.rope.rotation import Rotation, rotating
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.targets import TARGETS
 

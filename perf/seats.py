@@ -21,7 +21,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from harness.threads import configure_threads
+from harness.processes.threads import configure_threads
 from perf.measuring import Side, in_turns, turn_seconds
 from perf.memory import Memory, Meter
 

@@ -54,7 +54,7 @@ def read(folder: Path, kind: str) -> list[np.ndarray]:
 
 
 def read_module(folder: Path) -> torch.nn.Module:
-    """PyTorch's module; to be used inside `harness.model.upstream.upstream()`."""
+    """PyTorch's module; to be used inside `harness.models.sam3.upstream.upstream()`."""
     import torch
 
     module: torch.nn.Module = torch.load(folder / MODULE, weights_only=False)
@@ -85,7 +85,7 @@ def tvm_side(request: Request) -> Iterator[Load]:
 @contextmanager
 def torch_side(request: Request) -> Iterator[Load]:
     """PyTorch eager."""
-    from harness.model.upstream import upstream
+    from harness.models.sam3.upstream import upstream
 
     inputs = torch_inputs(request.folder)
     with upstream():

@@ -26,18 +26,18 @@ import pytest
 import tvm
 import tvm_ffi
 
-from harness.case import Case
-from harness.frontend import export_program
-from harness.model.upstream import upstream
-from harness.outcome import VerdictKind
+from harness.core.case import Case
+from harness.core.outcome import VerdictKind
+from harness.core.settings import Settings
+from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.rope import STRATEGIES
+from harness.models.sam3.source import Arrays, Source
+from harness.models.sam3.upstream import upstream
 from harness.parity.verdict import judge
-from harness.rope import STRATEGIES
+from harness.processes.threads import configure_threads
 from harness.schedules import UNTUNED as NO_SCHEDULES
-from harness.settings import Settings
-from harness.source import Arrays, Source
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.threads import configure_threads
 from harness.tuning.database import schedules_from, this_place
 from harness.tuning.tasks import tasks_of
 from harness.tuning.trials import nothing_found, read_trials

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.case import Scale
+from harness.core.case import Scale
 from harness.deployment.compiling import Model, compile_model
+from harness.processes import WorkerEnd, run_isolated
+from harness.processes.threads import configure_threads
 from harness.targets import TARGETS
-from harness.threads import configure_threads
 from harness.tuning.database import schedules_from
-from harness.worker import WorkerEnd, run_isolated
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.results import TORCH, TUNED, UNTUNED, circumstances, memory_bytes, ratios, summary

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.settings import REPOSITORY
+from harness.core.settings import REPOSITORY
 from perf.measuring import LONG_SECONDS, Side, interleave, take_turns
 from perf.roofline import main
 

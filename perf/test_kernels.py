@@ -19,14 +19,14 @@ import torch
 import tvm
 from tvm import relax
 
-from harness.frontend import export_program, import_program
+from harness.core.outcome import VerdictKind
+from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.machine import describe_machine
-from harness.outcome import VerdictKind
 from harness.parity.verdict import judge
+from harness.processes.threads import configure_threads
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
-from harness.threads import configure_threads
 from perf.kernels import Kernel, flop, kernels
 from perf.measuring import interleave
 from perf.probe import probe

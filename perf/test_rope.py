@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 import torch
 
-from harness.case import DEFAULT_STRATEGY, Case, Scale
+from harness.core.case import DEFAULT_STRATEGY, Case, Scale
+from harness.core.settings import Settings
+from harness.lowering.rope import STRATEGIES, Strategy
 from harness.machine import describe_machine
-from harness.model.upstream import upstream
-from harness.rope import STRATEGIES, Strategy
-from harness.settings import Settings
-from harness.source import Source
+from harness.models.sam3.source import Source
+from harness.models.sam3.upstream import upstream
+from harness.processes.threads import configure_threads
 from harness.targets import TARGETS
-from harness.threads import configure_threads
 from perf.measuring import take_turns
 from perf.rope import HEAD_SIZE, HEADS, UNROTATED, Compiled, Pool, Rotate, RotateAndAttend, compiled
 

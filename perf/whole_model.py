@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.settings import REPOSITORY
+from harness.core.settings import REPOSITORY
 from perf.seats import Calls, Load
 
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "coffee.png"
@@ -43,8 +43,8 @@ class Answer:
 def tvm_side(artifact: Path) -> Iterator[Load]:
     """A compiled folder."""
     from harness.runtime import EncodedImage, Sam3
-    from harness.runtime.images import load_image
     from harness.runtime.loading import load_runtime
+    from harness.runtime.sam3.images import load_image
 
     load_runtime()
     photograph, texts = load_image(PHOTOGRAPH), new_texts()
@@ -71,9 +71,9 @@ def torch_side(scale: str) -> Iterator[Load]:
     """Upstream's processor."""
     from sam3.model.sam3_image_processor import Sam3Processor
 
-    from harness.model.build import build_model
-    from harness.model.upstream import upstream
-    from harness.runtime.images import load_image
+    from harness.models.sam3.build import build_model
+    from harness.models.sam3.upstream import upstream
+    from harness.runtime.sam3.images import load_image
 
     photograph, texts = load_image(PHOTOGRAPH), new_texts()
     with upstream():
@@ -97,7 +97,7 @@ def torch_side(scale: str) -> Iterator[Load]:
 
 
 def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> float:
-    """How long loading takes without checksums; to be called by `harness.worker.run_isolated`."""
+    """How long loading takes without checksums; to be called by `harness.processes.run_isolated`."""
     from harness.runtime import Sam3
     from harness.runtime.loading import load_runtime
 

@@ -3,7 +3,7 @@
 //     segment FOLDER PHOTO.ppm TOKENS OUT [THRESHOLD]
 //
 // FOLDER is what `sam3-tvm compile` wrote. TOKENS is a file with the text's token ids (49406 2368 49407 is "cat"), which
-// `sam3-tvm` computes in Python (harness/runtime/tokenizer.py). Every mask is written to OUT as an 8-bit PGM image.
+// `sam3-tvm` computes in Python (harness/runtime/sam3/tokenizer.py). Every mask is written to OUT as an 8-bit PGM image.
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-"""The whole model compiled into a folder that runs without PyTorch, and other weights packed into such a folder."""
+"""A whole model compiled into a folder that runs without PyTorch, and other weights packed into such a folder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.case import check_precisions
-from harness.deployment.entry_points import ENTRY_POINTS, IMAGE_FUNCTIONS, EntryPoint
+from harness.core.case import DEFAULT_STRATEGY, Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import Kernel
+from harness.core.settings import SEEDED, Settings
+from harness.deployment.deployable import Deployable
 from harness.deployment.folder import replaced_folder
 from harness.deployment.packing import Parameters, pack, write_packed
-from harness.errors import HarnessError
-from harness.outcome import Kernel
-from harness.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.rope import STRATEGIES
 from harness.runtime.manifest import (
     DEFAULT_CAPACITY,
     LIBRARY,
@@ -29,7 +28,7 @@ from harness.runtime.manifest import (
     read_manifest,
 )
 from harness.schedules import Schedules
-from harness.targets import TARGETS
+from harness.targets import TARGETS, check_precisions
 
 if TYPE_CHECKING:
     import tvm
@@ -37,28 +36,6 @@ if TYPE_CHECKING:
     from harness.runtime.loading import VirtualMachine
 
 Announce = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Model:
-    """Which model: scale, strategy for rotary position encoding, weights, the longest prompt, schedules, precision.
-
-    Attributes:
-        checkpoint: File of the weights; None for seeded ones.
-        allow_partial: Whether a checkpoint may lack parameters, which stay seeded.
-        capacity: The longest prompt.
-        database: Of tuning, whose schedules to compile with; None for the default schedules.
-        precision: In what weights and operands of products are kept, a key of `PRECISIONS`.
-    """
-
-    scale: str = "full"
-    strategy: str = "real"
-    seed: int = 0
-    checkpoint: Path | None = None
-    allow_partial: bool = False
-    capacity: Capacity = DEFAULT_CAPACITY
-    database: Path | None = None
-    precision: str = DEFAULT_PRECISION
 
 
 @dataclass(frozen=True)
@@ -78,37 +55,54 @@ class Compiled:
 class Imported:
     """An entry point as a Relax module with the function `main`, and the values of its weights as that takes them."""
 
-    entry_point: EntryPoint
+    name: str
+    outputs: tuple[str, ...]
     module: tvm.IRModule
     parameters: Parameters
 
 
-def compile_model(model: Model, target: str, out: Path, announce: Announce = lambda stage: None) -> Manifest:
-    """Compiles the whole model in a process of its own and writes the folder, or leaves what was there.
+def compile_model(
+    deployable: Deployable,
+    case: Case,
+    out: Path,
+    settings: Settings = SEEDED,
+    capacity: Capacity = DEFAULT_CAPACITY,
+    announce: Announce = lambda stage: None,
+) -> Manifest:
+    """Compiles a whole model in a process of its own and writes the folder, or leaves what was there.
 
     Args:
-        model: Which model.
-        target: Name of the target, a key of `TARGETS`.
+        deployable: Which model.
+        case: Its strategy, target, scale, seed, precision and frontend.
         out: The folder; an artifact that is there is replaced.
+        settings: Where the weights and the schedules come from.
+        capacity: The longest prompt.
         announce: Called with the name of each stage as it begins.
 
     Raises:
-        HarnessError: The target does not compile in the model's precision, the machine cannot compile for the target,
-            the checkpoint does not fit, the strategy does not get through the compiler, or the folder cannot be
-            written.
+        HarnessError: The target does not compile in the precision, the machine cannot compile for the target, the
+            checkpoint does not fit, the strategy does not get through the compiler, or the folder cannot be written.
     """
-    check_precisions(target, (model.precision,))
+    check_precisions(case.target, (case.precision,))
     with replaced_folder(out) as folder:
-        _isolated("compile_request", (model, target, folder), announce)
+        _isolated("compile_request", (deployable, case, folder, settings, capacity), announce)
         return read_manifest(folder)
 
 
-def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None) -> Manifest:
+def pack_model(
+    deployable: Deployable,
+    into: Path,
+    settings: Settings = SEEDED,
+    seed: int = 0,
+    announce: Announce = lambda stage: None,
+) -> Manifest:
     """Puts other weights into an artifact, without compiling; the folder is replaced as a whole or stays.
 
     Args:
-        model: Whose weights; scale, strategy, capacity and precision are the artifact's.
-        into: The artifact.
+        deployable: The model that the artifact was compiled from.
+        into: The artifact; scale, strategy, capacity, precision and frontend are its own.
+        settings: Where the weights come from.
+        seed: Of the weights that no checkpoint has.
         announce: Called with the name of each stage as it begins.
 
     Raises:
@@ -117,13 +111,13 @@ def pack_model(model: Model, into: Path, announce: Announce = lambda stage: None
     """
     read_manifest(into)
     with replaced_folder(into) as folder:
-        _isolated("pack_request", (model, into.resolve(), folder), announce)
+        _isolated("pack_request", (deployable, into.resolve(), folder, settings, seed), announce)
         return read_manifest(folder)
 
 
 def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:
     """Calls a function of this module in a worker, so that a crash in the compiler is a sentence too."""
-    from harness.worker import WorkerEnd, run_isolated
+    from harness.processes import WorkerEnd, run_isolated
 
     ended = run_isolated(f"{__name__}:{function}", request, breadcrumb=announce)
     if ended.kind is not WorkerEnd.OK:
@@ -132,39 +126,43 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
         raise HarnessError(f"failed at the stage {ended.stage!r}: {reason}; `sam3-tvm verify` tells more")
 
 
-def compile_request(request: tuple[Model, str, Path], announce: Announce) -> None:
-    """`compile_into` as `harness.worker` calls it."""
-    from harness.threads import configure_threads
+def compile_request(request: tuple[Deployable, Case, Path, Settings, Capacity], announce: Announce) -> None:
+    """`compile_into` as `harness.processes` calls it."""
+    from harness.processes.threads import configure_threads
 
     configure_threads()
-    compile_into(*request, announce)
+    compile_into(*request, announce=announce)
 
 
-def pack_request(request: tuple[Model, Path, Path], announce: Announce) -> None:
-    """`pack_into` as `harness.worker` calls it."""
-    from harness.threads import configure_threads
+def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
+    """`pack_into` as `harness.processes` calls it."""
+    from harness.processes.threads import configure_threads
 
     configure_threads()
-    pack_into(*request, announce)
+    pack_into(*request, announce=announce)
 
 
 def compile_into(
-    model: Model,
-    target: str,
+    deployable: Deployable,
+    case: Case,
     folder: Path,
-    announce: Announce = lambda stage: None,
+    settings: Settings = SEEDED,
+    capacity: Capacity = DEFAULT_CAPACITY,
     *,
-    entry_points: Sequence[EntryPoint] = ENTRY_POINTS,
+    announce: Announce = lambda stage: None,
+    only: Sequence[str] = (),
     keep_source: bool = False,
 ) -> Compiled:
-    """Compiles the whole model in this process and fills an empty folder with it.
+    """Compiles a whole model in this process and fills an empty folder with it.
 
     Args:
-        model: Which model.
-        target: Name of the target, a key of `TARGETS`.
+        deployable: Which model.
+        case: Its strategy, target, scale, seed, precision and frontend.
         folder: An empty folder.
+        settings: Where the weights and the schedules come from.
+        capacity: The longest prompt.
         announce: Called with the name of each stage as it begins.
-        entry_points: What of PyTorch's model; what is done to images comes in any case.
+        only: Names of the entry points to compile, all if there is none; functions written as kernels come in any case.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Raises:
@@ -172,29 +170,28 @@ def compile_into(
         Exception: Whatever the strategy `none` makes the importer raise.
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
-    from harness.model.vocabulary import vocabulary_path
     from harness.runtime.devices import runtime_libraries
-    from harness.runtime.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of
     from harness.tuning.database import schedules_from
 
+    target = case.target
     problem = TARGETS[target].compile_problem()
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
-    imported = list(_imported(model, announce, entry_points))
+    imported = list(_imported(deployable, case, settings, capacity, announce, only))
     announce("compile")
     tvm_target = TARGETS[target].tvm_target()
-    modules = {item.entry_point.name: item.module for item in imported}
-    outputs = {item.entry_point.name: item.entry_point.outputs for item in imported}
+    modules = {item.name: item.module for item in imported}
+    outputs = {item.name: item.outputs for item in imported}
     kind = str(tvm_target.kind.name)
-    for kernel in IMAGE_FUNCTIONS:
+    for kernel in deployable.kernels:
         modules[kernel.name], outputs[kernel.name] = kernel.module(kind), kernel.outputs
     whole = merged(modules)
     entries = {
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
     }
     del modules
-    schedules = schedules_from(model.database, target)
+    schedules = schedules_from(settings.database, target)
     machine, kernels = _build(whole, target, tvm_target, tuple(entries), folder, schedules, keep_source)
     announce("pack")
     files: dict[str, File] = {}
@@ -202,37 +199,51 @@ def compile_into(
         tensors = pack(machine, name, parameters)
         files |= write_packed(folder, name, tensors)
         entries[name] = replace(entries[name], weights=tuple(tensors))
-    shutil.copyfile(vocabulary_path(), folder / VOCABULARY_FILE)
+    for name, source in deployable.files().items():
+        shutil.copyfile(source, folder / name)
     if platform_of(tvm_target.host or tvm_target) == platform_of(TARGETS["llvm"].tvm_target()):
         # So that the folder runs where only the small tvm_ffi package is installed.
         for library in runtime_libraries(target):
             shutil.copyfile(library, folder / library.name)
-    manifest = _manifest(model, target, tvm_target, entries, files | _described(folder, files))
+    made_of = files | _described(folder, files)
+    manifest = _manifest(deployable, case, settings, capacity, tvm_target, entries, made_of)
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return Compiled(manifest, kernels)
 
 
-def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = lambda stage: None) -> Manifest:
+def pack_into(
+    deployable: Deployable,
+    artifact: Path,
+    folder: Path,
+    settings: Settings = SEEDED,
+    seed: int = 0,
+    *,
+    announce: Announce = lambda stage: None,
+) -> Manifest:
     """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
     import tvm_ffi
 
     from harness.runtime.loading import load_library
 
     manifest = read_manifest(artifact)
-    model = replace(
-        model,
-        scale=manifest.scale,
-        strategy=manifest.strategy,
-        capacity=manifest.capacity,
-        precision=manifest.precision,
+    if manifest.model != deployable.model:
+        raise HarnessError(f"{artifact} was compiled from the model {manifest.model}, not from {deployable.model}")
+    case = Case(
+        manifest.model,
+        manifest.strategy,
+        manifest.target,
+        manifest.scale,
+        seed,
+        manifest.precision,
+        manifest.frontend,
     )
     packing = artifact / PACKING_LIBRARY
     if PACKING_LIBRARY in manifest.files and not packing.exists():
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
-    for item in _imported(model, announce, ENTRY_POINTS):
-        name = item.entry_point.name
+    for item in _imported(deployable, case, settings, manifest.capacity, announce):
+        name = item.name
         tensors = pack(machine, name, item.parameters)
         if tuple(tensors) != manifest.entries[name].weights:
             raise HarnessError(f"{artifact} was compiled from another version of {name}: compile the model again")
@@ -242,9 +253,9 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
         shutil.copyfile(artifact / name, folder / name)
     manifest = replace(
         manifest,
-        weights=_origin(model),
-        trained=model.checkpoint is not None,
-        point_prompts=_point_prompts(model),
+        weights=_origin(case, settings),
+        trained=settings.checkpoint is not None,
+        point_prompts=_point_prompts(deployable, settings),
         made={**manifest.made, "packed": _now()},
         files={name: manifest.files[name] for name in kept} | files,
     )
@@ -252,35 +263,34 @@ def pack_into(model: Model, artifact: Path, folder: Path, announce: Announce = l
     return manifest
 
 
-def _imported(model: Model, announce: Announce, entry_points: Sequence[EntryPoint]) -> Iterator[Imported]:
-    from harness.frontend import export_program
-    from harness.model.build import build_model
-    from harness.model.upstream import upstream
-    from harness.precision.lowering import lower_precision, parameters_for
+def _imported(
+    deployable: Deployable,
+    case: Case,
+    settings: Settings,
+    capacity: Capacity,
+    announce: Announce,
+    only: Sequence[str] = (),
+) -> Iterator[Imported]:
+    from harness.lowering.route import Route
 
-    strategy, precision = STRATEGIES[model.strategy], PRECISIONS[model.precision]
-    with upstream():
+    with deployable.context():
         announce("build")
-        whole = build_model(model.scale, model.seed, model.checkpoint, allow_partial=model.allow_partial)
-        for entry_point in entry_points:
-            module = entry_point.build(whole).eval()
-            inputs = tuple(entry_point.inputs(model.capacity).values())
-            announce(f"export {entry_point.name}")
-            chosen = strategy if entry_point.uses_rope else STRATEGIES["real"]
-            with chosen.apply(module):
-                program = export_program(module, inputs)
-            announce(f"import {entry_point.name}")
-            imported, parameters = chosen.import_program(program)
-            lowered = lower_precision(imported, precision)
-            values = parameters_for(lowered, list(parameters.values()))
-            yield Imported(entry_point, lowered, dict(zip(parameters, values, strict=True)))
+        for program in deployable.programs(case, settings, capacity):
+            if only and program.name not in only:
+                continue
+            route = Route.of(case if program.uses_rope else replace(case, strategy=DEFAULT_STRATEGY))
+            announce(f"export {program.name}")
+            exported = route.export(program.module, tuple(program.example.values()))
+            announce(f"import {program.name}")
+            lowered = route.lower(exported)
+            yield Imported(program.name, program.outputs, lowered.module, lowered.parameters())
 
 
 def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:
     """The parameters of one entry point after the other, none of which is kept."""
     while imported:
         item = imported.pop(0)
-        yield item.entry_point.name, item.parameters
+        yield item.name, item.parameters
 
 
 def _build(
@@ -311,39 +321,46 @@ def _build(
 
 
 def _manifest(
-    model: Model, target: str, tvm_target: tvm.target.Target, entries: Mapping[str, Entry], files: Mapping[str, File]
+    deployable: Deployable,
+    case: Case,
+    settings: Settings,
+    capacity: Capacity,
+    tvm_target: tvm.target.Target,
+    entries: Mapping[str, Entry],
+    files: Mapping[str, File],
 ) -> Manifest:
     from harness.machine import versions
-    from harness.runtime.tokenizer import VOCABULARY_FILE
     from harness.targets.compiling import platform_of, required_cpu
     from harness.tuning.database import told
 
     host = tvm_target.host or tvm_target
     cpu, features = required_cpu(host)
     system, architecture = platform_of(host)
-    architectures = TARGETS[target].architectures
+    architectures = TARGETS[case.target].architectures
     packages = {name: version for name, version in versions().items() if version}
     return Manifest(
         made={
             "compiled": _now(),
             "target": str(tvm_target),
-            "schedules": told(model.database, target),
+            "schedules": told(settings.database, case.target),
             **packages,
         },
-        target=target,
+        target=case.target,
         system=system,
         architecture=architecture,
         cpu=cpu,
         cpu_features=tuple(features),
         architectures=architectures(tvm_target) if architectures is not None else (),
-        scale=model.scale,
-        strategy=model.strategy,
-        weights=_origin(model),
-        trained=model.checkpoint is not None,
-        point_prompts=_point_prompts(model),
-        precision=model.precision,
-        capacity=model.capacity,
-        vocabulary=VOCABULARY_FILE,
+        model=deployable.model,
+        scale=str(case.scale),
+        strategy=case.strategy,
+        weights=_origin(case, settings),
+        trained=settings.checkpoint is not None,
+        point_prompts=_point_prompts(deployable, settings),
+        precision=case.precision,
+        frontend=case.frontend,
+        capacity=capacity,
+        vocabulary=deployable.vocabulary,
         entries=entries,
         files=dict(sorted(files.items())),
     )
@@ -355,20 +372,18 @@ def _described(folder: Path, known: Mapping[str, Any]) -> dict[str, File]:
     return {path.name: file_digest(path) for path in folder.iterdir() if path.name not in known}
 
 
-def _origin(model: Model) -> str:
+def _origin(case: Case, settings: Settings) -> str:
     """Where the weights are from, in words."""
-    if model.checkpoint is None:
-        return f"seed {model.seed}"
+    if settings.checkpoint is None:
+        return f"seed {case.seed}"
     from harness.runtime.weights import file_digest
 
-    rest = f", what it lacks from seed {model.seed}" if model.allow_partial else ""
-    return f"{model.checkpoint.name}, SHA-256 {file_digest(model.checkpoint).sha256}{rest}"
+    rest = f", what it lacks from seed {case.seed}" if settings.allow_partial else ""
+    return f"{settings.checkpoint.name}, SHA-256 {file_digest(settings.checkpoint).sha256}{rest}"
 
 
-def _point_prompts(model: Model) -> bool:
-    from harness.model.checkpoints import has_point_prompts
-
-    return model.checkpoint is None or has_point_prompts(model.checkpoint)
+def _point_prompts(deployable: Deployable, settings: Settings) -> bool:
+    return settings.checkpoint is None or deployable.knows_points(settings.checkpoint)
 
 
 def _now() -> str:

@@ -1,1 +1,1 @@
-"""From PyTorch modules to what is compiled."""
+"""The way from a PyTorch module to a Relax module: frontend, RoPE strategy, precision."""

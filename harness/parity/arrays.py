@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 
 Array = npt.NDArray[Any]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
 __all__ = ["ArrayCache", "arrays_digest", "cache_root", "code_digest", "versions"]

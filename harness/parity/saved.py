@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import HarnessError
+from harness.core.case import Case
+from harness.core.errors import HarnessError
 from harness.parity.arrays import CorruptFile, read_arrays, write_arrays
+from harness.parity.cache import cache_root
 
 _FILE = "outputs.safetensors"
+
+
+def saved_folder(case: Case) -> Path:
+    """The folder of a case's outputs."""
+    return cache_root() / "outputs" / f"{case.id}-{case.seed}"
 
 
 def save_outputs(directory: Path, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Path:

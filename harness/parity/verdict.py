@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.outcome import Verdict, VerdictKind
+from harness.core.expectations import Expectation
+from harness.core.outcome import Verdict, VerdictKind
 from harness.parity import metrics
-from harness.parity.expectations import Expectation
 
 Array = npt.NDArray[Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.runtime.model import EncodedImage, Found, Outputs, Sam3
-    from harness.runtime.prompts import Prompt
+    from harness.runtime.sam3.model import EncodedImage, Found, Outputs, Sam3
+    from harness.runtime.sam3.prompts import Prompt
 
 __all__ = ["EncodedImage", "Found", "Outputs", "Prompt", "Sam3"]
 

@@ -90,6 +90,8 @@ class Manifest:
         scale, strategy: Which model, and how its rotary position encoding was compiled.
         precision: In what weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and outputs of
             the entry points are as `entries` says, and no half type is among them.
+        model: Name of the model that was compiled.
+        frontend: Name of the frontend through which it was.
         weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
         trained: Whether they are from a checkpoint.
         capacity: The longest prompt.
@@ -116,6 +118,8 @@ class Manifest:
     point_prompts: bool = True
     architectures: tuple[str, ...] = ()
     precision: str = "fp32"
+    model: str = "sam3"
+    frontend: str = "torch"
     format: int = FORMAT
 
     def to_json(self) -> str:

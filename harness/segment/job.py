@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.errors import HarnessError
-from harness.remote.errors import RemoteError
+from harness.core.errors import HarnessError
+from harness.execution.remote.errors import RemoteError
 from harness.runtime import EncodedImage, Found, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.segment.coco import coco_annotations
@@ -78,7 +78,7 @@ Result = Segmented | Failed
 
 
 class Model(Protocol):
-    """What a job asks of `harness.runtime.Sam3`, or of `harness.remote.model.RemoteModel`."""
+    """What a job asks of `harness.runtime.Sam3`, or of `harness.execution.remote.model.RemoteModel`."""
 
     def check_prompt(self, prompt: Prompt, /) -> None:
         """Checks everything of a prompt that does not depend on the image."""
@@ -121,7 +121,7 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
 
 
 def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
-    from harness.runtime.images import to_pixels
+    from harness.runtime.sam3.images import to_pixels
     from harness.segment.overlay import draw
 
     start = time.perf_counter()

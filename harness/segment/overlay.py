@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime import Found, Prompt
-from harness.runtime.prompts import Coordinates, Labels
+from harness.runtime.sam3.prompts import Coordinates, Labels
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw, ImageFont

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.outcome import Kernel
+from harness.core.outcome import Kernel
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
+from harness.targets.generating import generate
 from harness.targets.kernels import examined
 from harness.targets.linking import MACOS_TRIPLE, link
 from harness.targets.serialized import EMBEDDED, with_modules
@@ -33,7 +34,7 @@ def compile_module(
     """Compile an imported module with the target's pipeline and write the library.
 
     Args:
-        module: From `harness.frontend.import_program`.
+        module: From `torch_export.import_program`.
         target: What to compile for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
         schedules: What tuning found for the target.
@@ -82,8 +83,9 @@ def build_library(
     from tvm import relax
 
     host = tvm_target.host or tvm_target
+    marked = _with_required_cpu(lowered, host)
     with tvm_target, tvm.transform.PassContext(opt_level=3), examined(tvm_target) as kernels:
-        executable = relax.build(_with_required_cpu(lowered, host), tvm_target, relax_pipeline=None)
+        executable = generate(lambda chosen: relax.build(marked, chosen, relax_pipeline=None), tvm_target)
     export_library(executable, tvm_target, library, keep_source=keep_source)
     return tuple(kernels)
 

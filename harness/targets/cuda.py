@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import HarnessError
-from harness.outcome import Kernel
+from harness.core.errors import HarnessError
+from harness.core.outcome import Kernel
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
 from harness.targets import llvm

@@ -26,9 +26,9 @@ def gpu_pipeline(
     import tvm
     from tvm import relax
 
+    from harness.schedules.common.vm import lower_to_vm
     from harness.schedules.gpu import legalization, normalization, reduction
     from harness.schedules.gpu.rewrite import call_attention
-    from harness.schedules.vm import lower_to_vm
 
     passes = tvm.transform.Sequential(
         [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from harness.outcome import Kernel
+from harness.core.outcome import Kernel
 
 if TYPE_CHECKING:
     import tvm

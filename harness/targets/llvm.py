@@ -9,7 +9,7 @@ import os
 import platform
 from typing import TYPE_CHECKING
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.runtime.cpu import VECTOR_FEATURES, common_cpu, cpu_features
 from harness.runtime.loading import cpu_problem
 from harness.runtime.threads import usable_cpus

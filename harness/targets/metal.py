@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from harness.outcome import Kernel
+from harness.core.outcome import Kernel
 from harness.schedules import UNTUNED, Schedules
 from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import MACOS_TRIPLE, link_problem

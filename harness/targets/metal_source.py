@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.outcome import Kernel
+from harness.core.outcome import Kernel
 from harness.targets.clang import run_clang
 
 MAX_THREADGROUP_BYTES = 32 * 1024

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from harness.outcome import Kernel
-from harness.precision import DEFAULT_PRECISION
+from harness.core.outcome import Kernel
+from harness.core.precision import DEFAULT_PRECISION
 from harness.schedules import UNTUNED, Schedules
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Target:
         examine: For targets with a generated source of their own: what its kernels use and whether they are allowed.
         device_code: For targets whose libraries carry something else for the device than TVM puts there.
         architectures: For targets whose libraries run on some devices only: names of their architectures.
-        precisions: Names of the precisions that it compiles in, see `harness.precision`.
+        precisions: Names of the precisions that it compiles in, see `harness.core.precision`.
     """
 
     name: str

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
+from harness.core.settings import REPOSITORY
 from harness.schedules import UNTUNED, Schedule, Schedules
-from harness.settings import REPOSITORY
 from harness.tuning.trials import FILE as TRIALS
 from harness.tuning.trials import Place
 
@@ -133,8 +133,8 @@ def _differently(other: Place, place: Place) -> str:
 def this_place(target: str) -> Place:
     """This process's place for a target, the name of an entry of `harness.targets.TARGETS`."""
     from harness.machine import versions
+    from harness.processes.threads import thread_count
     from harness.targets.llvm import host_cpu
-    from harness.threads import thread_count
 
     return Place(target, host_cpu(), thread_count(), versions()["apache-tvm"] or "unknown")
 

@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 import tvm
 
+from harness.processes.timed_calls import CallError, TimedCalls
 from harness.schedules import Schedule
 from harness.schedules.cpu.schedule import Problem
 from harness.tuning.measuring import Array, Program, Ran, Rounds, RunError, interleaved
-from harness.tuning.worker import Worker
 
 BUILD_SECONDS = 60.0
 """Time limit of one build; most take less than one second."""
@@ -41,21 +41,21 @@ class LocalBuilder:
 
     def __init__(self, target: tvm.target.Target) -> None:
         self._target = str(target)
-        self._worker = Worker()
+        self._calls = TimedCalls()
 
     def build(self, problem: Problem, schedule: Schedule, library: Path) -> Program:
         """See `Builder`."""
         try:
-            program: Program = self._worker.run(
+            program: Program = self._calls.call(
                 _build, problem, dict(schedule), self._target, str(library), seconds=BUILD_SECONDS
             )
-        except RunError as error:
+        except CallError as error:
             raise BuildError(str(error)) from error
         return program
 
     def close(self) -> None:
-        """Ends the worker."""
-        self._worker.close()
+        """Ends the process."""
+        self._calls.close()
 
 
 def _build(problem: Problem, schedule: Schedule, target: str, library: str) -> Program:
@@ -74,17 +74,20 @@ class LocalRunner:
             seconds: Time limit of one `run`.
         """
         self._seconds = seconds
-        self._worker = Worker()
+        self._calls = TimedCalls()
 
     def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
         """See `harness.tuning.measuring.Runner`."""
         paths = [str(path) for path in arrays]
-        ran: list[Ran] = self._worker.run(_run, list(programs), paths, rounds, seconds=self._seconds)
+        try:
+            ran: list[Ran] = self._calls.call(_run, list(programs), paths, rounds, seconds=self._seconds)
+        except CallError as error:
+            raise RunError(str(error)) from error
         return ran
 
     def close(self) -> None:
-        """Ends the worker."""
-        self._worker.close()
+        """Ends the process."""
+        self._calls.close()
 
 
 def _run(programs: Sequence[Program], arrays: Sequence[str], rounds: Rounds) -> list[Ran]:
@@ -102,7 +105,7 @@ class TorchRunner:
             seconds: Time limit of one `run`.
         """
         self._seconds = seconds
-        self._worker = Worker(torch=True)
+        self._calls = TimedCalls(torch=True)
 
     def run(self, problem: Problem, arrays: Sequence[Path]) -> tuple[float, Array]:
         """PyTorch's median time for a problem, seconds, and its result in float64.
@@ -111,16 +114,16 @@ class TorchRunner:
             RunError: PyTorch cannot do it within the time.
         """
         try:
-            found: tuple[float, Array] = self._worker.run(
+            found: tuple[float, Array] = self._calls.call(
                 _torch_run, problem, [str(path) for path in arrays], Rounds(), seconds=self._seconds
             )
-        except RunError as error:
+        except CallError as error:
             raise RunError(f"PyTorch: {error}") from error
         return found
 
     def close(self) -> None:
-        """Ends the worker."""
-        self._worker.close()
+        """Ends the process."""
+        self._calls.close()
 
 
 def _torch_run(problem: Problem, arrays: Sequence[str], rounds: Rounds) -> tuple[float, Array]:

@@ -15,10 +15,10 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from tvm import rpc
 
-from harness.errors import HarnessError
-from harness.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
+from harness.core.errors import HarnessError
+from harness.execution.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
+from harness.processes.timed_calls import CallError, TimedCalls, last_line
 from harness.tuning.measuring import Program, Ran, Rounds, RunError, interleaved
-from harness.tuning.worker import Worker, last_line
 
 _ATTEMPTS = 2
 """Sessions that a program may lose before it is taken to be what ends them."""
@@ -53,7 +53,7 @@ class RemoteRunner:
         self._wait = wait
         self.workers = self._tracker.require_workers()
         # The client is a process of its own: a connection to a machine that is switched off may wait for ever.
-        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        self._idle: SimpleQueue[TimedCalls] = SimpleQueue()
 
     def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[Ran]:
         """See `harness.tuning.measuring.Runner`."""
@@ -71,13 +71,13 @@ class RemoteRunner:
         try:
             client = self._idle.get_nowait()
         except Empty:
-            client = Worker()
+            client = TimedCalls()
         limit = self._wait + self._seconds + CONNECT_SECONDS
         task = (self._tracker.address, self._tracker.key, self._seconds, self._wait)
         paths = [str(path) for path in arrays]
         try:
-            ran: list[Ran] | _Unmeasured = client.run(_in_session, *task, list(programs), paths, rounds, seconds=limit)
-        except RunError:
+            ran: list[Ran] | _Unmeasured = client.call(_in_session, *task, list(programs), paths, rounds, seconds=limit)
+        except CallError:
             ran = _Unmeasured("the connection does not answer", session_ended=True)
         self._idle.put(client)
         return ran

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from harness.errors import HarnessError
-from harness.outcome import VerdictKind
+from harness.core.errors import HarnessError
+from harness.core.outcome import VerdictKind
 from harness.parity.verdict import judge
 from harness.schedules import Schedule
 from harness.schedules.cpu.schedule import distance, space

@@ -1,4 +1,4 @@
-"""What `tune` shows in either space: sentences, durations, and a bar with what is left of time and trials."""
+"""What `tune` shows: sentences, durations, and a bar with what is left of time and trials."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from harness.case import Case
-from harness.errors import HarnessError
+from harness.core.case import Case
+from harness.core.errors import HarnessError
 
 if TYPE_CHECKING:
-    from harness.tuning.command import Request
+    from harness.cli.tune import Request
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of the signal."""
@@ -40,12 +40,12 @@ def duration(seconds: float) -> str:
 
 
 def looked_for(console: Console, case: Case, function: str, argument: Any) -> Any:
-    """The tasks of a component, from a function that `harness.worker` calls in a process of its own.
+    """The tasks of a component, from a function that `harness.processes` calls in a process of its own.
 
     Raises:
         HarnessError: It could not tell.
     """
-    from harness.worker import WorkerEnd, run_isolated
+    from harness.processes import WorkerEnd, run_isolated
 
     text = f"Looking for tasks: {case.component}"
     with console.status(text) as status:

@@ -17,8 +17,8 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from harness.case import Case
-from harness.errors import HarnessError
+from harness.core.case import Case
+from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.rewrite import problems
@@ -69,8 +69,8 @@ def merged(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 
 def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
-    """The tasks of a component's main sample, as `harness.worker` calls it."""
-    from harness.importing import imported_module
+    """The tasks of a component's main sample, as `harness.processes` calls it."""
+    from harness.models.lowered import imported_module
     from harness.targets import TARGETS
 
     return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target())
@@ -141,6 +141,7 @@ def build(problem: Problem, schedule: Schedule, target: tvm.target.Target, libra
         RuntimeError: There is nothing to link with, or the compiler fails.
     """
     from harness.targets.compiling import export_library
+    from harness.targets.generating import generate
 
     form = alone(problem)
     module = to_loops(module_of(problem), target, {problem.key: schedule})
@@ -149,8 +150,9 @@ def build(problem: Problem, schedule: Schedule, target: tvm.target.Target, libra
         for variable, function in module.functions_items()
         if isinstance(function, tirx.PrimFunc)
     }
+    loops = tvm.IRModule(functions)
     with target, tvm.transform.PassContext(opt_level=3):
-        export_library(tvm.tirx.build(tvm.IRModule(functions), target), target, library)
+        export_library(generate(lambda chosen: tvm.tirx.build(loops, chosen), target), target, library)
     given = len(form.inputs) + len(form.weights)
     names = {variable.name_hint for variable in module.get_global_vars()}
     load: tuple[Step, ...] = ()

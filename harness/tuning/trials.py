@@ -12,9 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.schedules import Schedule
-from harness.tuning.lines import read_lines, unwritable
 
 FILE = "trials.jsonl"
 
@@ -90,7 +89,7 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
         HarnessError: The file is damaged elsewhere, or cannot be read.
     """
     path = folder / FILE
-    lines, torn = read_lines(path)
+    lines, torn = _read_lines(path)
     notices = [f"{path} ends in half a line, which is left out: the trial is made again."] if torn else []
     trials = []
     for number, line in enumerate(lines, 1):
@@ -101,6 +100,17 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
                 f"{path} is damaged in line {number}: delete the file to begin a new search, what was found is kept"
             ) from error
     return trials, notices
+
+
+def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
+    """The complete lines of a file and what stands after them; no lines if there is no file."""
+    try:
+        *lines, torn = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], b""
+    except OSError as error:
+        raise HarnessError(f"cannot read {path}: {error.strerror}; choose another folder with --db") from error
+    return lines, torn
 
 
 def nothing_found(trials: Iterable[Trial], place: Place, tasks: Collection[str]) -> str:
@@ -138,7 +148,10 @@ def append_trials(folder: Path, trials: Iterable[Trial]) -> None:
                     os.ftruncate(file.fileno(), whole)
                 raise
     except OSError as error:
-        raise unwritable(path, error.strerror or str(error)) from error
+        raise HarnessError(
+            f"cannot write {path}: {error.strerror or error}; free some space or make it writable, then tune again to "
+            "resume"
+        ) from error
 
 
 def _end_of_lines(file: Any) -> int:

@@ -1,1 +1,9 @@
-"""Routes from a PyTorch module to a Relax module, one folder each."""
+"""Frontends: from a PyTorch module to a Relax module, one package each."""
+
+from __future__ import annotations
+
+from harness.lowering.frontends.frontend import Frontend
+from harness.lowering.frontends.torch_export.frontend import TORCH
+
+FRONTENDS: dict[str, Frontend] = {frontend.name: frontend for frontend in (TORCH,)}
+"""Every frontend by name, in the order in which they are listed; a new one is one folder and one line here."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from harness.components import COMPONENTS
+from harness.models.sam3.components import COMPONENTS
 from harness.report.performance.reading import (
     OURS,
     PEERS,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.report.markdown import cell, size
 from harness.report.performance import findings
 from harness.report.performance.document import (
     NO_DATABASE,
@@ -33,6 +32,7 @@ from harness.report.performance.reading import (
 )
 from harness.report.performance.tuning import Tuning
 from harness.report.template import rendered
+from harness.report.verification.markdown import cell, size
 
 _TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"
 

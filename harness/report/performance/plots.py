@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.report.performance import findings
 from harness.report.performance.document import GOALS, Section, Share, best_side, peak_range, ratio, shares
 from harness.report.performance.formatting import duration, factor, percent

@@ -23,8 +23,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.errors import HarnessError
-from harness.outcome import VerdictKind
+from harness.core.errors import HarnessError
+from harness.core.outcome import VerdictKind
 
 ENOUGH_FOR_P95, ENOUGH_FOR_P99 = 20, 100
 """Rounds below which a percentile is not believed, whatever the file says."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.report.performance.document import build_sections
 from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import render_plots
 from harness.report.performance.reading import read_results
 from harness.report.performance.tuning import read_tuning
-from harness.report.writer import write_files
+from harness.report.verification.writer import write_files
 
 MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
 PLOTS_FOLDER = "performance"

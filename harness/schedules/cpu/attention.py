@@ -25,6 +25,8 @@ from typing import Any
 from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import call, static_shape
+from harness.schedules.common.kernel import at_most, ceil_div, chunk_length, fp32, prim_func, registers
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention
@@ -34,8 +36,6 @@ from harness.schedules.cpu.few_queries import few_queries_kernel
 from harness.schedules.cpu.folding import Folded, Reader, fold, stored
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.tile import Tile
-from harness.schedules.graph import call, static_shape
-from harness.schedules.kernel import at_most, ceil_div, chunk_length, fp32, prim_func, registers
 
 _KEYS = 576
 """Keys of a block at most: with values of 64 channels and 48 queries 400 KB, in a second-level cache of 1 MB."""

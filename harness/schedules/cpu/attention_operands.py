@@ -10,8 +10,8 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import Argument, fp32
 from harness.schedules.cpu.folding import Folded
-from harness.schedules.kernel import Argument, fp32
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import call, static_shape
+from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.schedules.cpu.emit import for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.gemm import Operand, matrix_product
@@ -37,8 +39,6 @@ from harness.schedules.cpu.schedule import Convolution, TransposedConvolution, c
 from harness.schedules.cpu.tile import Tile
 from harness.schedules.cpu.window import Window
 from harness.schedules.cpu.winograd import filtered
-from harness.schedules.graph import call, static_shape
-from harness.schedules.kernel import Argument, fp32, prim_func, registers, view
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:

@@ -21,8 +21,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, sym, te, tirx
 
+from harness.schedules.common.graph import Legalize, default, static_shape
 from harness.schedules.cpu import math as elementary
-from harness.schedules.graph import Legalize, default, static_shape
 
 _log = logging.getLogger(__name__)
 

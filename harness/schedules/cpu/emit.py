@@ -10,8 +10,8 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import ceil_div, chunk_length, fp32, registers
 from harness.schedules.cpu.tile import Tile
-from harness.schedules.kernel import ceil_div, chunk_length, fp32, registers
 
 
 def vectors(count: int, lanes: int) -> list[tuple[int, int]]:

@@ -13,8 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import Argument, fp32, view
 from harness.schedules.cpu import math as elementary
-from harness.schedules.kernel import Argument, fp32, view
 
 UNARY: dict[str, Callable[[Any], Any]] = {
     "relax.nn.relu": lambda x: tirx.Select(x < fp32(0.0), fp32(0.0), x),

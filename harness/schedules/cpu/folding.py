@@ -16,10 +16,10 @@ from typing import Any
 from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import is_call, permutation, static_shape
+from harness.schedules.common.kernel import Argument
 from harness.schedules.cpu.epilogue import BINARY
 from harness.schedules.cpu.lowering import Context
-from harness.schedules.graph import is_call, permutation, static_shape
-from harness.schedules.kernel import Argument
 
 _FLOATS = ("float32", "float16", "bfloat16")
 """Element types of what is moved; arithmetic is folded in fp32 alone."""

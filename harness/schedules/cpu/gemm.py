@@ -13,6 +13,8 @@ from typing import Any
 
 from tvm import ir, relax, sym, tirx
 
+from harness.schedules.common.graph import call, static_shape
+from harness.schedules.common.kernel import Argument, view
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.folding import moved, ravel, row_starts
 from harness.schedules.cpu.lowering import Context, Lowering
@@ -29,8 +31,6 @@ from harness.schedules.cpu.product import (
     stream_rows,
 )
 from harness.schedules.cpu.schedule import Product, cut_of
-from harness.schedules.graph import call, static_shape
-from harness.schedules.kernel import Argument, view
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from tvm import ir, relax
 
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.schedule import Problem, decided
 from harness.schedules.cpu.tile import VectorUnit
-from harness.schedules.graph import is_call, permutation, static_shape
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
 """(builder, the lowering's inputs and then the epilogue's operands, epilogue) → the call of the kernel."""

@@ -9,7 +9,7 @@ are exact either way. `sin` and `cos` compute in fp64, in vectors of half as man
 Every polynomial is a weighted minimax fit, made for this file by a Remez exchange in 50 digits and then rounded to
 the type that it is evaluated in; the weight is that of the relative error of the final result. Bounds in the
 docstrings are in units in the last place (ULP) of the correctly rounded result, measured against float64 over the
-whole range of fp32 by `conformance/test_cpu_math.py`, with and without fma.
+whole range of fp32 by `conformance/schedules/cpu/test_cpu_math.py`, with and without fma.
 
 Intermediate values are bound with `Let`, since TIR has no shared subexpressions: without it a polynomial in x would
 copy x's expression once per coefficient.

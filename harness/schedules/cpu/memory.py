@@ -13,8 +13,8 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.op import memory
 
+from harness.schedules.common.graph import is_call
 from harness.schedules.cpu.arena import Result, Value, lay_out
-from harness.schedules.graph import is_call
 
 _AT_ZERO = "vm.builtin.ensure_zero_offset"
 """Compiled functions take no tensor with a byte offset; this makes a tensor without one, of the same memory."""

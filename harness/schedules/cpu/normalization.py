@@ -12,6 +12,9 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import Legalize, call, default, reshaped
+from harness.schedules.common.kernel import Argument, prim_func
+from harness.schedules.common.normalization import recognized
 from harness.schedules.cpu import reduction
 from harness.schedules.cpu.emit import for_each_vector
 from harness.schedules.cpu.reduction import (
@@ -24,9 +27,6 @@ from harness.schedules.cpu.reduction import (
     scalar,
     tasks,
 )
-from harness.schedules.graph import Legalize, call, default, reshaped
-from harness.schedules.kernel import Argument, prim_func
-from harness.schedules.normalization import recognized
 
 _DTYPES = ("float32",)
 

@@ -6,10 +6,10 @@ import tvm
 from tvm import relax
 
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.common.vm import lower_to_vm
 from harness.schedules.cpu import elementwise, normalization, roi_align, softmax
 from harness.schedules.cpu.memory import plan_memory
 from harness.schedules.cpu.rewrite import call_kernels
-from harness.schedules.vm import lower_to_vm
 
 _LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE, **roi_align.LEGALIZE}
 """By Relax operator: our legalization, where TVM's loses accuracy or speed."""

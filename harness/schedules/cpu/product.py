@@ -17,9 +17,9 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import Argument, at_most, ceil_div, fp32, prim_func, registers, view
 from harness.schedules.cpu.emit import LINE, After, for_each_vector, multiply_panels, prefetch, spread
 from harness.schedules.cpu.tile import Tile
-from harness.schedules.kernel import Argument, at_most, ceil_div, fp32, prim_func, registers, view
 
 Side = Literal["left", "right"]
 

@@ -20,9 +20,9 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.schedules.common.kernel import OPAQUE
 from harness.schedules.cpu.elementwise import UNSCHEDULED
 from harness.schedules.cpu.rewrite import KERNELS
-from harness.schedules.kernel import OPAQUE
 
 _TAG = "operator"
 """What the names of the tagged variables begin with."""

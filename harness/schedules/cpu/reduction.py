@@ -17,9 +17,9 @@ from typing import Any
 from tvm import relax, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import Legalize, call, default, reshaped, static_shape
+from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.schedules.cpu.emit import for_each_vector
-from harness.schedules.graph import Legalize, call, default, reshaped, static_shape
-from harness.schedules.kernel import Argument, fp32, prim_func, registers
 
 LANES = 32
 """Independent partial results: four registers of fp64 on AVX-512, enough to hide the latency of an addition."""

@@ -11,6 +11,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.common.graph import Facts, facts_of, is_call, permutation, static_shape
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
@@ -19,7 +20,6 @@ from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Problem
 from harness.schedules.cpu.tile import vector_unit
-from harness.schedules.graph import Facts, facts_of, is_call, permutation, static_shape
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
 

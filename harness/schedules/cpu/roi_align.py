@@ -9,10 +9,10 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import Legalize, call, default, static_shape
+from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.schedules.cpu.emit import for_each_vector
 from harness.schedules.cpu.reduction import scalar
-from harness.schedules.graph import Legalize, call, default, static_shape
-from harness.schedules.kernel import Argument, fp32, prim_func, registers, view
 
 _CHANNELS = 16
 """Channels of a task at most, a power of two: they share what is computed of each sample."""
@@ -114,7 +114,7 @@ def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
 
 
 def _fp32(value: Any) -> Any:
-    """The value, computed once; TVM's simplifier fails on a `T.Bind` of each (`conformance/test_cpu_roi_align.py`)."""
+    """The value, computed once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
     return scalar(value, "float32")
 
 

@@ -24,13 +24,13 @@ from typing import Protocol
 
 import tvm_ffi
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.schedules import Schedule
+from harness.schedules.common.kernel import ceil_div, chunk_length
 from harness.schedules.cpu import product, winograd_plan
 from harness.schedules.cpu.product import Blocking, Cut, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
-from harness.schedules.kernel import ceil_div, chunk_length
 
 # A lowering runs inside a pass, and TVM would make a RuntimeError of an error that it does not know.
 tvm_ffi.register_error("HarnessError", HarnessError)

@@ -9,11 +9,11 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import Legalize, call, default, reshaped, static_shape
+from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.emit import for_each_vector
 from harness.schedules.cpu.reduction import LANES, Fold, each_block, fold_line, fp64, narrow, scalar, tasks, widen
-from harness.schedules.graph import Legalize, call, default, reshaped, static_shape
-from harness.schedules.kernel import Argument, fp32, prim_func, registers
 
 
 def _greater(a: Any, b: Any) -> Any:

@@ -21,12 +21,12 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import call
+from harness.schedules.common.kernel import Argument, ceil_div, fp32, prim_func, registers
 from harness.schedules.cpu.emit import for_each_vector, multiply_panels, vectors
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.lowering import Lowering
 from harness.schedules.cpu.winograd_plan import Plan
-from harness.schedules.graph import call
-from harness.schedules.kernel import Argument, ceil_div, fp32, prim_func, registers
 
 _CHUNK = 32
 """Channels that one register accumulates: near √channels rounding is least, and sums of patches need that."""

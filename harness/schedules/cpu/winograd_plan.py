@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from harness.schedules.common.kernel import ceil_div
 from harness.schedules.cpu.filtering import Filtering, minimal_filtering
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
-from harness.schedules.kernel import ceil_div
 
 _FILTERING = minimal_filtering(3, (0, 1, -1))
 _LEAST_DEPTH = 32

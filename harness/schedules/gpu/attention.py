@@ -29,6 +29,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import static_shape
+from harness.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import LANES, Place, Source
 from harness.schedules.gpu.threads import (
@@ -42,8 +44,6 @@ from harness.schedules.gpu.threads import (
     power_of_two,
 )
 from harness.schedules.gpu.threads import shared as shared_memory
-from harness.schedules.graph import static_shape
-from harness.schedules.kernel import Argument, ceil_div, prim_func
 
 LOWEST = -3.4028234663852886e38
 """The lowest finite fp32 number."""

@@ -17,11 +17,11 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 
+from harness.schedules.common.graph import facts_of, is_call, static_shape
 from harness.schedules.cpu.epilogue import BINARY, UNARY
 from harness.schedules.cpu.folding import Folded, Reader, fold
 from harness.schedules.cpu.lowering import Context
 from harness.schedules.cpu.tile import VectorUnit
-from harness.schedules.graph import facts_of, is_call, static_shape
 
 _PER_BYTE = 8
 """Instructions of a thread in the time of a byte of memory: H100 10 (33.5·10¹² a second, 3.35 TB/s), A100 6."""

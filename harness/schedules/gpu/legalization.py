@@ -6,8 +6,8 @@ from typing import Any
 
 from tvm import relax, te, tirx, topi
 
-from harness.precision.lowering import HALF_DTYPES
-from harness.schedules.graph import Legalize, default
+from harness.lowering.precision import HALF_DTYPES
+from harness.schedules.common.graph import Legalize, default
 
 
 def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -14,8 +14,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import ceil_div
 from harness.schedules.gpu.threads import WARP, Merge, fp32, launch, local, merge_threads, power_of_two
-from harness.schedules.kernel import ceil_div
 
 CHUNK = 4096
 """Elements that one block reduces where a line is cut among blocks: all of them stay in registers."""

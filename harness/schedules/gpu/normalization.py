@@ -13,11 +13,11 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import Legalize, call, default, reshaped
+from harness.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.schedules.common.normalization import recognized
 from harness.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
-from harness.schedules.graph import Legalize, call, default, reshaped
-from harness.schedules.kernel import Argument, ceil_div, prim_func
-from harness.schedules.normalization import recognized
 
 
 def normalize_kernel(

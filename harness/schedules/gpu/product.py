@@ -22,12 +22,12 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import ceil_div, chunk_length
 from harness.schedules.gpu import tensor_cores
 from harness.schedules.gpu.contraction import Contraction, recognised
 from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
 from harness.schedules.gpu.threads import barrier
 from harness.schedules.gpu.tile import Tile, choose_tile
-from harness.schedules.kernel import ceil_div, chunk_length
 
 _LANES = 4
 """Of fp32 that a thread loads or stores at once: 16 bytes."""

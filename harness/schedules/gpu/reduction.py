@@ -8,10 +8,10 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.graph import Legalize, call, default, reshaped, static_shape
+from harness.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
-from harness.schedules.graph import Legalize, call, default, reshaped, static_shape
-from harness.schedules.kernel import Argument, ceil_div, prim_func
 
 _SHORTEST = 64
 """Terms of a sum below which adding them one after the other, fused with what surrounds it, is good enough."""

@@ -9,12 +9,12 @@ import tvm
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.schedules.common.graph import call, is_call, permutation, static_shape
+from harness.schedules.common.kernel import ceil_div
 from harness.schedules.gpu.attention import Attention, attention_kernel, tiling_of
 from harness.schedules.gpu.folding import Folding
 from harness.schedules.gpu.tensor_attention import WarpTiling, warp_attention_kernel, warp_tiling_of
 from harness.schedules.gpu.threads import FLOATS
-from harness.schedules.graph import call, is_call, permutation, static_shape
-from harness.schedules.kernel import ceil_div
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

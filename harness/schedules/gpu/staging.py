@@ -12,9 +12,9 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import ceil_div
 from harness.schedules.gpu.contraction import Contraction, Group, plain_load, stored, strides, substituted
 from harness.schedules.gpu.threads import FLOATS, converted
-from harness.schedules.kernel import ceil_div
 
 _BYTES = 16
 """That a thread loads or stores at once, at most."""

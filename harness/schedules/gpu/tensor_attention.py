@@ -21,12 +21,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import ceil_div
 from harness.schedules.gpu import fragments
 from harness.schedules.gpu.attention import LOWEST, Attention, fill, kernel_of, masked, steps_of, when
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import Place, Source
 from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
-from harness.schedules.kernel import ceil_div
 
 _ROWS = 16
 """Queries of a warp, and terms of one product."""

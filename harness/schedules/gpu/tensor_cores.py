@@ -14,10 +14,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.kernel import ceil_div
 from harness.schedules.gpu.contraction import Contraction, stored
 from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
 from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier
-from harness.schedules.kernel import ceil_div
 
 _SIDE = 16
 """Rows, columns and terms of a fragment (CUDA Programming Guide, element types and matrix sizes of warp matrices)."""

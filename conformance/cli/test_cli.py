@@ -1,0 +1,251 @@
+"""The command as a user meets it: real processes, exit codes, one sentence for every mistake, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from harness.core.case import Case
+from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.settings import Settings
+from harness.models.sam3.build import build_model
+from harness.models.sam3.components import COMPONENTS
+from harness.report import Result, read_report
+from harness.verify.runner import exit_code, repro_flags
+
+QUICK = ("--component", "box_head")
+TWO_AT_A_TIME = (*QUICK, "--component", "scoring_head", "--jobs", "2")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "harness", *arguments]
+
+
+def sam3_tvm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "200", **environment}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=env, timeout=600, check=False)
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_verify_writes_a_report_and_exits_0(tmp_path: Path) -> None:
+    done = sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "report"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_report(tmp_path / "report" / "verification_report.json")
+    assert report["summary"]["passed"] == 1
+    assert [output["verdict"] for output in report["cases"][0]["outputs"]] == ["strict", "strict"]
+    page = (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text(encoding="utf-8")
+    assert "box_head" in page
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
+        "VERIFICATION_REPORT.md",
+        "verification_report.json",
+    ]
+
+
+def test_cases_that_run_at_a_time_are_reported_in_order(tmp_path: Path) -> None:
+    done = sam3_tvm("verify", *TWO_AT_A_TIME, "--report", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = read_report(tmp_path / "verification_report.json")["cases"]
+    assert [case["component"] for case in cases] == ["box_head", "scoring_head"]
+    assert [case["status"] for case in cases] == ["passed", "passed"]
+    assert all(f"✓ {component}-real-llvm-shallow" in done.stdout for component in ("scoring_head", "box_head"))
+
+
+def test_saved_outputs_can_be_judged_again(tmp_path: Path) -> None:
+    first = sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "first"))
+    again = sam3_tvm("verify", *QUICK, "--judge-saved", "--report", str(tmp_path / "again"))
+    assert (first.returncode, again.returncode) == (0, 0), again.stdout + again.stderr
+    cases = [read_report(tmp_path / name / "verification_report.json")["cases"][0] for name in ("first", "again")]
+    assert cases[0]["outputs"] == cases[1]["outputs"]
+    assert "compile" in cases[0]["seconds"]
+    assert "compile" not in cases[1]["seconds"]
+
+
+def test_verify_with_a_checkpoint(tmp_path: Path) -> None:
+    other_weights = build_model("shallow", seed=1).state_dict()
+    path = tmp_path / "sam3.safetensors"
+    save_file({f"detector.{name}": value for name, value in other_weights.items() if not value.is_complex()}, path)
+    done = sam3_tvm("verify", *QUICK, "--checkpoint", str(path), "--report", str(tmp_path / "report"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    case = read_report(tmp_path / "report" / "verification_report.json")["cases"][0]
+    assert [output["verdict"] for output in case["outputs"]] == ["strict", "strict"]
+    assert case["repro"].endswith(f"--checkpoint {path}")
+
+
+STRICT = Verdict("boxes", (1,), "float32", 1, 0, 0.0, 0.0, 0.0, 0.0, 99.0, 1.0, 1.0, VerdictKind.STRICT)
+OUTCOMES = {
+    "compiled": Outcome(Stage.COMPILE, Status.UNAVAILABLE, CaseError("CannotRun", "there is no device")),
+    "not compiled": Outcome(Stage.BUILD, Status.UNAVAILABLE, CaseError("CannotCompile", "there is no compiler")),
+    "emulated": Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,), emulated=True),
+    "passed": Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,)),
+    "failed": Outcome(Stage.COMPILE, Status.FAILED, CaseError("RuntimeError", "no kernel")),
+}
+
+
+@pytest.mark.parametrize("target", ["cuda", "metal"])
+@pytest.mark.parametrize(
+    ("names", "code", "required"),
+    [
+        (["compiled"], 0, 1),
+        (["compiled", "emulated"], 0, 1),
+        (["emulated"], 0, 1),
+        (["passed"], 0, 0),
+        (["passed", "compiled"], 0, 1),
+        (["compiled", "not compiled"], 0, 1),
+        (["not compiled"], 1, 1),
+        (["compiled", "failed"], 1, 1),
+        (["passed", "failed"], 1, 1),
+        ([], 1, 1),
+    ],
+)
+def test_the_exit_code_is_the_same_for_every_target(names: list[str], code: int, required: int, target: str) -> None:
+    results = [Result.of(Case("box_head", "real", target), OUTCOMES[name], None) for name in names]
+    assert exit_code(results) == code
+    assert exit_code(results, [target]) == required
+    assert exit_code(results, ["llvm"]) == code
+
+
+def test_what_was_emulated_is_reproduced_by_emulation() -> None:
+    assert "--emulate" in repro_flags(Settings(emulate=True))
+    assert "--emulate" not in repro_flags(Settings())
+
+
+def test_what_is_reproduced_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, outside = Settings(database=tmp_path / "fixtures" / "tuned"), Settings(database=tmp_path.parent / "tuned")
+    assert repro_flags(inside) == ("--db", str(Path("fixtures", "tuned")))
+    assert repro_flags(outside) == ("--db", str(tmp_path.parent / "tuned"))
+
+
+def test_a_required_target_has_to_be_among_the_cases(tmp_path: Path) -> None:
+    arguments = ("verify", *QUICK, "--require-target", "cuda", "--report", str(tmp_path / "report"))
+    assert_one_sentence(sam3_tvm(*arguments), "--require-target cuda", "give --target cuda")
+    assert not (tmp_path / "report").exists()
+
+
+def test_list_names_every_component() -> None:
+    done = sam3_tvm("list")
+    assert done.returncode == 0
+    for name in COMPONENTS:
+        assert name in done.stdout
+
+
+def test_import_is_fast_and_light() -> None:
+    code = (
+        "import sys, harness.cli.main, harness.models.sam3.components, harness.lowering.rope, harness.targets\n"
+        "print([name for name in ('torch', 'tvm', 'sam3', 'torchvision') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "near"),
+    [
+        ("--component", "vision_backbon", "vision_backbone"),
+        ("--target", "lvm", "llvm"),
+        ("--strategy", "reel", "real"),
+        ("--scale", "fulll", "full"),
+    ],
+)
+def test_unknown_name_suggests_the_near_miss(flag: str, value: str, near: str) -> None:
+    assert_one_sentence(sam3_tvm("verify", flag, value), value, f"did you mean '{near}'")
+
+
+def test_strategy_that_does_not_apply() -> None:
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--strategy", "none"), "box_head", "--strategy real")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--seed", "x"), ("--seed", "-1"), ("--timeout", "0"), ("--frobnicate", "1")]
+)
+def test_wrong_flag_value_is_a_usage_error(flag: str, value: str) -> None:
+    assert_one_sentence(sam3_tvm("verify", flag, value), flag)
+
+
+def test_report_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "taken")), "taken", "--report")
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_missing_checkpoint(tmp_path: Path) -> None:
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--checkpoint", str(tmp_path / "none.pt")), "none.pt")
+
+
+@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
+def test_checkpoint_that_is_text(tmp_path: Path, cases: tuple[str, ...]) -> None:
+    (tmp_path / "weights.pt").write_text("not a checkpoint")
+    done = sam3_tvm(
+        "verify", *cases, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report")
+    )
+    assert_one_sentence(done, "weights.pt")
+    assert list((tmp_path / "report").iterdir()) == []
+
+
+def test_image_that_is_text(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("not a photograph")
+    assert_one_sentence(sam3_tvm("verify", *QUICK, "--image", str(tmp_path / "photo.jpg")), "photo.jpg")
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    done = sam3_tvm("verify", *QUICK, "--report", str(tmp_path / "report"), SAM3_TVM_CACHE=str(tmp_path / "taken"))
+    assert_one_sentence(done, "SAM3_TVM_CACHE")
+
+
+def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    # A limit on file size fails a write in the middle, as a full disk does, for every process of the run.
+    script = f"ulimit -f 64; exec {' '.join(command('verify', *QUICK, '--report', str(tmp_path / 'report')))}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SAM3_TVM_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"},
+        timeout=600,
+        check=False,
+    )
+    assert_one_sentence(done, "cannot write", "free some space")
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+
+
+def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
+    done = sam3_tvm("verify", *QUICK, "--timeout", "1", "--report", str(tmp_path))
+    assert done.returncode == 1
+    case = json.loads((tmp_path / "verification_report.json").read_text(encoding="utf-8"))["cases"][0]
+    assert (case["status"], case["expected"]) == ("timed_out", False)
+    assert case["repro"].startswith("sam3-tvm verify --component box_head")
+
+
+@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
+def test_interrupt_ends_at_once_and_leaves_nothing_half_written(tmp_path: Path, cases: tuple[str, ...]) -> None:
+    process = subprocess.Popen(
+        command("verify", *cases, "--report", str(tmp_path / "report")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 130
+    assert "Interrupted" in errors
+    assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["report"], "the worker's folder must be gone"
+    assert list((tmp_path / "report").iterdir()) == []

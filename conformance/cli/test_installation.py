@@ -1,0 +1,43 @@
+"""The base installation runs compiled models; whatever compiles says in a sentence what it lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.cli.installation import COMPILES
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys({modules}))  # what an import of something absent finds
+sys.argv = ["sam3-tvm", *{arguments}]
+from harness.cli.main import main
+main()
+"""
+
+
+def run_without(modules: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = WITHOUT.format(modules=modules, arguments=arguments)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("command", ["verify", "explain", "compile --out out", "tune", "pack --into out"])
+def test_what_compiles_says_what_is_missing(command: str) -> None:
+    done = run_without(COMPILES, *command.split())
+    assert done.returncode == 2
+    (sentence,) = done.stderr.strip().splitlines()
+    assert sentence.startswith("error: tvm, torch and sam3 are not installed: this installation runs compiled models;")
+    assert sentence.endswith("pip install 'sam3-tvm[verify]'")
+
+
+def test_one_missing_module_is_named_alone() -> None:
+    assert "error: torch is not installed" in run_without(("torch",), "verify").stderr
+
+
+@pytest.mark.parametrize("command", ["list", "--version", "verify --help", "doctor"])
+def test_the_rest_works(command: str) -> None:
+    done = run_without(COMPILES, *command.split())
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

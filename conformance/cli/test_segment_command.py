@@ -1,0 +1,152 @@
+"""`sam3-tvm segment` as a user meets it: without torch and sam3, real files, exit codes, one sentence for a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools import mask as coco
+
+from harness.runtime import Prompt, Sam3
+
+CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
+BARE = (
+    "import sys\n"
+    "sys.modules['torch'] = sys.modules['torchvision'] = sys.modules['sam3'] = None\n"
+    "from harness.cli.main import main\n"
+    "try:\n"
+    "    main()\n"
+    "finally:\n"
+    "    assert 'tvm' not in sys.modules\n"
+)
+"""The command as after a base install: what that lacks cannot be imported; nor does it load TVM's compiler."""
+
+
+def segment(*arguments: str | Path, out: Path, model: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BARE, "segment", *map(str, arguments), "--out", str(out)]
+    if model is not None:
+        command += ["--model", str(model)]
+    env = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(CAT.parents[2])}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=out.parent, timeout=600, check=False)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """A folder with a photograph, a broken one, a photograph in a smaller size, and a text."""
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    shutil.copy(CAT, folder / "a.png")
+    (folder / "b.jpg").write_bytes(CAT.read_bytes()[:9000])
+    with Image.open(CAT) as image:
+        image.resize((90, 60)).save(folder / "c.png")
+    (folder / "notes.txt").write_text("not an image")
+    return folder
+
+
+def test_results_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path) -> None:
+    image = Sam3.load(shallow_artifact).set_image(CAT)
+    asked = Prompt("a cat", boxes=[(60, 20, 400, 290)], points=[(5, 6)], point_labels=[False])
+    (everything,) = image.segment_batch([asked], threshold=0)
+    best = np.sort(everything.scores)[::-1]
+    threshold = float(best[3] + best[4]) / 2
+    kept = np.flatnonzero(everything.scores > threshold)
+    out = tmp_path / "out"
+    masks = out / "cat_masks"
+    masks.mkdir(parents=True)
+    for stale in ("007.png", "mine.png"):
+        (masks / stale).write_bytes(b"older")
+    done = segment(
+        CAT, "--text", "a cat", "--box", "60,20,400,290", "--negative-point", "5,6", "--threshold", repr(threshold),
+        out=out, model=shallow_artifact,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The weights are untrained" in done.stdout
+    assert "meaningless" in done.stdout
+    assert "cat.png, 451 x 300: 4 objects" in done.stdout
+    assert "images/s" in done.stdout
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*")) == [
+        "annotations.json",
+        "cat_masks",
+        *[f"cat_masks/{index:03}.png" for index in range(4)],
+        "cat_masks/mine.png",
+        "cat_overlay.png",
+    ]
+    entries = json.loads((out / "annotations.json").read_text(encoding="utf-8"))
+    assert [entry["score"] for entry in entries] == everything.scores[kept].tolist()
+    for index, entry in enumerate(entries):
+        mask = everything.masks[kept[index]]
+        assert (entry["image"], entry["category"]) == ("cat.png", "a cat")
+        np.testing.assert_array_equal(coco.decode(entry["segmentation"]).astype(bool), mask)
+        with Image.open(masks / f"{index:03}.png") as file:
+            np.testing.assert_array_equal(np.asarray(file), mask)
+    with Image.open(out / "cat_overlay.png") as overlay:
+        assert overlay.size == (451, 300)
+
+
+def test_a_folder_with_a_broken_image(shallow_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    done = segment(
+        photographs, "--text", "cat " * 40, "--box", "100,10,500,200", "--threshold", "0",
+        out=tmp_path / "out", model=shallow_artifact,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    told = done.stderr.splitlines()
+    assert len(told) == 2
+    assert told[0].startswith(f"error: The image {photographs / 'b.jpg'} cannot be read")
+    assert told[1].startswith(f"error: {photographs / 'c.png'}: Box 1")
+    assert "outside the image of 90 x 60 pixels" in told[1]
+    assert "has 40 tokens; the model reads the first 30" in done.stdout
+    assert "Box 1 reaches beyond the image of 451 x 300 pixels" in done.stdout
+    assert "1 image in" in done.stdout
+    entries = json.loads((tmp_path / "out" / "annotations.json").read_text(encoding="utf-8"))
+    assert {entry["image"] for entry in entries} == {"a.png"}
+    assert len(entries) == 200
+    assert not (tmp_path / "out" / "c_overlay.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([CAT], "Nothing is asked"),
+        ([CAT, "--text", ""], "The text '' is empty"),
+        ([CAT, "--box", "5,5,1"], "is not x0,y0,x1,y1"),
+        (["nowhere.png", "--text", "cat"], "nowhere.png does not exist"),
+        ([CAT, "--text", "cat", "--threads", "0"], "cannot run on 0 threads"),
+        ([CAT, "--text", "cat", "--threshold", "2"], "--threshold"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str | Path], sentence: str, shallow_artifact: Path, tmp_path: Path
+) -> None:
+    done = segment(*arguments, out=tmp_path / "out", model=shallow_artifact)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_model(tmp_path: Path) -> None:
+    done = segment(CAT, "--text", "cat", out=tmp_path / "out")
+    assert done.returncode == 2
+    assert "sam3-tvm compile --out dist/sam3-llvm" in done.stderr
+    done = segment(CAT, "--text", "cat", out=tmp_path / "out", model=tmp_path)
+    assert done.returncode == 2
+    assert "is no compiled model" in done.stderr
+
+
+def test_an_image_is_never_replaced(shallow_artifact: Path, tmp_path: Path) -> None:
+    for name in ("cat.png", "cat_overlay.png"):
+        shutil.copy(CAT, tmp_path / name)
+    done = segment(
+        tmp_path / "cat.png", tmp_path / "cat_overlay.png", "--text", "cat", out=tmp_path, model=shallow_artifact
+    )
+    assert done.returncode == 2
+    assert "cat_overlay.png would be replaced; give another folder with --out" in done.stderr
+    assert (tmp_path / "cat_overlay.png").read_bytes() == CAT.read_bytes()

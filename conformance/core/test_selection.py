@@ -1,0 +1,96 @@
+"""pytest selects the same cases as the command, by flag, marker and id; a missing device fails where it is required."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.lowering.rope import STRATEGIES
+from harness.models.sam3.components import COMPONENTS
+from harness.targets import TARGETS
+from harness.verify.selection import select, strategies_of
+
+SUITE = "conformance/verify/test_components.py"
+
+
+def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    # Its output is read, so the options that this run was given by variable are not for it.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+
+
+def collected(*arguments: str, suite: str = SUITE) -> set[str]:
+    done = run_pytest("--collect-only", suite, *arguments)
+    return {line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "[" in line}
+
+
+def test_everything_is_selected_by_default() -> None:
+    cases = select()
+    assert {case.component for case in cases} == set(COMPONENTS)
+    assert {case.target for case in cases} == set(TARGETS)
+    assert {(case.component, case.strategy) for case in cases} == {
+        (component, strategy) for component in COMPONENTS for strategy in strategies_of(component)
+    }
+    assert len(set(cases)) == len(cases)
+
+
+def test_control_strategy_is_for_rotary_encoding_only() -> None:
+    assert {case.component for case in select(strategies=["none"])} == {"vit", "vision_backbone", "image_encoder"}
+    assert all("real" in strategies_of(component) for component in COMPONENTS)
+    assert set(strategies_of("vit")) == set(STRATEGIES)
+
+
+def test_the_whole_model_has_to_be_named() -> None:
+    cases = select(["end_to_end", "box_head"])
+    whole = {case for case in cases if case.component == "end_to_end"}
+    assert whole == {Case("end_to_end", strategy, target) for strategy in STRATEGIES for target in TARGETS}
+
+
+def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
+    suite = "conformance/models/sam3/test_end_to_end.py::test_end_to_end"
+    assert collected(suite=suite) == {f"end_to_end-real-{target}-shallow" for target in TARGETS}
+    named = ("--strategy", "tensorir", "--scale", "full", "--target", "cuda")
+    assert collected(*named, suite=suite) == {"end_to_end-tensorir-cuda-full"}
+    assert collected("--component", "vit", suite=suite) <= {"NOTSET"}
+
+
+def test_repeated_names_count_once() -> None:
+    expected = (Case("box_head", "real", "llvm", "shallow", 7),)
+    assert select(["box_head", "box_head"], targets=["llvm", "llvm"], seed=7) == expected
+
+
+@pytest.mark.parametrize("name", ["", "VIT", "vision-backbone", "vit "])
+def test_names_are_exact(name: str) -> None:
+    with pytest.raises(HarnessError, match="Unknown component"):
+        select([name])
+
+
+def test_flags_markers_and_ids_select_the_same_cases() -> None:
+    expected = {"vit-real-metal-full"}
+    assert collected("--component", "vit", "--strategy", "real", "--target", "metal", "--scale", "full") == expected
+    assert collected("-m", "vit and real and metal and full", "--scale", "full", "--scale", "shallow") == expected
+    assert collected("-k", "vit-real-metal-full", "--scale", "full") == expected
+
+
+def test_unknown_name_is_a_usage_error() -> None:
+    done = run_pytest(SUITE, "--component", "vti")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean 'vit'" in done.stderr
+    assert run_pytest(SUITE, "--require-target", "cudaa").returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def test_required_target_that_cannot_run_fails() -> None:
+    missing = next((name for name, target in TARGETS.items() if target.compile_problem() or target.run_problem()), None)
+    if missing is None:
+        pytest.skip("every target runs on this machine")
+    selection = (SUITE, "--component", "box_head", "--target", missing)
+    assert run_pytest(*selection).returncode == pytest.ExitCode.OK
+    required = run_pytest(*selection, "--require-target", missing)
+    assert required.returncode == pytest.ExitCode.TESTS_FAILED
+    assert f"--require-target {missing}" in required.stdout

@@ -1,0 +1,427 @@
+"""The folder that `sam3-tvm compile` writes: what is in it, what is refused, and that its weights can be exchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from conformance.support.shallow import photograph, shallow_model
+from harness.core.errors import HarnessError
+from harness.core.settings import REPOSITORY, Settings
+from harness.deployment.compiling import pack_model
+from harness.deployment.folder import replaced_folder
+from harness.models.sam3.hugging_face import to_hugging_face
+from harness.models.sam3.model import DEPLOYABLE
+from harness.models.sam3.upstream import upstream
+from harness.runtime.artifact import Artifact
+from harness.runtime.devices import to_numpy
+from harness.runtime.errors import Sam3Error
+from harness.runtime.loading import LoadError
+from harness.runtime.manifest import (
+    FORMAT,
+    LIBRARY,
+    MANIFEST,
+    PACKING_LIBRARY,
+    ArtifactError,
+    read_manifest,
+    weights_file,
+)
+from harness.runtime.sam3.model import Sam3
+from harness.runtime.sam3.prompts import Prompt
+from harness.runtime.weights import ALIGNMENT, MappedWeights, write_weights
+
+SITE = Path(np.__file__).parents[1]
+PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "cat.png"
+TOKENS = np.array([[49406, 2368, 49407, *[0] * 29]], np.int64)
+"""Start, one word, end, padding."""
+
+
+@pytest.fixture(scope="module")
+def artifact(shallow_artifact: Path) -> Artifact:
+    return Artifact.load(shallow_artifact)
+
+
+@pytest.fixture
+def copy(shallow_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of the artifact; files that a test changes must be written anew, for they are hard links."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in shallow_artifact.iterdir():
+        os.link(path, folder / path.name)
+    return folder
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    path.unlink()
+    path.write_bytes(content)
+
+
+def change_manifest(folder: Path, **fields: Any) -> None:
+    data = json.loads((folder / MANIFEST).read_text())
+    rewrite(folder / MANIFEST, json.dumps(data | fields).encode())
+
+
+def features(artifact: Artifact) -> np.ndarray:
+    return to_numpy(artifact.call("encode_text", tokens=TOKENS)["text_features"]).copy()
+
+
+def text_features_of(seed: int) -> np.ndarray:
+    """What PyTorch says."""
+    import torch
+
+    from harness.models.sam3.build import build_model
+    from harness.models.sam3.components.text_encoder import build
+
+    with upstream(), torch.no_grad():
+        model = shallow_model() if seed == 0 else build_model("shallow", seed)
+        return build(model).eval()(torch.from_numpy(TOKENS))[0].numpy()
+
+
+def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
+    manifest = read_manifest(shallow_artifact)
+    assert {path.name for path in shallow_artifact.iterdir()} == {*manifest.files, MANIFEST}
+    assert all((shallow_artifact / name).stat().st_size == file.bytes for name, file in manifest.files.items())
+    assert (manifest.format, manifest.scale, manifest.strategy, manifest.target) == (FORMAT, "shallow", "real", "llvm")
+    assert (manifest.weights, manifest.trained) == ("seed 0", False)
+    assert {"apache-tvm", "sam3-tvm", "compiled"} <= manifest.made.keys()
+    assert manifest.made["schedules"].startswith("tuned: 1 from the database tuned")
+    ground = manifest.entries["ground"]
+    assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "masks", "presence", "semantic"]
+    assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.capacity.boxes, 1, 4)
+    assert manifest.to_json() == (shallow_artifact / MANIFEST).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compile", "--target", "cdua", "--out", "model"], "Unknown target 'cdua': did you mean 'cuda'?"),
+        (["compile", "--scale", "half", "--out", "model"], "Unknown scale 'half': known are shallow, full."),
+        (["compile", "--strategy", "imaginary", "--out", "model"], "Unknown strategy 'imaginary'"),
+        (["compile", "--boxes", "0", "--out", "model"], "Invalid value for '--boxes'"),
+        (["compile", "--db", ".", "--out", "model"], "there is no tuning database in ."),
+        (["compile", "--db", ".", "--untuned", "--out", "model"], "--db and --untuned contradict each other"),
+        (["compile", "--out", "notes.txt"], "notes.txt is a file: give the name of a folder"),
+        (["compile", "--out", "notes.txt/model"], "cannot write to"),
+        (
+            ["compile", "--scale", "shallow", "--checkpoint", "notes.txt", "--out", "model"],
+            "notes.txt is not a checkpoint",
+        ),
+        (["compile", "--scale", "shallow", "--strategy", "none", "--out", "model"], "complex64 is not handled yet"),
+        (["pack", "--into", "model"], "model is not a folder: make one with `sam3-tvm compile --out model`"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    (tmp_path / "notes.txt").write_text("notes")
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "harness", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_nothing_else_is_left_beside_it(shallow_artifact: Path) -> None:
+    assert [path.name for path in shallow_artifact.parent.iterdir()] == [shallow_artifact.name]
+
+
+def test_weights_are_safetensors_that_need_no_copy(shallow_artifact: Path) -> None:
+    for entry, signature in read_manifest(shallow_artifact).entries.items():
+        if not signature.weights:
+            continue
+        path = shallow_artifact / weights_file(entry)
+        expected, mapped = load_file(path), MappedWeights(path)
+        assert expected.keys() == mapped.tensors.keys() == set(signature.weights)
+        assert all(np.array_equal(mapped.tensors[name], value) for name, value in expected.items())
+        copied = [array for array in mapped.tensors.values() if array.ctypes.data % ALIGNMENT or array.base is None]
+        assert sum(array.nbytes for array in copied) <= 0.001 * path.stat().st_size
+
+
+def test_encoders_are_the_models(artifact: Artifact) -> None:
+    """The whole path is held to upstream's in test_end_to_end; here that the folder holds the right weights."""
+    np.testing.assert_allclose(features(artifact), text_features_of(0), rtol=1e-5, atol=1e-5)
+
+
+def test_released_weights_are_read_again(artifact: Artifact) -> None:
+    before = features(artifact)
+    artifact.release("encode_text")
+    assert np.array_equal(features(artifact), before)
+
+
+def test_threads_and_models_do_not_disturb_each_other(artifact: Artifact, shallow_artifact: Path) -> None:
+    expected, other = features(artifact), Artifact.load(shallow_artifact, check=False)
+    start = threading.Barrier(4)
+
+    def run(loaded: Artifact) -> np.ndarray:
+        start.wait()
+        return features(loaded)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(run, [artifact, artifact, other, other]))
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ({}, "encode_text takes tokens; given were no inputs"),
+        ({"token": TOKENS}, "encode_text takes tokens; given were token"),
+        ({"tokens": TOKENS.astype(np.int32)}, "encode_text takes tokens as int64 [1, 32], not int32 [1, 32]"),
+        ({"tokens": TOKENS[:, :31]}, "encode_text takes tokens as int64 [1, 32], not int64 [1, 31]"),
+    ],
+)
+def test_wrong_inputs_are_a_sentence(artifact: Artifact, inputs: dict[str, np.ndarray], sentence: str) -> None:
+    with pytest.raises(Sam3Error, match=f"^{sentence.replace('[', '.').replace(']', '.')}$"):
+        artifact.call("encode_text", **inputs)
+
+
+def test_arrays_of_any_layout_are_taken(artifact: Artifact) -> None:
+    expected = features(artifact)
+    frozen = TOKENS.copy()
+    frozen.flags.writeable = False
+    strided = np.repeat(TOKENS, 2, axis=1)[:, ::2]
+    shifted = np.frombuffer(b"\0" * 8 + TOKENS.tobytes(), np.int64, 32, 8).reshape(1, 32)
+    for tokens in (frozen, strided, shifted):
+        result = artifact.call("encode_text", tokens=tokens)["text_features"]
+        assert np.array_equal(to_numpy(result), expected)
+
+
+def test_a_flipped_bit_is_found(copy: Path) -> None:
+    for name in read_manifest(copy).files:
+        content = bytearray((copy / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        original = copy / f"{name}.original"
+        (copy / name).rename(original)
+        (copy / name).write_bytes(content)
+        with pytest.raises(ArtifactError, match=f"{name} is damaged, its checksum is wrong: copy it or compile again$"):
+            Artifact.load(copy)
+        original.replace(copy / name)
+
+
+def test_a_cut_off_file_is_found_without_reading_it(copy: Path) -> None:
+    content = (copy / LIBRARY).read_bytes()
+    rewrite(copy / LIBRARY, content[:-1])
+    with pytest.raises(ArtifactError, match=f"{LIBRARY} is damaged: {len(content) - 1} bytes instead of"):
+        Artifact.load(copy, check=False)
+
+
+def test_a_missing_file_is_named(copy: Path) -> None:
+    (copy / weights_file("ground")).unlink()
+    with pytest.raises(ArtifactError, match=r"is incomplete: ground\.safetensors is missing; copy the whole folder"):
+        Artifact.load(copy)
+
+
+def test_what_only_packing_needs_may_be_left_out(copy: Path) -> None:
+    (copy / PACKING_LIBRARY).unlink()
+    assert Artifact.load(copy).manifest.files
+    with pytest.raises(HarnessError, match=f"has no {PACKING_LIBRARY}, which packs weights: add it or compile"):
+        pack_model(DEPLOYABLE, copy, seed=1)
+
+
+def test_another_version_is_refused(copy: Path) -> None:
+    change_manifest(copy, format=FORMAT + 1)
+    with pytest.raises(ArtifactError, match=f"in version {FORMAT + 1} of the format, this program reads version"):
+        Artifact.load(copy)
+
+
+def test_another_target_is_refused(copy: Path) -> None:
+    change_manifest(copy, target="vulkan")
+    with pytest.raises(ArtifactError, match="was compiled for vulkan, and only llvm, cuda, metal can be loaded"):
+        Artifact.load(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b'{"format": 1, "entries": 3}', b"\xff"])
+def test_a_damaged_manifest_is_a_sentence(copy: Path, content: bytes) -> None:
+    rewrite(copy / MANIFEST, content)
+    with pytest.raises(ArtifactError, match="compile the model again"):
+        Artifact.load(copy)
+
+
+def test_no_artifact_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is not a folder: make one with `sam3-tvm compile"):
+        Artifact.load(tmp_path / "nothing")
+    with pytest.raises(ArtifactError, match=f"it has no {MANIFEST}: give the folder that"):
+        Artifact.load(tmp_path)
+
+
+def test_another_machine_is_refused(copy: Path) -> None:
+    header = bytearray((copy / LIBRARY).read_bytes())
+    header[18:20] = (243).to_bytes(2, "little")  # e_machine of ELF: RISC-V
+    rewrite(copy / LIBRARY, bytes(header))
+    with pytest.raises((LoadError, ArtifactError), match="was compiled for Linux on riscv64"):
+        Artifact.load(copy, check=False)
+
+
+def test_other_weights_are_packed_without_compiling(copy: Path) -> None:
+    library = (copy / LIBRARY).read_bytes()
+    manifest = pack_model(DEPLOYABLE, copy, seed=1)
+    assert (manifest.weights, manifest.trained) == ("seed 1", False)
+    assert (copy / LIBRARY).read_bytes() == library
+    np.testing.assert_allclose(features(Artifact.load(copy)), text_features_of(1), rtol=1e-5, atol=1e-5)
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_path: Path) -> None:
+    theirs = to_hugging_face(shallow_model().state_dict())
+    checkpoint = tmp_path / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in theirs.items()}, checkpoint)
+    manifest = pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))
+    assert (manifest.trained, manifest.point_prompts) == (True, False)
+    model = Sam3.load(copy)
+    with pytest.raises(Sam3Error, match=r"^The weights \(model.safetensors, .*which has none for points; ask with"):
+        model.encode_prompt(Prompt(points=[(10, 10)]), (640, 480))
+    assert model.encode_prompt(Prompt("cat", boxes=[(10, 10, 50, 50)]), (640, 480)).geometry
+
+
+def test_packing_needs_an_artifact(tmp_path: Path) -> None:
+    with pytest.raises(Sam3Error, match="it has no"):
+        pack_model(DEPLOYABLE, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(HarnessError, match="holds something else than a compiled model"), replaced_folder(tmp_path):
+        pass
+    file = tmp_path / "thesis.txt"
+    with pytest.raises(HarnessError, match="is a file: give the name of a folder"), replaced_folder(file):
+        pass
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
+    lock, folder = FileLock(tmp_path / ".model.lock"), tmp_path / "model"
+    with lock, pytest.raises(HarnessError, match="another process is writing"), replaced_folder(folder):
+        pass
+
+
+def test_what_was_there_stays_if_filling_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with replaced_folder(folder) as filling:
+        (filling / MANIFEST).write_text("first")
+    with pytest.raises(RuntimeError, match="broken"), replaced_folder(folder) as filling:
+        (filling / MANIFEST).write_text("second")
+        raise RuntimeError("broken")
+    assert (folder / MANIFEST).read_text() == "first"
+    with replaced_folder(folder) as filling:
+        (filling / MANIFEST).write_text("third")
+    assert (folder / MANIFEST).read_text() == "third"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / ".model.filling").mkdir()
+    (tmp_path / ".model.filling" / "half").write_text("half")
+    with replaced_folder(tmp_path / "model") as filling:
+        assert not list(filling.iterdir())
+        (filling / MANIFEST).write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int64", "int32", "uint8", "bool"])
+def test_weights_of_any_shape_survive(tmp_path: Path, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"scalar": (), "empty": (0, 3), "odd": (7, 3), "large": (64, 64), "after": (5,)}
+    tensors = {name: (rng.random(shape) * 9).astype(dtype) for name, shape in shapes.items()}
+    path = tmp_path / "weights.safetensors"
+    described = write_weights(path, tensors)
+    assert described.bytes == path.stat().st_size
+    mapped, expected = MappedWeights(path).tensors, load_file(path)
+    for name, tensor in tensors.items():
+        assert np.array_equal(mapped[name], tensor)
+        assert np.array_equal(expected[name], tensor)
+        assert mapped[name].ctypes.data % ALIGNMENT == 0 or not mapped[name].size
+
+
+def test_it_runs_where_neither_torch_nor_sam3_nor_the_compiler_can_be_imported(shallow_artifact: Path) -> None:
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(["torch", "torchvision", "sam3"]))
+import numpy as np
+from harness.runtime.artifact import Artifact
+from harness.runtime.devices import to_numpy
+tokens = np.array({TOKENS.tolist()})
+print(to_numpy(Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens)["text_features"]).shape)
+print("tvm" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "(32, 1, 256)\nFalse\n"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def captured() -> dict[str, np.ndarray]:
+    """What reaches upstream's grounding, and what it gives, for a text with one point and one box."""
+    arrays = {name: tensor.numpy() for name, tensor in vars(photograph()).items()}
+    fpn_2 = np.ascontiguousarray(arrays["img_feats"].transpose(1, 2, 0)).reshape(1, 256, 72, 72)
+    return arrays | {"fpn_2": fpn_2}
+
+
+def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | None) -> dict[str, np.ndarray]:
+    """What the compiled model finds; what is padded is zero, or random numbers."""
+    capacity = artifact.manifest.capacity
+    rng = None if seed is None else np.random.default_rng(seed)
+
+    def padded(name: str, length: int, axis: int) -> np.ndarray:
+        array = captured[name]
+        widths = [(0, length - extent if n == axis else 0) for n, extent in enumerate(array.shape)]
+        result = np.pad(array, widths, constant_values=array.dtype == bool)
+        if rng is not None and array.dtype != bool:
+            padding = np.swapaxes(result, 0, axis)[array.shape[axis] :]
+            padding[...] = rng.random(padding.shape) if array.dtype == np.float32 else rng.integers(0, 2, padding.shape)
+        return result
+
+    names = ("fpn_0", "fpn_1", "fpn_2", "text_features", "text_mask")
+    points = {name: padded(name, capacity.points, name == "points_mask") for name in POINTS}
+    boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
+    found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)
+    return {name: to_numpy(tensor) for name, tensor in found.items()}
+
+
+POINTS, BOXES = ("points", "points_mask", "point_labels"), ("boxes", "boxes_mask", "box_labels")
+
+
+def test_padding_a_prompt_changes_nothing(artifact: Artifact, captured: dict[str, np.ndarray]) -> None:
+    """Upstream's prompt is not padded; test_end_to_end judges the masks as well, with an oracle."""
+    found = grounded(artifact, captured, None)
+    for name, expected in (
+        ("logits", captured["pred_logits"]),
+        ("boxes", captured["pred_boxes"]),
+        ("boxes_xyxy", captured["pred_boxes_xyxy"]),
+        ("semantic", captured["semantic_seg"]),
+        ("presence", captured["presence_logits"][-1]),
+    ):
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_what_stands_in_the_padding_changes_not_one_bit(artifact: Artifact, captured: dict[str, np.ndarray]) -> None:
+    expected, found = grounded(artifact, captured, None), grounded(artifact, captured, 0)
+    assert [name for name in expected if not np.array_equal(expected[name], found[name])] == []
+
+
+def test_it_runs_without_tvms_package(shallow_artifact: Path, tmp_path: Path) -> None:
+    """The folder brings TVM's runtime library; of the installed packages only these are needed."""
+    needed = ("tvm_ffi", "typing_extensions.py", "numpy", "PIL", "ftfy", "wcwidth", "regex")
+    libraries = [path for name in ("numpy", "pillow") for path in SITE.glob(f"{name}.libs")]
+    for path in (*(SITE / name for name in needed), *libraries):
+        (tmp_path / path.name).symlink_to(path)
+    code = f"""
+import sys
+sys.path = [{str(REPOSITORY)!r}, {str(tmp_path)!r}, *(p for p in sys.path if "packages" not in p)]
+from harness.runtime import Sam3
+found = Sam3.load({str(shallow_artifact)!r}).set_image({str(PHOTOGRAPH)!r}).segment(text="cat", threshold=0)
+print(found.masks.shape, "tvm" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "(200, 300, 451) False\n"), done.stderr

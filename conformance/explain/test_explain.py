@@ -1,0 +1,279 @@
+"""`sam3-tvm explain`: every operator is accounted for, with the kernel or the loops that really compute it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+from tvm import ir, relax
+from typer.testing import CliRunner
+
+from conformance.support.operators import module_of
+from conformance.support.shallow import photograph, shallow_model
+from conformance.support.tuning import record
+from harness.cli import main as cli
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.explain import explain
+from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.rope import STRATEGIES
+from harness.models.sam3.components import COMPONENTS
+from harness.models.sam3.upstream import upstream
+from harness.schedules.cpu import cpu_pipeline, rewrite
+from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.provenance import How, Operator, trace
+from harness.schedules.cpu.schedule import Product, space
+from harness.schedules.cpu.tile import vector_unit
+from harness.targets import TARGETS
+from harness.tuning import database
+from harness.tuning.database import store
+
+op = relax.op
+REAL = ("scoring_head", "transformer_encoder", "segmentation_head", "text_encoder")
+
+
+@cache
+def imported(name: str, by: str = "real") -> tvm.IRModule:
+    component, strategy = COMPONENTS[name], STRATEGIES[by]
+    with upstream():
+        module = component.build(shallow_model()).eval()
+        inputs = tuple(next(iter(component.samples(photograph()).values())).values())
+        with strategy.apply(module):
+            program = export_program(module, inputs)
+        return strategy.import_program(program)[0]
+
+
+def traced(module: tvm.IRModule) -> list[Operator]:
+    target = TARGETS["llvm"].tvm_target()
+    return trace(module, cpu_pipeline(target), target)
+
+
+@cache
+def explained(name: str) -> list[Operator]:
+    return traced(imported(name))
+
+
+def of(operator: Callable[..., relax.Expr], *shapes: tuple[int, ...]) -> list[Operator]:
+    return traced(module_of(operator, shapes))
+
+
+def ways(operators: list[Operator]) -> list[tuple[str, How]]:
+    return [(operator.name, operator.how) for operator in operators]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_operator_is_told_once_and_every_compiled_function_is_somebodys(name: str) -> None:
+    calls = [
+        binding.value
+        for block in imported(name)["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, ir.Call)
+    ]
+    operators = explained(name)
+    assert [operator.name for operator in operators] == [call.op.name.removeprefix("relax.") for call in calls]
+    target = TARGETS["llvm"].tvm_target()
+    compiled = {
+        variable.name_hint
+        for variable, function in cpu_pipeline(target)(imported(name)).functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    }
+    told = {function for operator in operators for function in operator.functions}
+    helpers = {function for function in compiled - told if re.match(r"pack|reshape", function)}
+    assert compiled - told == helpers  # operands of kernels, brought into shape
+    for operator in operators:
+        assert bool(operator.functions) == (operator.how is not How.NOTHING)
+        assert operator.name in operator.beside or operator.how is How.NOTHING
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_products_convolutions_and_norms_have_kernels(name: str) -> None:
+    own = ("matmul", "nn.conv2d", "nn.conv2d_transpose", "nn.attention", "nn.attention_bias")
+    norms = ("nn.layer_norm", "nn.group_norm", "nn.softmax")
+    operators = explained(name)
+    for operator in operators:
+        if operator.name in own + norms:
+            assert operator.how is How.KERNEL, operator
+        if operator.name in own and operator.name != "nn.attention_bias":
+            assert "tile" in operator.detail or "depthwise" in operator.functions[0]
+        assert operator.how is not How.UNSCHEDULED, operator
+    assert any(operator.name in own for operator in operators)
+
+
+def test_what_is_fused_is_told_with_the_kernel() -> None:
+    first = next(operator for operator in explained("scoring_head") if operator.name == "matmul")
+    assert first.functions == ("matmul_add_relu",)
+    assert (first.inputs, first.output) == (("35x256", "256x2048"), "35x2048")
+    assert first.detail.startswith("35x256 · 256x2048, tile ")
+    assert [name for name in first.beside if name not in ("reshape", "permute_dims")] == ["matmul", "add", "nn.relu"]
+    relu = next(operator for operator in explained("scoring_head") if operator.name == "nn.relu")
+    assert (relu.how, relu.functions, relu.beside) == (How.FOLDED, first.functions, first.beside)
+
+
+def test_attention_folds_the_permutations_around_it() -> None:
+    attention = next(operator for operator in explained("transformer_encoder") if operator.name == "nn.attention_bias")
+    assert attention.functions[0].startswith("attention")
+    assert re.match(r"1 x 8 heads, 5184 queries, \d+ keys, 32 channels, tiles", attention.detail)
+    assert Counter(attention.beside)["permute_dims"] >= 3
+
+
+def test_a_kernel_of_the_import_that_attention_folds_is_told_with_it() -> None:
+    rotation = next(
+        operator for operator in traced(imported("vit", "tensorir")) if operator.name.startswith("call_tir")
+    )
+    assert (rotation.name, rotation.how, rotation.functions) == ("call_tir rotate_pairs", How.FOLDED, ("attention",))
+    assert rotation.detail.endswith("queries and keys computed while they are read")
+
+
+def test_without_a_kernel_an_operator_falls_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.matmul(a, b)
+
+    assert ways(of(product, (40, 50), (50, 60))) == [("matmul", How.KERNEL)]
+    monkeypatch.delitem(rewrite.KERNELS, "relax.matmul")
+    (alone,) = of(product, (40, 50), (50, 60))
+    assert (alone.how, alone.functions, alone.detail) == (How.DEFAULT, ("matmul",), "reduction")
+
+
+OTHERS: dict[str, tuple[Callable[..., relax.Expr], tuple[int, ...], list[tuple[str, How]], str]] = {
+    "flat": (lambda x: op.abs(x), (64, 1024), [("abs", How.DEFAULT)], "flat"),
+    "tiled": (lambda x: op.permute_dims(x, [1, 0]), (64, 96), [("permute_dims", How.DEFAULT)], "tiled"),
+    "banded": (
+        lambda x: op.permute_dims(x, [1, 0, 2]),
+        (128, 24, 256),
+        [("permute_dims", How.DEFAULT)],
+        "banded",
+    ),
+    "rows": (lambda x: op.strided_slice(x, [1], [1], [40]), (30, 50), [("strided_slice", How.DEFAULT)], "rows"),
+    "reduction": (
+        lambda x: op.nn.max_pool2d(x, (2, 2), (2, 2)),
+        (1, 8, 16, 16),
+        [("nn.max_pool2d", How.DEFAULT)],
+        "reduction",
+    ),
+    "unscheduled": (lambda x: op.sort(x, 1), (3, 50), [("sort", How.UNSCHEDULED)], ""),
+    "ours": (lambda x: op.exp(x), (64, 1024), [("exp", How.LEGALIZATION)], "flat"),
+    "kernel of a legalization": (lambda x: op.nn.softmax(x), (3, 50), [("nn.softmax", How.KERNEL)], ""),
+    "view": (
+        lambda x: op.nn.softmax(op.reshape(op.nn.softmax(x), [50, 3])),
+        (3, 50),
+        [("nn.softmax", How.KERNEL), ("reshape", How.VIEW), ("nn.softmax", How.KERNEL)],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("operator", "shape", "expected", "detail"), OTHERS.values(), ids=OTHERS)
+def test_loops_are_told_with_their_schedule(
+    operator: Callable[..., relax.Expr], shape: tuple[int, ...], expected: list[tuple[str, How]], detail: str
+) -> None:
+    operators = of(operator, shape)
+    assert ways(operators) == expected
+    if detail:
+        assert operators[0].detail == detail
+
+
+def test_a_group_is_told_whole_and_what_nobody_needs_is_nothing() -> None:
+    def operator(x: relax.Expr) -> relax.Expr:
+        builder = relax.BlockBuilder.current()
+        builder.emit(op.negative(x))
+        y = builder.emit(op.exp(builder.emit(op.abs(x))))
+        return op.add(y, relax.const(1.0))
+
+    unused, *group = of(operator, (64, 1024))
+    assert (unused.name, unused.how, unused.functions) == ("negative", How.NOTHING, ())
+    assert ways(group) == [("abs", How.DEFAULT), ("exp", How.LEGALIZATION), ("add", How.DEFAULT)]
+    assert {operator.beside for operator in group} == {("abs", "exp", "add")}
+    assert len({operator.functions for operator in group}) == 1
+
+
+def test_what_depends_on_weights_alone_runs_when_the_model_is_loaded() -> None:
+    at_load = {operator.name for operator in explained("text_encoder") if operator.at_load}
+    assert not at_load & {"matmul", "nn.attention_bias", "nn.layer_norm"}
+    module = module_of(lambda x, w: op.add(x, op.exp(w)), [(64, 1024)] * 2)
+    module["main"] = module["main"].with_attr("num_input", 1)
+    assert [(o.name, o.at_load) for o in traced(module)] == [("exp", True), ("add", False)]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", "explain", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+BOX_HEAD = Product(Extents(1, 400, 256, 256), "left")
+"""The product of the box head's hidden layers."""
+TUNED = {"rows": 3, "vectors": 1}
+"""A schedule that is not its default."""
+
+
+def tiles(document: dict[str, Any]) -> set[str]:
+    """The tiles of the box head's hidden layers."""
+    details = [operator["detail"] for operator in document["cases"][0]["operators"]]
+    return {match[1] for detail in details if (match := re.match(r"400x256 · 256x256, tile (\d+x\d+)", detail))}
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    store(tmp_path / "db", "llvm", record(BOX_HEAD.key, TUNED))
+    done = run("--component", "box_head", "--db", str(tmp_path / "db"), "--json", str(tmp_path / "box_head.json"))
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "box_head.json").read_text())
+    assert tiles(document) == {f"3x{vector_unit(TARGETS['llvm'].tvm_target()).lanes}"}
+    (case,) = document["cases"]
+    assert (document["schema"], case["component"], case["scale"]) == (1, "box_head", "shallow")
+    assert sum(case["totals"].values()) == len(case["operators"])
+    for how, count in case["totals"].items():
+        assert f"{count} {how}" in done.stdout
+    assert f"{len(case['operators'])} operators: " in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["box_head.json", "db"]
+
+
+def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "TUNED", tmp_path)
+    store(tmp_path / database.this_place("llvm").tag, "llvm", record(BOX_HEAD.key, TUNED))
+    assert database.default_database("llvm") is not None
+    file = tmp_path / "box_head.json"
+    done = CliRunner().invoke(cli.app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    unit = vector_unit(TARGETS["llvm"].tvm_target())
+    default = space(BOX_HEAD, unit)[0]
+    assert tiles(json.loads(file.read_text())) == {f"{default['rows']}x{default['vectors'] * unit.lanes}"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--target", "metal", "--component", "box_head"), "cannot explain target metal: only the CPU's pipeline"),
+        (("--component", "box_hed"), "did you mean 'box_head'"),
+        (("--component", "box_head", "--json", "."), "choose another file with --json"),
+        (("--component", "box_head", "--strategy", "none"), "--strategy real"),
+        (("--component", "box_head", "--db", "nowhere"), "there is no tuning database in nowhere"),
+        (("--component", "box_head", "--db", "nowhere", "--untuned"), "--db and --untuned contradict each other"),
+    ],
+    ids=["target", "component", "json", "strategy", "database", "contradiction"],
+)
+def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    (sentence,) = done.stderr.strip().splitlines()
+    assert words in sentence
+
+
+def test_a_case_that_does_not_get_as_far_as_lowering_is_one_sentence() -> None:
+    words = r"^cannot explain vit-none-llvm-shallow: import failed: input_type torch\.complex64 is not handled yet$"
+    with pytest.raises(HarnessError, match=words):
+        explain(Case("vit", "none", "llvm", "shallow", 0))
+
+
+@pytest.mark.parametrize("component", ["end_to_end", "tail"])
+def test_what_is_no_component_cannot_be_explained(component: str) -> None:
+    words = f"^{component} is no component: explain the components that it is made of$"
+    with pytest.raises(HarnessError, match=words):
+        explain(Case(component, "real", "llvm", "shallow", 0))

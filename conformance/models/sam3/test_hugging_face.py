@@ -1,0 +1,131 @@
+"""Transformers' layout of SAM 3's weights: its names, there and back, and what loads to the same outputs.
+
+`test_transformers.py` compares with Transformers itself.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from conformance.support.shallow import interactive_model, photograph, shallow_model
+from harness.core.errors import HarnessError
+from harness.models.sam3.build import build_architecture, build_model
+from harness.models.sam3.capture import capture, load_prompts
+from harness.models.sam3.checkpoints import load_checkpoint
+from harness.models.sam3.hugging_face import POINTS, VIDEO_PREFIX, from_hugging_face, is_hugging_face, to_hugging_face
+from harness.models.sam3.scales import SCALES
+from harness.models.sam3.upstream import upstream
+
+LAYOUT = Path(__file__).parents[3] / "fixtures" / "hugging_face.json"
+"""Names and shapes of Transformers 5.23's shallow `Sam3Model`; `test_transformers.py` checks them."""
+
+POSITIONS = "backbone.vision_backbone.trunk.pos_embed"
+QUERIES = "vision_encoder.backbone.layers.{}.attention.q_proj.weight"
+BLOCKS = SCALES["shallow"]["ViT"]["depth"]
+
+
+def shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in state.items()}
+
+
+def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As in the published file, which is the video model's: a prefix, and a tracker beside the detector."""
+    renamed = {
+        name if name.startswith("tracker_neck.") else VIDEO_PREFIX + name: tensor.contiguous()
+        for name, tensor in state.items()
+    }
+    return {**renamed, "tracker_model.no_memory_embedding": torch.ones(1, 1, 256)}
+
+
+@cache
+def theirs() -> dict[str, torch.Tensor]:
+    return to_hugging_face(shallow_model().state_dict())
+
+
+def test_names_and_shapes_are_those_of_transformers() -> None:
+    assert shapes(theirs()) == json.loads(LAYOUT.read_text(encoding="utf-8"))
+    assert is_hugging_face(theirs())
+    assert is_hugging_face(published(theirs()))
+    assert not is_hugging_face(shallow_model().state_dict())
+    assert not is_hugging_face({f"detector.{name}" for name in shallow_model().state_dict()})
+
+
+def test_there_and_back() -> None:
+    state = interactive_model().state_dict()
+    back = from_hugging_face(published(to_hugging_face(state)))
+    kept = {
+        name: tensor
+        for name, tensor in state.items()
+        if not POINTS.fullmatch(name) and not name.startswith("inst_interactive_predictor.") and "freqs_cis" not in name
+    }
+    assert set(back) == set(kept)
+    # The class token's position, the first, is not in the layout; upstream never reads it.
+    assert not back[POSITIONS][:, 0].any()
+    back[POSITIONS][:, 0] = kept[POSITIONS][:, 0]
+    for name, tensor in kept.items():
+        assert torch.equal(back[name], tensor), name
+
+
+def test_loads_to_the_same_outputs(tmp_path: Path) -> None:
+    save_file(published(theirs()), tmp_path / "model.safetensors")
+    with pytest.warns(UserWarning, match="no weights for point prompts"):
+        loaded = build_model("shallow", 1, tmp_path / "model.safetensors")
+    for name, parameter in loaded.named_parameters():
+        if POINTS.fullmatch(name):
+            assert not torch.equal(parameter, shallow_model().get_parameter(name))
+            parameter.copy_(shallow_model().get_parameter(name))
+    with upstream():
+        outputs = vars(capture(loaded, load_prompts()))
+    for name, expected in vars(photograph()).items():
+        assert torch.equal(outputs[name], expected), name
+
+
+def test_the_sam_2_neck_is_in_the_video_model_alone(tmp_path: Path) -> None:
+    neck = "backbone.vision_backbone.sam2_convs.0.dconv_2x2_1.weight"
+    model = build_architecture("shallow", interactive=True)
+    save_file(published(to_hugging_face(interactive_model().state_dict())), tmp_path / "model.safetensors")
+    with pytest.warns(UserWarning, match="no weights for point prompts"):
+        left_out = load_checkpoint(model, tmp_path / "model.safetensors")
+    assert {name for name in left_out if not POINTS.fullmatch(name)} == {
+        name for name in model.state_dict() if name.startswith("inst_interactive_predictor.")
+    }
+    assert torch.equal(model.get_parameter(neck), interactive_model().get_parameter(neck))
+    save_file({name: tensor.contiguous() for name, tensor in theirs().items()}, tmp_path / "image.safetensors")
+    with pytest.raises(HarnessError, match=r"missing \(backbone.vision_backbone.sam2_convs"):
+        load_checkpoint(model, tmp_path / "image.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({QUERIES.format(0): None}, r"1 missing \(.*blocks.0.attn.qkv.weight\); 2 unexpected \(.*k_proj.*v_proj"),
+        ({QUERIES.format(0): torch.ones(3, 1024)}, r"1 misshapen \(.*blocks.0.attn.qkv.weight\)"),
+        ({QUERIES.format(BLOCKS): torch.ones(1)}, rf"no missing tensors; 1 unexpected \(.*layers.{BLOCKS}.*q_proj"),
+        ({"vision_encoder.surplus": torch.ones(1)}, r"1 unexpected \(detector_model.vision_encoder.surplus\)"),
+        ({"vision_encoder.backbone.embeddings.position_embeddings": torch.ones(2)}, r"1 misshapen \(.*pos_embed\)"),
+        ({"text_encoder.text_projection.weight": torch.ones(2)}, r"1 misshapen \(.*text_projection\)"),
+    ],
+    ids=["missing", "misshapen", "deeper", "unexpected", "positions", "projection"],
+)
+def test_what_does_not_fit_is_listed_and_refused(
+    changes: dict[str, torch.Tensor | None], expected: str, tmp_path: Path
+) -> None:
+    state = {name: tensor for name, tensor in {**theirs(), **changes}.items() if tensor is not None}
+    shapes_alone = {name: torch.zeros(1).expand(tensor.shape) for name, tensor in published(state).items()}
+    torch.save(shapes_alone, tmp_path / "model.pt")
+    with pytest.raises(HarnessError, match=expected) as raised:
+        load_checkpoint(shallow_model(), tmp_path / "model.pt")
+    assert "\n" not in str(raised.value)
+
+
+def test_list_of_parts(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": dict.fromkeys(theirs(), "model-00001-of-00002.safetensors")}))
+    with pytest.raises(HarnessError, match=r"index\.json lists the parts of a checkpoint"):
+        load_checkpoint(torch.nn.Linear(1, 1), path)

@@ -1,0 +1,137 @@
+"""One option for the number of threads: the command, pytest and the environment; mistakes are one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.processes.threads import OPTION_VARIABLE, checked, reason, tvm_threads
+from harness.runtime.threads import usable_cpus
+
+COUNT = """
+from harness.processes.threads import configure_threads, reason, thread_count, tvm_threads
+configure_threads()
+import torch
+print(thread_count(), tvm_threads(), torch.get_num_threads(), reason(), sep="|")
+"""
+one_cpu = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS has no affinity masks")
+
+
+def on_one_cpu() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def run(
+    *arguments: str, before: Callable[[], None] | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != OPTION_VARIABLE} | environment
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, preexec_fn=before, timeout=300, check=False)
+
+
+def counted(before: Callable[[], None] | None = None, **environment: str) -> list[str]:
+    """Threads asked for, threads of a parallel loop in TVM, threads of PyTorch, and why, in a process of its own."""
+    done = run("-c", COUNT, before=before, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().split("|")
+
+
+def test_every_usable_cpu_gets_a_thread_whatever_the_environment_says() -> None:
+    usable = str(usable_cpus())
+    assert counted(TVM_NUM_THREADS="1", OMP_NUM_THREADS="1")[:3] == [usable] * 3
+
+
+@one_cpu
+def test_an_affinity_mask_is_respected_and_told() -> None:
+    *counts, why = counted(before=on_one_cpu)
+    assert counts == ["1"] * 3
+    assert why == (
+        f"the affinity mask allows 1 of {os.cpu_count()} CPUs" if os.cpu_count() != 1 else "one for each CPU"
+    )
+
+
+def test_the_environment_chooses() -> None:
+    assert counted(SAM3_TVM_THREADS="1") == ["1", "1", "1", "SAM3_TVM_THREADS says so"]
+
+
+def test_a_quota_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OPTION_VARIABLE, raising=False)
+    for module in ("harness.processes.threads", "harness.runtime.threads"):
+        monkeypatch.setattr(f"{module}.cgroup_quota", lambda: 0.5)
+    assert usable_cpus() == 1
+    monkeypatch.setattr("harness.processes.threads.affinity", lambda: 4)
+    assert reason() == f"the quota of the control group is 0.5 CPUs of {os.cpu_count()}"
+
+
+def test_the_command_hands_the_number_to_the_process_of_each_case(tmp_path: Path) -> None:
+    options = ("--component", "box_head", "--report", str(tmp_path), "--threads", "1")
+    command = [sys.executable, "-m", "harness", "verify", *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert worker_environment(process.pid)[OPTION_VARIABLE] == "1"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def worker_environment(parent: int) -> dict[str, str]:
+    """What the first worker of a process, or the template of its workers, was started with."""
+    for _ in range(600):
+        for child in psutil.Process(parent).children():
+            with contextlib.suppress(psutil.Error):
+                if any(argument.startswith("harness.processes.") for argument in child.cmdline()):
+                    return child.environ()
+        time.sleep(0.1)
+    raise AssertionError("no case was started")
+
+
+def test_pytest_takes_the_option(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> None:
+    """Without the option, runs itself with it."""
+    threads = pytestconfig.getoption("threads")
+    if threads is None:
+        done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--threads", "1", request.node.nodeid)
+        assert done.returncode == 0, done.stdout
+    else:
+        import torch
+
+        assert threads == tvm_threads() == torch.get_num_threads()
+        assert os.environ[OPTION_VARIABLE] == os.environ["OMP_NUM_THREADS"] == str(threads)
+
+
+TOO_MANY = str(usable_cpus() + 1)
+
+
+@pytest.mark.parametrize("count", ["0", "-1", TOO_MANY])
+def test_a_number_that_cannot_be_is_one_sentence(count: str) -> None:
+    with pytest.raises(HarnessError) as error:
+        checked(int(count))
+    assert str(error.value).startswith(f"cannot run on {count} threads: give 1 to {usable_cpus()}, ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (("-m", "harness", "verify", "--threads", TOO_MANY), {}),
+        (("-m", "harness", "verify", "--threads", "0"), {}),
+        (("-m", "harness", "verify"), {OPTION_VARIABLE: TOO_MANY}),
+        (("-m", "harness", "verify"), {OPTION_VARIABLE: "all"}),
+        (("-m", "pytest", "--collect-only", "--threads", TOO_MANY, "conformance/core/test_selection.py"), {}),
+    ],
+    ids=["many", "none", "environment", "no number", "pytest"],
+)
+def test_mistakes_end_at_once(arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    done = run(*arguments, **environment)
+    (sentence,) = done.stderr.strip().splitlines()
+    assert done.returncode == (4 if "pytest" in arguments else 2)
+    assert f"give 1 to {usable_cpus()}" in sentence
+    assert "Traceback" not in done.stdout

@@ -1,0 +1,206 @@
+"""The compiled model as its users meet it: an image, prompts, what was found; threads; several models; memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.runtime import EncodedImage, Found, Outputs, Prompt, Sam3
+from harness.runtime.devices import to_numpy
+from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.model import REMEMBERED_TEXTS
+
+CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
+ASKED = {"text": "cat", "boxes": [(60, 20, 400, 290)], "points": [(200, 150), (5, 5)], "point_labels": [True, False]}
+
+
+@pytest.fixture(scope="module")
+def model(shallow_artifact: Path) -> Sam3:
+    return Sam3.load(shallow_artifact)
+
+
+@pytest.fixture(scope="module")
+def image(model: Sam3) -> EncodedImage:
+    return model.set_image(CAT)
+
+
+@pytest.fixture(scope="module")
+def everything(image: EncodedImage) -> Found:
+    """What is found when nothing is too unlikely."""
+    return image.segment(**ASKED, threshold=0)
+
+
+@pytest.fixture(scope="module")
+def threshold(everything: Found) -> float:
+    """Between the scores of the 14th and the 15th best query."""
+    best = np.sort(everything.scores)[::-1]
+    return float(best[13] + best[14]) / 2
+
+
+@pytest.fixture(scope="module")
+def found(image: EncodedImage, threshold: float) -> Found:
+    return image.segment(**ASKED, threshold=threshold)
+
+
+def assert_same(one: Found, other: Found) -> None:
+    for field in fields(Outputs):
+        np.testing.assert_array_equal(getattr(one.outputs, field.name), getattr(other.outputs, field.name))
+    for name in ("masks", "boxes", "scores", "queries"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_shapes_and_dtypes(found: Found) -> None:
+    told = {
+        name: (getattr(found, name).dtype.name, getattr(found, name).shape) for name in ("masks", "boxes", "scores")
+    }
+    assert told == {"masks": ("bool", (14, 300, 451)), "boxes": ("float32", (14, 4)), "scores": ("float32", (14,))}
+    assert found.size == (451, 300)
+    assert found.notes == ()
+
+
+def test_what_is_kept_follows_upstreams_processor(found: Found, threshold: float) -> None:
+    """The end of `Sam3Processor._forward_grounding`, line by line, on the model's raw outputs."""
+    from sam3.model.box_ops import box_cxcywh_to_xyxy
+
+    raw = {field.name: torch.from_numpy(np.array(getattr(found.outputs, field.name))) for field in fields(Outputs)}
+    probabilities = (raw["logits"].sigmoid() * raw["presence"].sigmoid().unsqueeze(1)).squeeze(-1)
+    keep = probabilities > threshold
+    assert 0 < int(keep.sum()) < 200
+    np.testing.assert_array_equal(found.queries, np.flatnonzero(keep[0].numpy()))
+    np.testing.assert_allclose(found.scores, probabilities[keep].numpy(), rtol=0, atol=1e-6)
+    boxes = box_cxcywh_to_xyxy(raw["boxes"][keep]) * torch.tensor([451, 300, 451, 300])[None]
+    np.testing.assert_allclose(found.boxes, boxes.numpy(), rtol=0, atol=1e-3)
+    logits = torch.nn.functional.interpolate(
+        raw["masks"][keep].unsqueeze(1), (300, 451), mode="bilinear", align_corners=False
+    )
+    decided = logits.squeeze(1).abs().numpy() > 1e-4
+    assert decided.mean() > 0.99
+    np.testing.assert_array_equal(found.masks[decided], (logits.sigmoid() > 0.5).squeeze(1).numpy()[decided])
+    assert 0 < found.masks.mean() < 1
+
+
+def test_semantic_is_the_probability_at_the_images_size(found: Found) -> None:
+    # In double precision: in single, PyTorch's places between pixels are off by some 1e-5.
+    logits = torch.from_numpy(np.array(found.outputs.semantic)).double()
+    expected = torch.nn.functional.interpolate(logits, (300, 451), mode="bilinear", align_corners=False).sigmoid()
+    assert found.semantic.dtype == np.float32
+    np.testing.assert_allclose(found.semantic, expected[0, 0].numpy(), rtol=0, atol=1e-6)
+    assert found.semantic.std() > 1e-3
+
+
+def test_threshold(image: EncodedImage, everything: Found) -> None:
+    assert len(everything.scores) == 200
+    np.testing.assert_array_equal(everything.queries, np.arange(200))
+    nothing = image.segment("cat", threshold=1)
+    assert (nothing.masks.shape, nothing.boxes.shape, nothing.scores.shape) == ((0, 300, 451), (0, 4), (0,))
+    assert nothing.masks.dtype == bool
+    for bad in (-0.1, 1.1, float("nan")):
+        with pytest.raises(Sam3Error, match="is no score"):
+            image.segment("cat", threshold=bad)
+
+
+def test_a_batch_is_the_prompts_one_by_one(image: EncodedImage, found: Found, threshold: float) -> None:
+    first, second, third = image.segment_batch(
+        [Prompt("a dog"), Prompt(**ASKED), Prompt(boxes=[(9, 9, 99, 99)])], threshold
+    )
+    assert_same(second, found)
+    assert not np.array_equal(first.outputs.logits, third.outputs.logits)
+    assert image.segment_batch([]) == []
+
+
+def test_every_prompt_is_checked_before_any_is_run(image: EncodedImage) -> None:
+    with pytest.raises(Sam3Error, match="Nothing is asked"):
+        image.segment_batch([Prompt("cat"), Prompt()])
+    with pytest.raises(Sam3Error, match="outside the image of 451 x 300"):
+        image.segment(points=[(460, 10)])
+
+
+def test_each_part_of_a_prompt_matters(image: EncodedImage, found: Found) -> None:
+    others: list[dict[str, Any]] = [{"text": "dog"}, {"point_labels": [True, True]}, {"box_labels": [False]}]
+    for changed, other in zip(others, image.segment_batch([Prompt(**{**ASKED, **new}) for new in others]), strict=True):
+        assert np.abs(other.outputs.logits - found.outputs.logits).max() > 1e-4, changed
+
+
+def test_an_image_that_is_none(model: Sam3) -> None:
+    with pytest.raises(Sam3Error, match=r"nowhere\.png does not exist"):
+        model.set_image("nowhere.png")
+
+
+def test_extreme_sizes(model: Sam3) -> None:
+    image = model.set_image(np.full((7, 3000, 3), (120, 30, 200), np.uint8))
+    assert image.size == (3000, 7)
+    found = image.segment("cat", threshold=0)
+    assert found.masks.shape == (200, 7, 3000)
+    assert found.semantic.shape == (7, 3000)
+
+
+def test_a_long_text_is_cut_and_it_says_so(image: EncodedImage) -> None:
+    cut, whole = image.segment_batch([Prompt("dog " * 100), Prompt("dog " * 30)])
+    assert_same(cut, whole)
+    assert "100 tokens" in cut.notes[0]
+    assert whole.notes == ()
+
+
+def test_texts_are_remembered(model: Sam3) -> None:
+    def tokens(number: int) -> np.ndarray:
+        row = np.zeros((1, 32), np.int64)
+        row[0, :3] = 49406, 320 + number, 49407
+        return row
+
+    first = model.encode_text(tokens(0))
+    assert model.encode_text(tokens(0)) is first
+    for number in range(1, REMEMBERED_TEXTS):
+        model.encode_text(tokens(number))
+    assert model.encode_text(tokens(0)) is first, "used last, so the others go first"
+    model.encode_text(tokens(REMEMBERED_TEXTS))
+    assert model.encode_text(tokens(0)) is first
+    for number in range(2, REMEMBERED_TEXTS + 1):
+        model.encode_text(tokens(number))
+    again = model.encode_text(tokens(0))
+    for name, features in again.items():
+        np.testing.assert_array_equal(to_numpy(features), to_numpy(first[name]))
+
+
+def test_results_own_their_memory(image: EncodedImage, found: Found) -> None:
+    kept = {field.name: np.array(getattr(found.outputs, field.name)) for field in fields(Outputs)}
+    masks = found.masks.copy()
+    image.segment("something else", threshold=0)
+    for name, values in kept.items():
+        np.testing.assert_array_equal(getattr(found.outputs, name), values)
+    np.testing.assert_array_equal(found.masks, masks)
+
+
+def test_threads_and_models_do_not_disturb_each_other(
+    shallow_artifact: Path, model: Sam3, image: EncodedImage, found: Found, threshold: float
+) -> None:
+    other = Sam3.load(shallow_artifact, check=False)
+
+    images = image, EncodedImage(other, image.pixels, image.features)
+
+    def ask(number: int) -> Found:
+        return images[number % 2].segment(**ASKED, threshold=threshold)
+
+    with ThreadPoolExecutor(4) as pool:
+        for answer in pool.map(ask, range(4)):
+            assert_same(answer, found)
+
+
+def test_the_runtime_imports_nothing_else_of_the_project() -> None:
+    script = (
+        "import pkgutil, sys, harness.runtime\n"
+        "sys.modules['torch'] = sys.modules['sam3'] = sys.modules['torchvision'] = None\n"
+        "for module in pkgutil.iter_modules(harness.runtime.__path__):\n"
+        "    __import__(f'harness.runtime.{module.name}')\n"
+        "others = [name for name in sys.modules if name.startswith('harness.') and 'runtime' not in name]\n"
+        "print(others, 'tvm' in sys.modules, 'harness.runtime.sam3.model' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "[] False True\n", done.stderr

@@ -1,0 +1,302 @@
+"""Attention on the CPU: any lengths and head sizes, masks of every kind, exact softmax, no full score matrix."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from conformance.support.kernels import call_function, functions_of, hold, lowered, run
+from conformance.support.operators import normal
+from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
+
+op = relax.op
+LENGTHS = st.sampled_from([1, 2, 12, 16, 17, 32, 36, 39, 64, 201])
+
+
+def attention(causal: str | None = None, scale: float | None = None):  # type: ignore[no-untyped-def]
+    return lambda q, k, v, bias=None: op.nn.attention(q, k, v, bias, scale, causal)
+
+
+def reference(causal: bool = False, scale: float | None = None):  # type: ignore[no-untyped-def]
+    """PyTorch's, on [batch, length, head, channel]; its plain form, which is the same in fp64."""
+
+    def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        heads = [x.transpose(1, 2) for x in (q, k, v)]
+        return functional.scaled_dot_product_attention(*heads, bias, is_causal=causal, scale=scale).transpose(1, 2)
+
+    return compute
+
+
+def operands(
+    batch: int, queries: int, keys: int, heads: int, channels: int, width: int | None = None, scale: float = 1.0
+) -> list[np.ndarray]:
+    return [
+        normal((batch, queries, heads, channels), 0, scale=scale),
+        normal((batch, keys, heads, channels), 1),
+        normal((batch, keys, heads, width or channels), 2),
+    ]
+
+
+@settings(max_examples=12)
+@given(
+    batch=st.integers(1, 2),
+    queries=LENGTHS,
+    keys=LENGTHS,
+    heads=st.integers(1, 3),
+    channels=st.sampled_from([1, 5, 16, 32, 64, 72]),
+    width=st.sampled_from([None, 1, 20]),
+    scale=st.sampled_from([None, 0.3, 1.0]),
+)
+def test_any_size(
+    batch: int, queries: int, keys: int, heads: int, channels: int, width: int | None, scale: float | None
+) -> None:
+    arrays = operands(batch, queries, keys, heads, channels, width)
+    hold(attention(scale=scale), reference(scale=scale), arrays)
+
+
+@settings(max_examples=10)
+@given(
+    queries=LENGTHS,
+    keys=LENGTHS,
+    broadcast=st.tuples(*[st.booleans()] * 3),
+    masked=st.floats(0.0, 0.9),
+    seed=st.integers(0, 9),
+)
+def test_additive_bias_with_masked_keys(
+    queries: int, keys: int, broadcast: tuple[bool, ...], masked: float, seed: int
+) -> None:
+    """Broadcast over batch, heads, queries; queries without any key give zero, as in PyTorch."""
+    shape = [1 if flag else extent for flag, extent in zip((*broadcast, False), (2, 3, queries, keys), strict=True)]
+    bias = normal(shape, seed)
+    bias[np.random.default_rng(seed).random(shape) < masked] = -np.inf
+    hold(attention(), reference(), [*operands(2, queries, keys, 3, 32), bias])
+
+
+@settings(max_examples=12)
+@given(
+    queries=st.sampled_from([12, 17, 201]),
+    keys=st.sampled_from([577, 600, 1155, 1183, 1728]),
+    rising=st.sampled_from([-30.0, 0.0, 30.0]),
+    masked=st.sampled_from([None, 0.0, 0.5]),
+    parts=st.sampled_from([1, 2]),
+)
+def test_keys_in_blocks(queries: int, keys: int, rising: float, masked: float | None, parts: int) -> None:
+    """577 and 1183 are one block. Where scores rise, each block has a new highest; some queries lack whole blocks."""
+    q, k, v = operands(parts, queries, keys, 2, 16)
+    k[..., 0] += np.linspace(0.0, rising, keys, dtype=np.float32)[:, None]
+    q[..., 0] = np.abs(q[..., 0])
+    if masked is None:
+        hold(attention(), reference(), [q, k, v])
+        return
+    bias = normal((1, 1, queries, keys), 3)
+    bias[np.random.default_rng(0).random(bias.shape) < masked] = -np.inf
+    for query, block in enumerate((slice(0, keys // 2), slice(keys // 2, None), slice(None))):
+        bias[:, :, query, block] = -np.inf
+    hold(attention(), reference(), [q, k, v, bias])
+
+
+@pytest.mark.parametrize(("keys", "how"), [(576, None), (1155, "385 keys at a time"), (1183, None), (5184, "576 keys")])
+def test_keys_are_cut_where_equal_blocks_fit(keys: int, how: str | None) -> None:
+    (text,) = explained(lowered(attention(), operands(1, 20, keys, 1, 16)))
+    assert how in text if how else "at a time" not in text
+
+
+@pytest.mark.parametrize(
+    "loops",
+    [
+        pytest.param(
+            1,
+            marks=pytest.mark.xfail(
+                strict=True, reason="TVM gives a buffer the memory of one that the same loop reads and then overwrites"
+            ),
+        ),
+        2,
+    ],
+)
+def test_a_buffer_that_is_overwritten_after_it_was_read(loops: int) -> None:
+    """As the highest scores are, once the factor is known; after the last block of keys nobody reads them again."""
+
+    def body(x: tirx.Buffer, y: tirx.Buffer) -> None:
+        old, twice = registers((8,)), registers((8,))
+        with T.serial(0, 8) as i:
+            T.buffer_store(old, x[i], [i])
+        with T.serial(0, 8) as i:
+            T.buffer_store(twice, old[i] * fp32(2.0), [i])
+            if loops == 1:
+                T.buffer_store(old, x[i] + fp32(100.0), [i])
+        if loops == 2:
+            with T.serial(0, 8) as i:
+                T.buffer_store(old, x[i] + fp32(100.0), [i])
+        with T.serial(0, 8) as i:
+            T.buffer_store(y, twice[i], [i])
+
+    function = prim_func("main", [Argument("x", (8,)), Argument("y", (8,))], body)
+    assert call_function(function, np.arange(8, dtype=np.float32), 8).tolist() == [2.0 * i for i in range(8)]
+
+
+def test_boolean_mask() -> None:
+    mask = np.random.default_rng(0).random((2, 1, 20, 36)) < 0.5
+    mask[:, :, 7] = False
+    hold(attention(), reference(), [*operands(2, 20, 36, 3, 32), mask])
+
+
+def test_queries_without_keys_give_zero() -> None:
+    bias = np.zeros((1, 1, 20, 36), np.float32)
+    bias[..., 7, :] = -np.inf
+    actual = hold(attention(), reference(), [*operands(2, 20, 36, 2, 32), bias])
+    assert (actual[:, 7] == 0).all() and (actual[:, 6] != 0).any()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (5, 40), (40, 17)])
+def test_causal(queries: int, keys: int) -> None:
+    arrays = operands(2, queries, keys, 2, 64)
+    hold(attention("TopLeft"), reference(causal=True), arrays)
+    hold(attention("BottomRight"), lambda q, k, v: reference()(q, k, v, mask_of(queries, keys, q.dtype)), arrays)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_heads_may_come_before_length(heads_first: bool) -> None:
+    """The transpositions around attention are read through: no copy of an operand is made."""
+    order = [0, 2, 1, 3]
+
+    def operator(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        result = op.nn.attention(*(op.permute_dims(x, order) for x in (q, k, v)))
+        return op.permute_dims(result, order) if heads_first else result
+
+    def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result = functional.scaled_dot_product_attention(q, k, v)
+        return result if heads_first else result.transpose(1, 2)
+
+    arrays = [normal((2, 3, length, 32), seed) for seed, length in enumerate((40, 50, 50))]
+    hold(operator, expected, arrays)
+    names = functions_of(lowered(operator, arrays))
+    assert [re.sub(r"\d+$", "", name) for name in names] == ["attention"], names
+
+
+def test_another_permutation_of_the_result() -> None:
+    arrays = operands(2, 40, 36, 3, 32)
+    hold(
+        lambda *x: op.permute_dims(op.nn.attention(*x), [3, 1, 0, 2]),
+        lambda *x: reference()(*x).permute(3, 1, 0, 2),
+        arrays,
+    )
+
+
+@settings(max_examples=8)
+@given(
+    queries=st.sampled_from([1, 2, 3, 8]),
+    keys=st.sampled_from([128, 200, 577, 1500]),
+    heads=st.integers(1, 2),
+    extents=st.sampled_from([(16, 64), (32, 32), (80, 16)]),
+    bias=st.sampled_from(["none", "additive", "boolean"]),
+    seed=st.integers(0, 9),
+)
+def test_a_few_queries_of_many_keys(
+    queries: int, keys: int, heads: int, extents: tuple[int, int], bias: str, seed: int
+) -> None:
+    """Keys in parts that end within a chunk and within a vector; queries without any key give zero."""
+    arrays = operands(2, queries, keys, heads, *extents)
+    if bias != "none":
+        seen = np.random.default_rng(seed).random((1, heads, queries, keys)) < 0.7
+        seen[:, 0, 0] = False
+        seen[:, -1, -1, 512:] = False
+        additive = np.where(seen, normal(seen.shape, seed), np.float32(-np.inf)).astype(np.float32)
+        arrays.append(seen if bias == "boolean" else additive)
+    hold(attention(), reference(), arrays)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+def test_parts_of_the_keys_are_put_together_exactly(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest scores are in different parts, so far apart that those of the others vanish or overflow."""
+    monkeypatch.setattr("harness.schedules.cpu.schedule._TASKS", 2 * parts)
+    arrays = operands(1, 4, 5184, 2, 32)
+    for query, size in enumerate([1.0, 30.0, -200.0, 1000.0]):
+        arrays[1][0, 1000 * (query + 1), :, query] = size
+        arrays[0][0, query, :, query] = 10.0
+    hold(attention(), reference(), arrays, large=True)
+    assert f"in {parts} part" in str(explained(lowered(attention(), arrays)))
+
+
+def explained(module: tvm.IRModule) -> list[str]:
+    return [str(f.attrs["explain"]) for f in module.functions.values() if "explain" in (f.attrs or {})]
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_few_queries_of_causal_attention(queries: int) -> None:
+    arrays = operands(2, queries, 200, 2, 32)
+    hold(attention("TopLeft"), reference(causal=True), arrays)
+    hold(attention("BottomRight"), lambda q, k, v: reference()(q, k, v, mask_of(queries, 200, q.dtype)), arrays)
+
+
+def mask_of(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
+    seen = torch.ones(queries, keys).tril(keys - queries).bool()
+    return torch.zeros(queries, keys, dtype=dtype).masked_fill(~seen, -torch.inf)
+
+
+def test_keys_of_a_few_queries_are_read_where_they_lie() -> None:
+    """Heads are cut out of a projection, as in a model: no copy, and whole vectors of channels are loaded."""
+
+    def heads(x: relax.Expr) -> relax.Expr:
+        return op.reshape(x, [1, -1, 4, 32])
+
+    def operator(q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        return op.permute_dims(op.nn.attention(heads(q), heads(k), heads(v)), [0, 2, 1, 3])
+
+    def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return reference()(*(x.reshape(1, -1, 4, 32) for x in (q, k, v))).transpose(1, 2)
+
+    arrays = [normal((1, length, 128), seed) for seed, length in enumerate((2, 640, 640))]
+    hold(operator, expected, arrays)
+    module = lowered(operator, arrays)
+    (name,) = functions_of(module)
+    assert not re.search(r"key0\[[^\]]*[/%]", module[name].script())
+
+
+def test_nan_stays_in_its_query_and_head_of_a_few() -> None:
+    arrays = operands(1, 3, 1200, 2, 32)
+    arrays[0][0, 1, 1, 3] = np.nan
+    actual = run(attention(), arrays)
+    assert np.isnan(actual[0, 1, 1]).all() and np.isnan(actual).sum() == 32
+    arrays = operands(1, 1, 1200, 2, 32)
+    arrays[1][0, 1100, 0, 3] = np.nan
+    actual = run(attention(), arrays)
+    assert np.isnan(actual[0, 0, 0]).all() and np.isnan(actual).sum() == 32
+
+
+@pytest.mark.parametrize(("keys", "channels"), [(576, 64), (5184, 64), (5184, 32)])
+def test_long_sequences_are_as_accurate_as_pytorch(keys: int, channels: int) -> None:
+    hold(attention(), reference(), operands(1, 96, keys, 1, channels), large=True)
+
+
+def test_the_score_matrix_is_never_stored() -> None:
+    script = lowered(attention(), operands(1, 576, 576, 4, 64))["main"].script()
+    sizes = [int(size) for size in re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", script)]
+    assert sizes and max(sizes) <= 4 * 576 * 4 * 64 * 1.05
+
+
+@pytest.mark.parametrize("keys", [50, 1155])
+@pytest.mark.parametrize("scale", [30.0, 1e4])
+def test_large_scores_do_not_overflow(scale: float, keys: int) -> None:
+    actual = run(attention(), operands(1, 33, keys, 2, 32, scale=scale))
+    q, k, v = (torch.from_numpy(x).double() for x in operands(1, 33, keys, 2, 32, scale=scale))
+    exact = reference()(q, k, v).numpy()
+    # A score of size s is rounded by s·2⁻²⁴, which is the relative error of its weight.
+    assert np.isfinite(actual).all() and np.abs(actual - exact).max() < 2e-6 * scale
+
+
+@pytest.mark.parametrize("keys", [36, 1155])
+def test_nan_stays_in_its_query_and_head(keys: int) -> None:
+    arrays = operands(1, 40, keys, 2, 32)
+    arrays[0][0, 5, 1, 3] = np.nan
+    actual = run(attention(), arrays)
+    assert np.isnan(actual[0, 5, 1]).all()
+    assert np.isnan(actual).sum() == 32

@@ -1,0 +1,269 @@
+"""Convolutions on the CPU: every geometry that SAM 3 has and arbitrary ones around them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from tvm import relax
+
+from conformance.support.kernels import functions_of, hold, lowered
+from conformance.support.operators import normal
+
+op = relax.op
+few = settings(max_examples=15)
+
+
+def filters(out: int, inner: int, height: int, width: int) -> np.ndarray:
+    """Scaled so that results are about 1."""
+    return normal((out, inner, height, width), 1, scale=1 / math.sqrt(inner * height * width))
+
+
+@few
+@given(
+    batch=st.integers(1, 3),
+    groups=st.sampled_from([1, 1, 2, 4]),
+    inner=st.sampled_from([1, 3, 8]),
+    outer=st.sampled_from([1, 5, 16]),
+    size=st.tuples(st.integers(3, 40), st.integers(3, 70)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+)
+def test_any_convolution(
+    batch: int,
+    groups: int,
+    inner: int,
+    outer: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> None:
+    assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
+    hold(
+        lambda x, w: op.nn.conv2d(x, w, stride, padding * 2, dilation, groups),
+        lambda x, w: functional.conv2d(x, w, None, stride, padding, dilation, groups),
+        [normal((batch, groups * inner, *size))],
+        [filters(groups * outer, inner, *kernel)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "outer", "kernel", "stride", "padding"),
+    [
+        (3, (56, 70), 64, 14, 14, 0),
+        (64, (36, 36), 48, 3, 1, 1),
+        (64, (20, 72), 48, 3, 1, 1),
+        (32, (4, 288), 48, 3, 1, 1),
+        (256, (9, 33), 64, 1, 1, 0),
+        (64, (7, 7), 48, 7, 1, 0),
+    ],
+    ids=["patches", "3x3-36", "3x3-72", "3x3-288", "1x1", "7x7-whole"],
+)
+def test_shapes_of_sam3_with_bias_and_relu(
+    channels: int, size: tuple[int, int], outer: int, kernel: int, stride: int, padding: int
+) -> None:
+    def operator(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        y = op.nn.conv2d(x, w, (stride, stride), (padding,) * 4)
+        return op.nn.relu(op.add(y, op.reshape(b, [1, outer, 1, 1])))
+
+    inputs, weights = [normal((3, channels, *size))], [filters(outer, channels, kernel, kernel), normal((outer,), 2)]
+    hold(operator, lambda x, w, b: torch.relu(functional.conv2d(x, w, b, stride, padding)), inputs, weights, large=True)
+
+
+def test_bias_activation_and_residual_are_fused() -> None:
+    def operator(x: relax.Expr, r: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.add(r, op.nn.gelu(op.add(op.nn.conv2d(x, w, padding=(1, 1, 1, 1)), b)))
+
+    def reference(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return r + functional.gelu(functional.conv2d(x, w, None, padding=1) + b)
+
+    inputs = [normal((2, 8, 12, 20)), normal((2, 24, 12, 20), 3)]
+    weights = [filters(24, 8, 3, 3), normal((24, 1, 1), 2)]
+    hold(operator, reference, inputs, weights)
+    assert len(functions_of(lowered(operator, inputs, weights))) == 2
+
+
+def test_an_operand_per_pixel_is_added_after_the_convolution() -> None:
+    hold(
+        lambda x, p, w: op.add(op.nn.conv2d(x, w), p),
+        lambda x, p, w: functional.conv2d(x, w) + p,
+        [normal((2, 8, 5, 7)), normal((1, 1, 5, 7), 3)],
+        [filters(6, 8, 1, 1)],
+    )
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(7, 1, 3), (3, 2, 1), (2, 1, 0)])
+def test_depthwise(kernel: int, stride: int, padding: int) -> None:
+    def operator(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.add(op.nn.conv2d(x, w, (stride, stride), (padding,) * 4, groups=12), b)
+
+    hold(
+        operator,
+        lambda x, w, b: functional.conv2d(x, w, None, stride, padding, 1, 12) + b,
+        [normal((2, 12, 19, 37))],
+        [filters(12, 1, kernel, kernel), normal((1, 12, 1, 1), 2)],
+    )
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (9, 36), (18, 72)])
+def test_transposed_2x2_stride_2(size: tuple[int, int]) -> None:
+    def operator(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.nn.gelu(op.add(op.nn.conv2d_transpose(x, w, (2, 2)), op.reshape(b, [1, 24, 1, 1])))
+
+    hold(
+        operator,
+        lambda x, w, b: functional.gelu(functional.conv_transpose2d(x, w, b, 2)),
+        [normal((2, 64, *size))],
+        [normal((64, 24, 2, 2), 1, scale=0.125), normal((24,), 2)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "output_padding", "groups"), [(1, 0, 0, 1), (2, 1, 1, 1), (3, 0, 0, 2), (2, 0, 1, 1)]
+)
+def test_other_transposed_convolutions(stride: int, padding: int, output_padding: int, groups: int) -> None:
+    hold(
+        lambda x, w: op.nn.conv2d_transpose(
+            x, w, (stride, stride), (padding,) * 4, (output_padding, output_padding), groups=groups
+        ),
+        lambda x, w: functional.conv_transpose2d(x, w, None, stride, padding, output_padding, groups),
+        [normal((2, 8, 5, 6))],
+        [normal((8, 4, 3, 3), 1, scale=0.12)],
+    )
+
+
+def test_long_sums_are_as_accurate_as_pytorch() -> None:
+    """256 channels × 3 × 3 terms, all positive, as after a ReLU."""
+    hold(
+        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
+        lambda x, w: functional.conv2d(x, w, None, padding=1),
+        [np.abs(normal((1, 256, 12, 12)))],
+        [filters(32, 256, 3, 3)],
+        large=True,
+    )
+
+
+def test_padding_reads_nothing_outside() -> None:
+    """Special values at the borders spread as far as the kernel reaches, and no further."""
+    x = normal((1, 4, 9, 40))
+    x[0, 1, 0, 0], x[0, 2, -1, -1] = np.nan, np.inf
+    actual = hold(
+        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
+        lambda x, w: functional.conv2d(x, w, None, padding=1),
+        [x],
+        [filters(5, 4, 3, 3)],
+    )
+    assert np.isfinite(actual[:, :, 2:7]).all()
+
+
+# --- minimal filtering: dense 3 × 3 of many channels ---
+
+
+def pads(padding: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Relax's order (top, left, bottom, right) in that of `torch.nn.functional.pad`."""
+    top, left, bottom, right = padding
+    return left, right, top, bottom
+
+
+@few
+@given(
+    batch=st.integers(1, 2),
+    inner=st.sampled_from([32, 40]),
+    outer=st.sampled_from([32, 45]),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 70)),
+    padding=st.tuples(*[st.integers(0, 3)] * 4),
+)
+def test_any_3x3_convolution_of_many_channels(
+    batch: int, inner: int, outer: int, size: tuple[int, int], padding: tuple[int, int, int, int]
+) -> None:
+    """Sizes that tiles do not divide, and padding that differs from side to side."""
+    top, left, bottom, right = padding
+    assume(size[0] + top + bottom >= 3 and size[1] + left + right >= 3)
+
+    def operator(x: relax.Expr, r: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.add(op.nn.relu(op.add(op.nn.conv2d(x, w, padding=padding), b)), r)
+
+    def reference(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.conv2d(functional.pad(x, pads(padding)), w) + b) + r
+
+    result = (batch, outer, size[0] + top + bottom - 2, size[1] + left + right - 2)
+    inputs = [normal((batch, inner, *size)), normal(result, 3)]
+    weights = [filters(outer, inner, 3, 3), normal((1, outer, 1, 1), 2)]
+    hold(operator, reference, inputs, weights, large=True)
+
+
+TAKEN = {"stride": 1, "dilation": 1, "groups": 1, "kernel": 3, "channels": 64}
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"stride": 2}, False),
+        ({"dilation": 2}, False),
+        ({"groups": 2}, False),
+        ({"kernel": 5}, False),
+        ({"channels": 16}, False),
+    ],
+    ids=["plain", "stride", "dilation", "groups", "5x5", "few-channels"],
+)
+def test_which_convolutions_are_filtered(change: dict[str, int], taken: bool) -> None:
+    stride, dilation, groups, kernel, channels = (TAKEN | change).values()
+    inputs, weights = [normal((1, channels, 9, 35))], [filters(40, channels // groups, kernel, kernel)]
+
+    def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.nn.conv2d(x, w, (stride, stride), (1,) * 4, (dilation, dilation), groups)
+
+    hold(operator, lambda x, w: functional.conv2d(x, w, None, stride, 1, dilation, groups), inputs, weights)
+    assert ("winograd" in functions_of(lowered(operator, inputs, weights))) == taken
+
+
+def test_filters_that_are_computed_are_not_transformed() -> None:
+    inputs = [normal((1, 40, 9, 11)), filters(40, 40, 3, 3)]
+    hold(lambda x, w: op.nn.conv2d(x, w), functional.conv2d, inputs)
+    assert "winograd" not in functions_of(lowered(lambda x, w: op.nn.conv2d(x, w), inputs))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_reaches_as_far_as_the_filter(value: float) -> None:
+    """Patches overlap: without care one NaN would spoil every output of the tiles that read it."""
+    x, w = normal((2, 40, 12, 37)), filters(33, 40, 3, 3)
+    for place in ((0, 3, 0, 0), (0, 7, 5, 17), (1, 0, 11, 36), (1, 39, 6, 20)):
+        x[place] = value
+    w[4, 1, 2, 2], w[9] = 0.0, np.abs(w[9])
+    actual = hold(
+        lambda x, w: op.nn.relu(op.nn.conv2d(x, w, padding=(1, 1, 1, 1))),
+        lambda x, w: torch.relu(functional.conv2d(x, w, padding=1)),
+        [x],
+        [w],
+    )
+    assert not np.isfinite(actual[0, :, 4:7, 16:19]).all() and np.isfinite(actual[0, :, 8:]).all()
+
+
+def test_sums_beyond_fp32_only_on_the_way_are_right() -> None:
+    """Transformed patches overflow before the result does."""
+    hold(
+        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
+        lambda x, w: functional.conv2d(x, w, padding=1),
+        [np.full((1, 32, 6, 8), 2e38, np.float32)],
+        [np.full((32, 32, 3, 3), 1 / 512, np.float32)],
+    )
+
+
+def test_filtered_sums_are_as_accurate_as_pytorch() -> None:
+    hold(
+        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
+        lambda x, w: functional.conv2d(x, w, padding=1),
+        [np.abs(normal((1, 256, 24, 24)))],
+        [filters(64, 256, 3, 3)],
+        large=True,
+    )

@@ -1,0 +1,121 @@
+"""What moves or rotates elements is done where they are read or stored: no pass over memory of its own remains."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+from tvm import relax
+from tvm.relax import op
+
+from conformance.support.kernels import functions_of, hold, lowered
+from conformance.support.operators import normal
+
+
+def kernels_of(operator: object, inputs: list, weights: list = ()) -> list[str]:
+    """Names of the functions that run for each call, without numbers."""
+    names = functions_of(lowered(operator, inputs, weights))
+    return sorted({re.sub(r"\d+$", "", name) for name in names} - {"pack"})
+
+
+def rotate(x: relax.Expr, cos: relax.Expr, sin: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
+    """Neighbouring features as real and imaginary part, turned by an angle."""
+    pairs = op.reshape(x, (*shape[:-1], shape[-1] // 2, 2))
+    re, im = (op.take(pairs, relax.const(n, "int64"), axis=len(shape)) for n in (0, 1))
+    turned = [
+        op.subtract(op.multiply(re, cos), op.multiply(im, sin)),
+        op.add(op.multiply(re, sin), op.multiply(im, cos)),
+    ]
+    return op.reshape(op.concat([op.expand_dims(part, -1) for part in turned], axis=-1), shape)
+
+
+def torch_rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    re, im = x[..., 0::2], x[..., 1::2]
+    return torch.stack((re * cos - im * sin, re * sin + im * cos), dim=-1).reshape(x.shape)
+
+
+@pytest.mark.parametrize(("length", "heads", "channels"), [(40, 3, 32), (17, 1, 64), (33, 2, 4)])
+def test_slices_and_rotation_are_done_while_attention_reads(length: int, heads: int, channels: int) -> None:
+    arrays = [
+        normal((2, length, 3, heads, channels), 1),
+        normal((length, channels // 2), 2),
+        normal((length, channels // 2), 3),
+    ]
+    shape = (2, heads, length, channels)
+
+    def operator(qkv: relax.Expr, cos: relax.Expr, sin: relax.Expr) -> relax.Expr:
+        moved = op.permute_dims(qkv, [2, 0, 3, 1, 4])
+        q, k, v = (op.squeeze(op.strided_slice(moved, [0], [n], [n + 1]), 0) for n in range(3))
+        q, k = rotate(q, cos, sin, shape), rotate(k, cos, sin, shape)
+        return op.permute_dims(op.nn.attention(*(op.permute_dims(x, [0, 2, 1, 3]) for x in (q, k, v))), [0, 2, 1, 3])
+
+    def expected(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return functional.scaled_dot_product_attention(torch_rotate(q, cos, sin), torch_rotate(k, cos, sin), v)
+
+    hold(operator, expected, arrays)
+    assert kernels_of(operator, arrays) == ["attention"]
+
+
+@pytest.mark.parametrize(("side", "window", "features", "results"), [(12, 4, 32, 48), (6, 3, 17, 5)])
+def test_windows_are_cut_and_joined_by_the_products(side: int, window: int, features: int, results: int) -> None:
+    """Partition into windows, linear layer, back to the image, residual: one kernel."""
+    count = side // window
+    arrays = [normal((1, side, side, features), 1), normal((1, side, side, results), 2)]
+    weights = [normal((features, results), 3), normal((results,), 4)]
+
+    def operator(x: relax.Expr, residual: relax.Expr, weight: relax.Expr, bias: relax.Expr) -> relax.Expr:
+        cut = op.permute_dims(op.reshape(x, (1, count, window, count, window, features)), [0, 1, 3, 2, 4, 5])
+        product = op.add(op.matmul(op.reshape(cut, (side * side, features)), weight), bias)
+        joined = op.permute_dims(op.reshape(product, (1, count, count, window, window, results)), [0, 1, 3, 2, 4, 5])
+        return op.add(op.reshape(joined, (1, side, side, results)), residual)
+
+    def expected(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return x @ weight + bias + residual
+
+    hold(operator, expected, arrays, weights)
+    assert kernels_of(operator, arrays, weights) == ["matmul_add_add"]
+
+
+def test_heads_are_joined_without_a_copy() -> None:
+    """Attention writes its result as the product reads it."""
+    arrays = [normal((2, 3, 20, 16), seed) for seed in range(3)]
+    weights = [normal((48, 24), 4)]
+
+    def operator(q: relax.Expr, k: relax.Expr, v: relax.Expr, weight: relax.Expr) -> relax.Expr:
+        result = op.permute_dims(op.nn.attention(*(op.permute_dims(x, [0, 2, 1, 3]) for x in (q, k, v))), [0, 2, 1, 3])
+        joined = op.permute_dims(op.reshape(result, (2, 3, 4, 5, 16)), [0, 2, 3, 1, 4])
+        return op.matmul(op.reshape(joined, (40, 48)), weight)
+
+    def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(40, 48) @ weight
+
+    hold(operator, expected, arrays, weights)
+    assert kernels_of(operator, arrays, weights) == ["attention", "matmul"]
+
+
+def test_columns_that_move_stay_a_pass_of_their_own() -> None:
+    """A permutation that tears the rows of a product apart is not done by it, and is right all the same."""
+    arrays, weights = [normal((12, 8), 1)], [normal((8, 10), 2)]
+
+    def operator(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
+        return op.permute_dims(op.reshape(op.matmul(x, weight), (3, 4, 10)), [2, 0, 1])
+
+    hold(operator, lambda x, weight: (x @ weight).reshape(3, 4, 10).permute(2, 0, 1), arrays, weights)
+
+
+def test_what_another_operator_needs_too_is_still_computed() -> None:
+    """The rotated queries are read by attention and returned as well."""
+    arrays = [normal((1, 2, 20, 8), 1), normal((20, 4), 2), normal((20, 4), 3)]
+
+    def operator(x: relax.Expr, cos: relax.Expr, sin: relax.Expr) -> relax.Expr:
+        q = op.permute_dims(rotate(x, cos, sin, (1, 2, 20, 8)), [0, 2, 1, 3])
+        return op.add(op.nn.attention(q, q, q), q)
+
+    def expected(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q = torch_rotate(x, cos, sin)
+        return (functional.scaled_dot_product_attention(q, q, q) + q).transpose(1, 2)
+
+    hold(operator, expected, arrays)

@@ -1,0 +1,173 @@
+"""Normalizations, reductions, softmax on the CPU: as accurate as PyTorch, for any shape, axis and offset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from tvm import relax
+
+from conformance.support.operators import compiled, error_ratio, normal
+
+RATIO = 1.5
+"""How much larger than PyTorch's the rms error against float64 may be."""
+OFFSETS = st.sampled_from([0.0, 1.0, -1000.0])
+few = settings(max_examples=8)
+
+
+def check(run: Callable[..., np.ndarray], torch_function: Callable[..., torch.Tensor], *arrays: np.ndarray) -> None:
+    """Holds a compiled operator to PyTorch in fp32 and fp64."""
+    tensors = [torch.from_numpy(a) for a in arrays]
+    reference = torch_function(*tensors).numpy()
+    oracle = torch_function(*[t.double() for t in tensors]).numpy()
+    actual = run(*arrays)
+    assert actual.shape == reference.shape and actual.dtype == reference.dtype
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(reference))
+    assert error_ratio(actual, reference, oracle) <= RATIO
+
+
+@few
+@given(
+    rows=st.lists(st.integers(1, 9), min_size=0, max_size=3),
+    width=st.sampled_from([1, 2, 31, 32, 33, 100, 256, 1024, 1025]),
+    offset=OFFSETS,
+)
+def test_layer_norm(rows: list[int], width: int, offset: float) -> None:
+    shape = (*rows, width)
+    run = compiled(lambda x, w, b: relax.op.nn.layer_norm(x, w, b, [-1], 1e-6), [shape, (width,), (width,)])
+    x, w, b = normal(shape, 0, offset=offset), normal((width,), 1), normal((width,), 2)
+    check(run, lambda x, w, b: functional.layer_norm(x, (width,), w, b, 1e-6), x, w, b)
+
+
+@few
+@given(
+    batch=st.integers(1, 3),
+    groups=st.sampled_from([1, 2, 8]),
+    channels=st.integers(1, 5),
+    space=st.lists(st.sampled_from([1, 3, 8, 17, 40]), min_size=1, max_size=2),
+    offset=OFFSETS,
+    affine=st.booleans(),
+)
+def test_group_norm(batch: int, groups: int, channels: int, space: list[int], offset: float, affine: bool) -> None:
+    width = groups * channels
+    shape = (batch, width, *space)
+
+    def operator(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        axes = list(range(2, len(shape)))
+        return relax.op.nn.group_norm(x, w, b, groups, 1, axes, 1e-5, center=affine, scale=affine)
+
+    def reference(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.group_norm(x, groups, w if affine else None, b if affine else None, 1e-5)
+
+    x, w, b = normal(shape, 0, offset=offset), normal((width,), 1), normal((width,), 2)
+    check(compiled(operator, [shape, (width,), (width,)]), reference, x, w, b)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_group_norm_of_a_million_elements_per_group(offset: float) -> None:
+    """The size at which sums of single fp32 terms leave the strict gate by a factor of hundreds."""
+    shape = (1, 16, 288, 288)
+    x, w, b = normal(shape, 0, offset=offset), normal((16,), 1), normal((16,), 2)
+    run = compiled(lambda x, w, b: relax.op.nn.group_norm(x, w, b, 2, 1, [2, 3], 1e-5), [shape, (16,), (16,)])
+    check(run, lambda x, w, b: functional.group_norm(x, 2, w, b, 1e-5), x, w, b)
+    wide = [torch.from_numpy(a).double() for a in (x, w, b)]
+    oracle = functional.group_norm(wide[0], 2, wide[1], wide[2], 1e-5).numpy()
+    assert np.max(np.abs(run(x, w, b) - oracle) - 1e-5 * np.abs(oracle)) <= 1e-5
+
+
+REDUCTIONS: dict[str, tuple[Any, Callable[[torch.Tensor, list[int], bool], torch.Tensor]]] = {
+    "sum": (relax.op.sum, lambda x, axes, keep: torch.sum(x, axes, keep)),
+    "mean": (relax.op.mean, lambda x, axes, keep: torch.mean(x, axes, keep)),
+    "max": (relax.op.max, lambda x, axes, keep: torch.amax(x, axes, keep)),
+    "min": (relax.op.min, lambda x, axes, keep: torch.amin(x, axes, keep)),
+    "variance": (relax.op.variance, lambda x, axes, keep: torch.var(x, axes, correction=0, keepdim=keep)),
+    "std": (relax.op.std, lambda x, axes, keep: torch.std(x, axes, correction=0, keepdim=keep)),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@settings(max_examples=6)
+@given(data=st.data(), offset=OFFSETS, keep=st.booleans())
+def test_reduction_over_any_axes(name: str, data: st.DataObject, offset: float, keep: bool) -> None:
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 5, 33, 70]), min_size=1, max_size=4)))
+    axes = data.draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    ours, theirs = REDUCTIONS[name]
+    run = compiled(lambda x: ours(x, axes, keep), [shape])
+    check(run, lambda x: theirs(x, axes, keep), normal(shape, 0, offset=offset))
+
+
+@pytest.mark.parametrize("shape", [(1, 300_000), (3, 131_072), (200_003,)], ids=str)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_long_reduction(name: str, shape: tuple[int, ...]) -> None:
+    ours, theirs = REDUCTIONS[name]
+    axes = [len(shape) - 1]
+    check(compiled(lambda x: ours(x, axes), [shape]), lambda x: theirs(x, axes, False), normal(shape, 0, offset=10.0))
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("position", [0, 40, 99])
+@pytest.mark.parametrize("payload", [0x7FC00000, 0xFFC00000], ids=["+nan", "-nan"])
+def test_extremes_pass_nan_on(name: str, position: int, payload: int) -> None:
+    x = normal((3, 100))
+    x[1, position] = np.array([payload], np.uint32).view(np.float32)[0]
+    x[0, 5], x[2, 7] = np.inf, -np.inf
+    ours, theirs = REDUCTIONS[name]
+    for axes in ([1], [0], [0, 1]):
+        got = compiled(lambda x, axes=axes: ours(x, axes), [x.shape])(x)
+        np.testing.assert_array_equal(got, theirs(torch.from_numpy(x), axes, False).numpy())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_product(axis: int) -> None:
+    x = normal((7, 33, 20), 4)
+    run = compiled(lambda x: relax.op.prod(x, [axis]), [x.shape])
+    check(run, lambda x: torch.prod(x, axis), x)
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_cumulative_sum(axis: int, exclusive: bool) -> None:
+    x = normal((5, 700, 3), 5, offset=1.0)
+    exact = np.cumsum(x.astype(np.float64), axis)
+    want = (exact - x if exclusive else exact).astype(np.float32)
+    got = compiled(lambda x: relax.op.cumsum(x, axis, exclusive=exclusive), [x.shape])(x)
+    np.testing.assert_array_max_ulp(got, want, 1)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_cumulative_sum_of_integers(dtype: str) -> None:
+    x = np.arange(60, dtype=dtype).reshape(4, 15)
+    run = compiled(lambda x: relax.op.cumsum(x, 1), [x.shape], dtype)
+    np.testing.assert_array_equal(run(x), np.cumsum(x, 1))
+
+
+@pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
+@few
+@given(data=st.data(), scale=st.sampled_from([0.1, 4.0, 60.0]), masked=st.booleans())
+def test_softmax(log: bool, data: st.DataObject, scale: float, masked: bool) -> None:
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 7, 32, 50, 577]), min_size=1, max_size=3)))
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    if math.prod(shape) > 400_000:
+        shape = shape[:2]
+        axis = 0
+    x = normal(shape, 6, scale=scale)
+    if masked:
+        x[np.random.default_rng(7).random(shape) < 0.3] = -np.inf
+    ours = relax.op.nn.log_softmax if log else relax.op.nn.softmax
+    theirs = functional.log_softmax if log else functional.softmax
+    check(compiled(lambda x: ours(x, axis), [shape]), lambda x: theirs(x, axis), x)
+
+
+def test_softmax_of_a_row_without_any_finite_value_is_nan() -> None:
+    x = np.full((2, 40), -np.inf, np.float32)
+    x[1, 3] = 2.0
+    got = compiled(lambda x: relax.op.nn.softmax(x, -1), [x.shape])(x)
+    assert np.isnan(got[0]).all()
+    np.testing.assert_array_equal(got[1], np.eye(40, dtype=np.float32)[3])

@@ -1,0 +1,45 @@
+"""What workers do on an emulated GPU, for the tests that have one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.execution.emulation import device
+from harness.execution.emulation.device import install
+from harness.runtime.artifact import Artifact
+from harness.runtime.executable import Executable
+from harness.targets import TARGETS
+
+
+def run(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], _announce: object) -> list[np.ndarray]:
+    """Loads a library onto an emulated device, `cuda` or `metal`, with its parameters, and runs it on the inputs."""
+    kind, library, parameters, inputs = request
+    install(kind)
+    return Executable(Path(library), TARGETS[kind].device(), parameters).run(inputs)
+
+
+def run_descending(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], announce: object) -> list[np.ndarray]:
+    """The same with the threads of a block in the other order, in which a missing barrier shows."""
+    device.OPTIONS = (*device.OPTIONS, "-DEMULATED_DESCENDING")
+    return run(request, announce)
+
+
+Calls = list[tuple[str, dict[str, np.ndarray | str]]]
+"""Entry points with their inputs: arrays, or the name of what a call before gave."""
+
+
+def call(request: tuple[str, Path, Calls], _announce: object) -> tuple[dict[str, np.ndarray], set[str]]:
+    """Loads an artifact onto an emulated device and calls its entry points; returns results, and where they were."""
+    kind, folder, calls = request
+    install(kind)
+    artifact = Artifact.load(folder)
+    results: dict[str, Any] = {}
+    for entry, inputs in calls:
+        given = {name: results[value] if isinstance(value, str) else value for name, value in inputs.items()}
+        results |= artifact.call(entry, **given)
+        artifact.release(entry)
+    where = {tensor.device.type for tensor in results.values()}
+    return {name: artifact.fetch(tensor) for name, tensor in results.items()}, where

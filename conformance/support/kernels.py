@@ -1,0 +1,95 @@
+"""Relax operators with weights, compiled by the CPU pipeline and held to PyTorch: for the tests of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import tvm
+from tvm import relax
+
+from conformance.support.operators import EPSILON, rms
+from harness.schedules.cpu import cpu_pipeline
+from harness.targets import TARGETS
+from harness.targets.generating import generate
+
+RATIO = 1.5
+"""How much larger than PyTorch's the rms error against float64 may be."""
+
+Operator = Callable[..., relax.Expr]
+Arrays = Sequence[np.ndarray]
+
+
+def lowered(
+    operator: Operator, inputs: Arrays, weights: Arrays = (), target: tvm.target.Target | None = None
+) -> tvm.IRModule:
+    """The operator of inputs and weights, after the CPU pipeline."""
+    builder = relax.BlockBuilder()
+    parameters = [
+        relax.Var(f"x{n}", relax.TensorType(list(array.shape), str(array.dtype)))
+        for n, array in enumerate([*inputs, *weights])
+    ]
+    with builder.function("main", parameters, attrs={"num_input": len(inputs)}):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(operator(*parameters)))
+        builder.emit_func_output(result)
+    target = target or TARGETS["llvm"].tvm_target()
+    return cpu_pipeline(target)(builder.get())
+
+
+def run(
+    operator: Operator, inputs: Arrays, weights: Arrays = (), target: tvm.target.Target | None = None
+) -> np.ndarray:
+    """The result of the compiled operator."""
+    target = target or TARGETS["llvm"].tvm_target()
+    module = lowered(operator, inputs, weights, target)
+    executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    arguments, loaded = ([tvm.runtime.tensor(np.asarray(a, order="C")) for a in group] for group in (inputs, weights))
+    if loaded:
+        loaded = list(machine["main_transform_params"](loaded))
+    return machine["main"](*arguments, *loaded).numpy()
+
+
+def call_function(function: tvm.tirx.PrimFunc, x: np.ndarray, extent: int) -> np.ndarray:
+    """What a function of two tensors writes into the second one, fp32 [extent]."""
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    result = tvm.runtime.tensor(np.zeros(extent, np.float32))
+    tvm.compile(module, TARGETS["llvm"].tvm_target())["main"](tvm.runtime.tensor(x), result)
+    return result.numpy()
+
+
+def hold(
+    operator: Operator,
+    reference: Callable[..., torch.Tensor],
+    inputs: Arrays,
+    weights: Arrays = (),
+    *,
+    target: tvm.target.Target | None = None,
+    large: bool = False,
+) -> np.ndarray:
+    """Holds the compiled operator to PyTorch: strict gate, NaN mask, and rms error against float64.
+
+    Where the result is too small for statistics, errors count from four roundings on, as in the report's r_rms; if it
+    is `large`, from the rounding of an exact result on.
+    """
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in [*inputs, *weights]]
+    with torch.no_grad():
+        expected = reference(*tensors).numpy()
+        exact = reference(*[t.double() if t.is_floating_point() else t for t in tensors]).numpy()
+    actual = run(operator, inputs, weights, target)
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    finite = np.isfinite(exact)
+    np.testing.assert_array_equal(actual[~finite], expected[~finite])
+    a, t, d = actual[finite], expected[finite], exact[finite]
+    outside = np.abs(a - t) > 1e-5 + 1e-5 * np.abs(t)
+    assert not outside.any(), f"{outside.sum()} of {outside.size} elements outside the strict gate"
+    floor = 0.3 if large else 4.0
+    assert rms(a - d) <= RATIO * max(rms(t - d), floor * EPSILON * rms(d))
+    return actual
+
+
+def functions_of(module: tvm.IRModule) -> list[str]:
+    """Names of the compiled loops, without the Relax functions that call them."""
+    return sorted(v.name_hint for v, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc))

@@ -1,0 +1,127 @@
+"""Real trackers and servers on this machine, in process groups of their own, for tests of what is run elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from harness.core.errors import HarnessError
+from harness.execution.remote.tracker import Tracker
+
+KEY = "a-machine"
+
+
+@contextmanager
+def process(
+    *command: str, output: int | None = subprocess.DEVNULL, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python process in a process group of its own, which is ended afterwards."""
+    started = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TVM_NUM_THREADS": "1", **environment},
+    )
+    try:
+        yield started
+    finally:
+        end(started)
+
+
+@contextmanager
+def without_torch(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process on a machine without PyTorch, which TVM imports if it can: a start takes a third of the time."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "torch.py").write_text("raise ImportError('there is no PyTorch here')\n")
+        with process(*command, PYTHONPATH=folder) as started:
+            yield started
+
+
+def end(started: subprocess.Popen[str]) -> None:
+    """SIGKILL for a process and for every session that it serves: as a machine that is switched off."""
+    family = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(started.pid).children(recursive=True)
+    with suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    started.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(done: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@contextmanager
+def tracker() -> Iterator[str]:
+    """A tracker's address."""
+    port = free_port()
+    options = ("--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1))
+    with without_torch("-m", "tvm.exec.rpc_tracker", *options):
+        address = f"127.0.0.1:{port}"
+        until(lambda: _answers(address))
+        yield address
+
+
+def _answers(address: str) -> bool:
+    try:
+        Tracker(address, KEY).workers()
+    except HarnessError:
+        return False
+    return True
+
+
+def tvm_server(address: str, key: str = KEY) -> AbstractContextManager[subprocess.Popen[str]]:
+    """TVM's own server."""
+    port = free_port()
+    return without_torch(
+        *("-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)),
+        *("--tracker", address, "--key", key),
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server of `sam3-tvm serve-device`."""
+
+    process: subprocess.Popen[str]
+
+    def session(self) -> psutil.Process:
+        """The process that serves a client, or waits for one."""
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+
+@contextmanager
+def device(address: str, store: Path, key: str = KEY) -> Iterator[Served]:
+    """`sam3-tvm serve-device`, registered."""
+    before, port = Tracker(address, key).workers(), free_port()
+    given = ("--tracker", address, "--key", key, "--store", str(store), "--host", "127.0.0.1", "--port", str(port))
+    with process("-m", "harness", "serve-device", *given, output=subprocess.PIPE) as started:
+        until(lambda: Tracker(address, key).workers() > before or started.poll() is not None)
+        assert started.poll() is None, started.communicate()[0]
+        yield Served(started)

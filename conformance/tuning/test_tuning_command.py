@@ -1,0 +1,49 @@
+"""`sam3-tvm tune` as it is called, on the servers of a tracker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.support.remotes import KEY, tracker, tvm_server, until
+from harness.execution.remote.tracker import Tracker
+from harness.tuning.database import this_place
+from harness.tuning.trials import Kind, read_trials
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def address(one_thread: None) -> Iterator[str]:
+    """Of a tracker that knows two servers."""
+    with tracker() as made, tvm_server(made), tvm_server(made):
+        until(lambda: Tracker(made, KEY).workers() == 2)
+        yield made
+
+
+def tuned(folder: Path, *arguments: str) -> str:
+    """What the command prints for the smallest component."""
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "tune", "--component", "box_head", "--db", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_servers_measure_schedules(address: str, tmp_path: Path) -> None:
+    printed = tuned(tmp_path, "--remote", address, "--key", KEY, "--trials", "4")
+    trials, notices = read_trials(tmp_path)
+    assert notices == [] and len([trial for trial in trials if not trial.confirmed]) >= 4
+    assert all(trial.kind is Kind.MEASURED and trial.place == this_place("llvm") for trial in trials)
+    # PyTorch runs here, which says nothing about the servers.
+    assert all(trial.torch_seconds is None for trial in trials) and "x PyTorch" not in printed
+    assert "of 2 tasks have a schedule better than the default" in printed

@@ -1,0 +1,253 @@
+"""The space of schedules: every one is accepted, computes the same, and has the same key in a model and alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from conformance.support.kernels import RATIO
+from conformance.support.operators import EPSILON, rms
+from harness.core.errors import HarnessError
+from harness.schedules import Schedule
+from harness.schedules.cpu import cpu_pipeline
+from harness.schedules.cpu.pipeline import to_loops
+from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.schedule import (
+    RESULT_TILE,
+    TILE,
+    Attention,
+    Convolution,
+    Problem,
+    Product,
+    TransposedConvolution,
+    decided,
+    distance,
+    space,
+)
+from harness.schedules.cpu.tile import VectorUnit, vector_unit
+from harness.schedules.cpu.window import Window
+from harness.targets import TARGETS
+from harness.tuning.measuring import Rounds, interleaved
+from harness.tuning.tasks import alone, arrays_of, build, module_of, tasks_of
+
+TARGET = TARGETS["llvm"].tvm_target()
+UNIT = vector_unit(TARGET)
+UNITS = (VectorUnit(16, 32), VectorUnit(8, 16), VectorUnit(4, 32), VectorUnit(4, 16))
+
+
+def window(channels: int, filters: int, size: int, kernel: int = 3, padding: int = 1, stride: int = 1) -> Window:
+    out = (size + 2 * padding - kernel) // stride + 1
+    return Window(
+        (1, channels, size, size),
+        (1, filters, out, out),
+        (kernel, kernel),
+        (stride, stride),
+        (padding, padding),
+        (1, 1),
+        1,
+    )
+
+
+PROBLEMS: dict[str, Problem] = {
+    "linear": Product(Extents(1, 77, 90, 200), "left"),
+    "row": Product(Extents(1, 1, 300, 128), "left"),
+    "streams-right": Product(Extents(1, 33, 190, 65), "right"),
+    "batched": Product(Extents(6, 51, 29, 65), "left", 6, at_load=False),
+    "shared": Product(Extents(6, 29, 51, 65), "right", 1),
+    "broadcast": Product(Extents(6, 29, 51, 65), "left", 3, at_load=False),
+    "transposed": Product(Extents(4, 40, 30, 64), "left", 4, at_load=False, transposed=True),
+    "conv-3x3": Convolution(window(24, 40, 17)),
+    "conv-filtered": Convolution(window(35, 45, 13)),
+    "conv-strided": Convolution(window(3, 20, 28, 7, 0, 7)),
+    "conv-1x1": Convolution(window(70, 33, 12, 1, 0)),
+    "conv-activations": Convolution(window(40, 36, 9), at_load=False),
+    "conv-transposed": TransposedConvolution((1, 65, 9, 13), (65, 21, 2, 2)),
+    "attention": Attention(2, 3, 39, 53, 40, 40),
+    "attention-wide": Attention(1, 2, 100, 70, 16, 130),
+    "attention-bias": Attention(1, 3, 39, 53, 40, 40, "float32", bias_shape=(1, 3, 39, 53)),
+    "attention-mask": Attention(2, 3, 39, 53, 40, 40, "bool", bias_shape=(2, 1, 39, 53)),
+    "attention-causal": Attention(2, 3, 32, 32, 40, 40, causal=True),
+}
+
+
+def computed(problem: Problem, *schedules: Schedule) -> list[np.ndarray]:
+    """What a problem alone computes with each of some schedules."""
+    with TemporaryDirectory() as folder:
+        programs = [
+            build(problem, schedule, TARGET, Path(folder) / f"{number}.so") for number, schedule in enumerate(schedules)
+        ]
+        libraries = [tvm.runtime.load_module(str(program.library)) for program in programs]
+        ran = interleaved(libraries, tvm.cpu(), programs, arrays_of(problem), Rounds(1, 0.0))
+    return [entry.result for entry in ran]
+
+
+def hold(problem: Problem, *schedules: Schedule) -> None:
+    """Holds the schedules to PyTorch: strict gate, and rms error against float64."""
+    tensors = [torch.from_numpy(array) for array in arrays_of(problem)]
+    reference = alone(problem).torch
+    expected = reference(*tensors).numpy()
+    exact = reference(*(t.double() if t.is_floating_point() else t for t in tensors)).numpy()
+    for schedule, actual in zip(schedules, computed(problem, *schedules), strict=True):
+        assert np.all(np.abs(actual - expected) <= 1e-5 + 1e-5 * np.abs(expected)), (problem.key, schedule)
+        limit = RATIO * max(rms(expected - exact), 4 * EPSILON * rms(exact))
+        assert rms(actual - exact) <= limit, (problem.key, schedule)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_alone_computes_what_pytorch_computes(problem: Problem) -> None:
+    schedules = space(problem, UNIT)
+    hold(problem, {}, schedules[len(schedules) // 2], schedules[-1])
+
+
+@settings(max_examples=12)
+@given(
+    rows=st.integers(1, 130),
+    columns=st.integers(1, 130),
+    depth=st.integers(1, 300),
+    streaming=st.sampled_from(["left", "right"]),
+    at_load=st.booleans(),
+    data=st.data(),
+)
+def test_every_schedule_of_a_product_computes_the_same(
+    rows: int, columns: int, depth: int, streaming: str, at_load: bool, data: st.DataObject
+) -> None:
+    extents = Extents(1, rows, columns, depth)
+    # Of two activations the larger one streams.
+    problem = Product(extents, streaming if at_load else "left" if rows >= columns else "right", 1, at_load)  # type: ignore[arg-type]
+    hold(problem, data.draw(st.sampled_from(space(problem, UNIT))))
+
+
+@settings(max_examples=8)
+@given(
+    channels=st.integers(1, 70),
+    filters=st.integers(1, 70),
+    size=st.integers(4, 20),
+    data=st.data(),
+)
+def test_every_schedule_of_a_convolution_computes_the_same(
+    channels: int, filters: int, size: int, data: st.DataObject
+) -> None:
+    problem = Convolution(window(channels, filters, size))
+    hold(problem, data.draw(st.sampled_from(space(problem, UNIT))))
+
+
+@settings(max_examples=8)
+@given(
+    queries=st.integers(1, 120),
+    keys=st.integers(1, 120),
+    channels=st.integers(1, 70),
+    data=st.data(),
+)
+def test_every_schedule_of_attention_computes_the_same(
+    queries: int, keys: int, channels: int, data: st.DataObject
+) -> None:
+    problem = Attention(1, 2, queries, keys, channels, channels)
+    hold(problem, data.draw(st.sampled_from(space(problem, UNIT))))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=str)
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_a_space_is_complete_distinct_and_accepted(problem: Problem, unit: VectorUnit) -> None:
+    schedules = space(problem, unit)
+    assert schedules[0] == decided(problem, unit, {})
+    assert len({tuple(sorted(schedule.items())) for schedule in schedules}) == len(schedules)
+    for schedule in schedules:
+        assert decided(problem, unit, schedule) == schedule
+        assert distance(schedule, schedule) == 0
+    if len(schedules) > 1:
+        assert min(distance(schedule, schedules[0]) for schedule in schedules[1:]) == 1
+
+
+@pytest.mark.parametrize("name", ["linear", "conv-filtered", "conv-3x3", "attention"])
+def test_naming_the_default_changes_nothing(name: str) -> None:
+    problem = PROBLEMS[name]
+    default = space(problem, UNIT)[0]
+    plain, named = (
+        cpu_pipeline(TARGET, {problem.key: schedule})(module_of(problem)).script() for schedule in ({}, default)
+    )
+    assert plain == named == cpu_pipeline(TARGET)(module_of(problem)).script()
+
+
+def test_a_schedule_changes_the_code_and_only_of_its_problem() -> None:
+    problem = PROBLEMS["linear"]
+    default, other = space(problem, UNIT)[0], space(problem, UNIT)[-1]
+    plain = to_loops(module_of(problem), TARGET).script()
+    assert other != default
+    assert to_loops(module_of(problem), TARGET, {problem.key: other}).script() != plain
+    assert to_loops(module_of(problem), TARGET, {"product 1x2x3x4 left": other}).script() == plain
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ({"rows": 100}, "does not fit"),
+        ({"rows": 0}, "does not fit"),
+        ({"vectors": 60}, "does not fit"),
+        ({"row": 6}, "no decision 'row'"),
+        ({"blocks": 0}, "blocks = 0 is not in 1"),
+        ({"splits": 4000}, "splits = 4000 is not in 1"),
+        ({"chunk": 5000}, "chunk = 5000"),
+        ({"chunk": 1}, "chunk = 1"),
+        ({"chunk": 51}, "chunk = 51 is not between half of 50 and that"),
+        ({"rows": -1}, "rows = -1"),
+        ({"rows": 1.5}, "rows = 1.5"),
+        ({"rows": True}, "rows = True"),
+        ({"rows": "6"}, "rows = '6'"),
+    ],
+)
+def test_a_bad_schedule_is_refused_with_a_sentence(schedule: Schedule, words: str) -> None:
+    problem = PROBLEMS["linear"]
+    with pytest.raises(HarnessError, match=f"the schedule of {problem.key} cannot be used: .*{words}"):
+        decided(problem, UNIT, schedule)
+    with pytest.raises(HarnessError, match=words):
+        cpu_pipeline(TARGET, {problem.key: schedule})(module_of(problem))
+
+
+def test_filtering_is_refused_where_it_is_not_possible() -> None:
+    with pytest.raises(HarnessError, match="filtering = 1 is not possible"):
+        decided(PROBLEMS["conv-3x3"], UNIT, {"filtering": 1})
+    with pytest.raises(HarnessError, match="no decision 'lines'"):
+        decided(PROBLEMS["conv-filtered"], UNIT, {"filtering": 0, "lines": 2})
+
+
+def test_queries_must_be_a_whole_number_of_result_tiles() -> None:
+    with pytest.raises(HarnessError, match="no whole number of tiles"):
+        decided(PROBLEMS["attention"], VectorUnit(16, 32), {"vectors": 2, "result_rows": 5})
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_has_the_same_key_alone(problem: Problem) -> None:
+    (task,) = tasks_of(module_of(problem), TARGET)
+    assert (task.key, task.calls) == (problem.key, 1)
+    assert task.problem == problem
+
+
+def test_tiles_are_one_choice() -> None:
+    problem = PROBLEMS["attention"]
+    schedules = space(problem, UNIT)
+    names = [{name for name in a if a[name] != schedules[0][name]} for a in schedules]
+    assert any(name in (TILE, RESULT_TILE) for name in map(frozenset, names))
+    assert all(distance(a, schedules[0]) == 1 for a, n in zip(schedules, names, strict=True) if n == TILE)
+
+
+def test_tasks_are_counted_in_a_module() -> None:
+    """A linear layer with bias and GELU, applied twice, and one that only looks the same."""
+    builder = relax.BlockBuilder()
+    types = [relax.TensorType(shape, "float32") for shape in ([33, 64], [64, 64], [64], [64, 32])]
+    x, w, b, v = (relax.Var(name, ty) for name, ty in zip("xwbv", types, strict=True))
+    with builder.function("main", [x, w, b, v], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.gelu(relax.op.add(relax.op.matmul(x, w), b)))
+            y = builder.emit(relax.op.nn.gelu(relax.op.add(relax.op.matmul(y, w), b)))
+            result = builder.emit_output(builder.emit(relax.op.matmul(y, v)))
+        builder.emit_func_output(result)
+    found = {task.key: task.calls for task in tasks_of(builder.get(), TARGET)}
+    assert found == {"product 1x33x64x64 left": 2, "product 1x33x64x32 left": 1}

@@ -1,0 +1,1 @@
+"""The `sam3-tvm` command."""

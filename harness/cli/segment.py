@@ -1,0 +1,200 @@
+"""What the `segment` command does with its options, and what it prints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness.core.errors import HarnessError
+from harness.core.remote import Remote
+from harness.runtime import Prompt, Sam3
+from harness.runtime.manifest import Manifest, read_manifest
+from harness.segment.job import Failed, Job, Result, Segmented, run
+
+if TYPE_CHECKING:
+    from harness.execution.remote.model import RemoteModel
+
+DEFAULT_MODEL = Path("dist/sam3-llvm")
+_MOST_ROWS = 20
+
+
+def choose_model(folder: Path | None) -> Path:
+    """The folder of the model: the one given, or the one where the documentation has it compiled to.
+
+    Raises:
+        HarnessError: None was given and that one does not exist.
+    """
+    if folder is not None:
+        return folder
+    if DEFAULT_MODEL.is_dir():
+        return DEFAULT_MODEL
+    raise HarnessError(
+        f"There is no compiled model in {DEFAULT_MODEL}; make one with `sam3-tvm compile --out {DEFAULT_MODEL}`, "
+        "or say with --model where one is."
+    )
+
+
+def make_prompt(
+    text: str | None,
+    boxes: Sequence[str],
+    negative_boxes: Sequence[str],
+    points: Sequence[str],
+    negative_points: Sequence[str],
+) -> Prompt:
+    """The prompt that the options give, positive boxes and points first.
+
+    Raises:
+        HarnessError: A box or point is not numbers with commas between them.
+    """
+    return Prompt(
+        text,
+        [_numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
+        + [_numbers("--negative-box", "x0,y0,x1,y1", box) for box in negative_boxes],
+        [True] * len(boxes) + [False] * len(negative_boxes),
+        [_numbers("--point", "x,y", point) for point in points]
+        + [_numbers("--negative-point", "x,y", point) for point in negative_points],
+        [True] * len(points) + [False] * len(negative_points),
+    )
+
+
+def _numbers(option: str, form: str, given: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in given.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != form.count(",") + 1:
+        raise HarnessError(f"{option} {given!r} is not {form}; give numbers of pixels with commas between them.")
+    return numbers
+
+
+def segment(console: Console, folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
+    """Loads the model, does the job, and prints progress, what was found and how fast.
+
+    Args:
+        console: Where to print.
+        folder: The compiled model.
+        job: What to do.
+        remote: Devices to run it on; None for this machine.
+
+    Raises:
+        HarnessError: A file cannot be written, or there is no device.
+        Sam3Error: The model cannot be loaded, or the prompt makes no sense for any image.
+    """
+    model = _loaded(console, folder, remote)
+    if not model.manifest.trained:
+        console.print(untrained(model.manifest), style="yellow", highlight=False, soft_wrap=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    start = time.perf_counter()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(job.images[0].name, total=len(job.images))
+
+        def on_done(_result: Result) -> None:
+            progress.advance(task)
+            following = int(progress.tasks[task].completed)
+            if following < len(job.images):
+                progress.update(task, description=job.images[following].name)
+
+        results = run(model, job, on_done)
+    _tell(console, results, time.perf_counter() - start, job.out)
+    return results
+
+
+def _loaded(console: Console, folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
+    if remote is None:
+        with console.status(f"Loading {folder}"):
+            return Sam3.load(folder)
+    from harness.execution.remote.client import registered
+    from harness.execution.remote.model import RemoteModel
+
+    read_manifest(folder)
+    registered(remote)  # in a sentence and at once, where there is none
+    with console.status(f"Loading {folder} on {remote}; what is not there yet is sent"):
+        model = RemoteModel(remote, folder)
+    console.print(f"Runs on {model.description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
+    return model
+
+
+def untrained(manifest: Manifest) -> str:
+    """The line that says that nothing found by this model means anything."""
+    return f"The weights are untrained ({manifest.weights}): the masks are meaningless."
+
+
+class _Rate(ProgressColumn):
+    """Images per second so far."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.2f} images/s")
+
+
+def _tell(console: Console, results: Sequence[Result], seconds: float, out: Path) -> None:
+    done = [result for result in results if isinstance(result, Segmented)]
+    if len(done) == 1:
+        console.print(objects_table(done[0]))
+    elif done:
+        console.print(images_table(done))
+    for note in dict.fromkeys(note for result in done for note in result.notes):
+        console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+    if done:
+        count = f"{len(done)} image{'s' if len(done) > 1 else ''}"
+        speed = f"{len(done) / seconds:.2f} images/s"
+        console.print(f"{count} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True)
+
+
+def objects_table(result: Segmented) -> Table:
+    """What was found in one image, best first."""
+    width, height = result.size
+    entries = sorted(result.annotations, key=lambda entry: -float(entry["score"]))
+    table = Table("object", "score", "box", "area", title=_title(result), title_justify="left")
+    for entry in entries[:_MOST_ROWS]:
+        x, y, w, h = entry["bbox"]
+        box = f"{x:.0f}, {y:.0f}, {x + w:.0f}, {y + h:.0f}"
+        share = f"{entry['area'] / (width * height):.1%}"
+        table.add_row(Text(str(entry["category"])), f"{entry['score']:.3f}", box, share)
+    if len(entries) > _MOST_ROWS:
+        table.add_row(f"and {len(entries) - _MOST_ROWS} more", "", "", "")
+    return table
+
+
+def _title(result: Segmented) -> Text:
+    width, height = result.size
+    count = len(result.annotations)
+    return Text(f"{result.image.name}, {width} x {height}: {count} object{'' if count == 1 else 's'}")
+
+
+def images_table(done: Sequence[Segmented]) -> Table:
+    """How much was found in each image."""
+    table = Table("image", "size", "objects", "best score", "seconds")
+    for result in done[:_MOST_ROWS]:
+        best = max((float(entry["score"]) for entry in result.annotations), default=None)
+        table.add_row(
+            Text(result.image.name),
+            f"{result.size[0]} x {result.size[1]}",
+            str(len(result.annotations)),
+            "" if best is None else f"{best:.3f}",
+            f"{result.seconds:.1f}",
+        )
+    if len(done) > _MOST_ROWS:
+        table.add_row(f"and {len(done) - _MOST_ROWS} more", "", "", "", "")
+    return table
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """A sentence for each image that was not done; it names the image."""
+    failed = [result for result in results if isinstance(result, Failed)]
+    return [
+        result.reason if str(result.image) in result.reason else f"{result.image}: {result.reason}" for result in failed
+    ]

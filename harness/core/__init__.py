@@ -1,0 +1,1 @@
+"""What a verification is about, as plain data: cases, outcomes, expectations, settings."""

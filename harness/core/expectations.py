@@ -1,0 +1,310 @@
+"""Expectations: every case whose expected outcome is not a strict pass, as data, enforced on both sides.
+
+The file is TOML, a list of `[[expect]]` tables. Each names cases, and how they must fail or that the oracle may judge:
+
+    [[expect]]
+    component = ["vit", "vision_backbone"]   # one name, a list of names, or "*"; strategy, target and scale likewise
+    precision = "*"                          # likewise; fp32 where it is not given
+    frontend = "*"                           # likewise; torch where it is not given
+    strategy = "none"
+    target = "*"
+    scale = "*"
+    status = "failed"                        # a Status other than passed and unavailable
+    stage = "import"                         # the stage in which it must stop
+    error = "NotImplementedError"            # type of the exception; required for status failed outside of judge
+    message = "complex64 is not handled"     # regular expression, searched in the message; required likewise
+    why = "the importer knows no complex dtype"
+
+    [[expect]]
+    component = "vit"
+    strategy = "real"
+    target = "llvm"
+    scale = "full"
+    judge = "oracle"                         # instead of status, stage, error and message
+    outputs = ["features"]                   # optional: only these; for stage "judge": exactly these must fail
+    why = "PyTorch itself is outside the strict gate against float64"
+
+A case that no entry names must pass: strictly in fp32, by the oracle in half precision. Two entries that can name the
+same case are an error.
+Needs neither torch nor tvm.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.case import DEFAULT_FRONTEND
+from harness.core.errors import HarnessError
+from harness.core.outcome import Outcome, Stage, Status, VerdictKind
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+
+if TYPE_CHECKING:
+    from harness.core.case import Case
+
+_FIELDS = ("component", "strategy", "target", "scale", "precision", "frontend")
+_DEFAULTS = {"precision": DEFAULT_PRECISION, "frontend": DEFAULT_FRONTEND}
+_KEYS = {*_FIELDS, "status", "stage", "error", "message", "judge", "outputs", "why"}
+_ANY = "*"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One entry of the file: which cases, what must happen to them, and why.
+
+    Attributes:
+        component, strategy, target, scale, precision, frontend: The names that it matches, `("*",)` for all.
+        why: The reason, shown in the report as the cause of a known discrepancy.
+        status: How the case must end; `passed` for an entry that allows the oracle verdict.
+        stage: Where it must end; None for an entry that allows the oracle verdict.
+        error: Type name of the exception; None where any will do.
+        message: Regular expression that must be found in the message; None where any will do.
+        outputs: The outputs that it is about; empty for all.
+        where: File and line, for messages.
+    """
+
+    component: tuple[str, ...]
+    strategy: tuple[str, ...]
+    target: tuple[str, ...]
+    scale: tuple[str, ...]
+    why: str
+    status: Status = Status.PASSED
+    stage: Stage | None = None
+    error: str | None = None
+    message: str | None = None
+    outputs: tuple[str, ...] = ()
+    where: str = ""
+    precision: tuple[str, ...] = (DEFAULT_PRECISION,)
+    frontend: tuple[str, ...] = (DEFAULT_FRONTEND,)
+
+    def matches(self, case: Case) -> bool:
+        """Whether the entry names this case."""
+        return all(_ANY in getattr(self, field) or getattr(case, field) in getattr(self, field) for field in _FIELDS)
+
+    def allows_oracle(self, output: str) -> bool:
+        """Whether this output may pass on the oracle verdict instead of the strict gate."""
+        return self.status is Status.PASSED and (not self.outputs or output in self.outputs)
+
+
+class CheckKind(StrEnum):
+    """What an outcome is worth, seen from the expectations."""
+
+    AS_EXPECTED = "as_expected"
+    UNEXPECTED = "unexpected"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome against its expectation; `sentence` says why it is unexpected, or why it was skipped."""
+
+    kind: CheckKind
+    sentence: str = ""
+
+
+def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = None) -> tuple[Expectation, ...]:
+    """Reads and validates the file.
+
+    Args:
+        path: The TOML file.
+        known: Names by field (`component`, `strategy`, `target`, `scale`, `precision`, `frontend`); others are refused.
+            None: not checked.
+
+    Raises:
+        HarnessError: If the file cannot be read, is not TOML, or an entry is wrong or ambiguous; names file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(f"cannot read the expectations {path}: {error}; restore the file") from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HarnessError(f"{path} is not valid TOML: {error}; correct it there") from error
+    unknown = sorted(set(data) - {"expect"})
+    entries = data.get("expect", [])
+    if unknown or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        problem = f"unknown key {unknown[0]!r}" if unknown else "`expect` is not a list of tables"
+        raise HarnessError(f"{path}: {problem}; write every entry as an [[expect]] table")
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*expect\s*\]\]", line)]
+    expectations: list[Expectation] = []
+    for index, entry in enumerate(entries):
+        line = f"line {lines[index]}" if len(lines) == len(entries) else f"entry {index + 1}"
+        new = _parse(entry, f"{path}, {line}", known or {})
+        for other in expectations:
+            if _overlap(new, other):
+                raise HarnessError(f"{new.where}: names a case that {other.where} names too; make them disjoint")
+        expectations.append(new)
+    return tuple(expectations)
+
+
+def expectation_for(case: Case, expectations: Collection[Expectation]) -> Expectation | None:
+    """The entry that names the case, or None: then a strict pass is expected."""
+    return next((expectation for expectation in expectations if expectation.matches(case)), None)
+
+
+def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Check:
+    """Holds an outcome to its expectation: an unexpected failure and an unexpected pass are both unexpected.
+
+    `unavailable` is neither: this machine cannot tell.
+    """
+    if expectation is not None and not expectation.matches(case):
+        raise ValueError(f"the expectation of {expectation.where} is not about {case.id}")
+    if outcome.status is Status.UNAVAILABLE:
+        return Check(CheckKind.SKIPPED, outcome.error.message if outcome.error else "not available on this machine")
+    if expectation is None or expectation.status is Status.PASSED:
+        problem = _pass_problem(outcome, expectation, half=PRECISIONS[case.precision].is_half)
+    else:
+        problem = _failure_problem(outcome, expectation)
+    if problem:
+        return Check(CheckKind.UNEXPECTED, problem)
+    return Check(CheckKind.AS_EXPECTED)
+
+
+def _pass_problem(outcome: Outcome, expectation: Expectation | None, *, half: bool) -> str:
+    """Why the outcome is not the pass that is expected, in half precision or not; empty if it is."""
+    if outcome.status is not Status.PASSED:
+        return f"expected to pass, but {_what_happened(outcome)}"
+    if not outcome.verdicts:
+        return "passed without a single judged output"
+    for verdict in outcome.verdicts:
+        allowed = half or (expectation is not None and expectation.allows_oracle(verdict.name))
+        if verdict.kind is not VerdictKind.STRICT and not (verdict.kind is VerdictKind.ORACLE and allowed):
+            wanted = "right by the oracle" if half else "strict"
+            return f"expected every output to be {wanted}, but {verdict.name} is {verdict.kind}: {verdict.reason}"
+    if expectation is None:
+        return ""
+    names = {verdict.name for verdict in outcome.verdicts}
+    strangers = [name for name in expectation.outputs if name not in names]
+    if strangers:
+        return f"{expectation.where} names the output {strangers[0]!r}, which the case does not have"
+    if not any(verdict.kind is VerdictKind.ORACLE for verdict in outcome.verdicts):
+        return f"unexpected pass: strict without the oracle verdict that {expectation.where} allows; remove that entry"
+    return ""
+
+
+def _failure_problem(outcome: Outcome, expectation: Expectation) -> str:
+    """Why the outcome is not the failure that is expected; empty if it is."""
+    wanted = f"{expectation.status} at {expectation.stage} as {expectation.where} says"
+    if outcome.status is Status.PASSED:
+        return f"unexpected pass: expected {wanted}; if the cause is gone, remove that entry"
+    if outcome.status is not expectation.status or outcome.stage is not expectation.stage:
+        return f"expected {wanted}, but {_what_happened(outcome)}"
+    kind = outcome.error.type if outcome.error else ""
+    if expectation.error is not None and kind != expectation.error:
+        wanted = f"{expectation.error} at {expectation.stage} as {expectation.where} says"
+        return f"expected {wanted}, but {_what_happened(outcome)}"
+    message = outcome.error.message if outcome.error else ""
+    if expectation.message is not None and not re.search(expectation.message, message):
+        return (
+            f"expected a message that matches {expectation.message!r} as {expectation.where} says, "
+            f"but {_what_happened(outcome)}"
+        )
+    if expectation.outputs:
+        failed = {verdict.name for verdict in outcome.verdicts if verdict.kind is not VerdictKind.STRICT}
+        wrong = sorted(failed.symmetric_difference(expectation.outputs))
+        if wrong:
+            return f"{expectation.where} names {sorted(expectation.outputs)} as what fails, but not so for {wrong}"
+    return ""
+
+
+def _what_happened(outcome: Outcome) -> str:
+    happened = f"{outcome.status.replace('_', ' ')} at {outcome.stage}"
+    if outcome.error is None:
+        return happened
+    message = outcome.error.message.strip().splitlines()
+    return f"{happened} with {outcome.error.type}" + (f": {message[0]}" if message else "")
+
+
+def _overlap(a: Expectation, b: Expectation) -> bool:
+    def meet(x: tuple[str, ...], y: tuple[str, ...]) -> bool:
+        return _ANY in x or _ANY in y or bool(set(x) & set(y))
+
+    return all(meet(getattr(a, field), getattr(b, field)) for field in _FIELDS)
+
+
+def _parse(entry: Mapping[str, Any], where: str, known: Mapping[str, Collection[str]]) -> Expectation:
+    unknown = sorted(set(entry) - _KEYS)
+    if unknown:
+        raise HarnessError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
+    names = {field: _names({**_DEFAULTS, **entry}, field, where) for field in _FIELDS}
+    for field, values in names.items():
+        for value in values:
+            if field in known and value != _ANY and value not in known[field]:
+                choices = ", ".join(sorted(known[field]))
+                raise HarnessError(f"{where}: there is no {field} {value!r}; choose from {choices}")
+    outputs = _names(entry, "outputs", where) if "outputs" in entry else ()
+    why = _text(entry, "why", where)
+    if why is None:
+        raise HarnessError(f"{where}: `why` is missing; say in one sentence what causes this outcome")
+    if "judge" in entry:
+        return _parse_oracle(entry, where, names, outputs, why)
+    return _parse_failure(entry, where, names, outputs, why)
+
+
+def _parse_oracle(
+    entry: Mapping[str, Any], where: str, names: dict[str, tuple[str, ...]], outputs: tuple[str, ...], why: str
+) -> Expectation:
+    if entry["judge"] != "oracle":
+        raise HarnessError(f'{where}: `judge` is {entry["judge"]!r}; the only choice is "oracle"')
+    mixed = sorted({"status", "stage", "error", "message"} & set(entry))
+    if mixed:
+        raise HarnessError(f"{where}: `judge` and {mixed[0]!r} exclude each other; keep one of them")
+    return replace(_cases(names), why=why, outputs=outputs, where=where)
+
+
+def _parse_failure(
+    entry: Mapping[str, Any], where: str, names: dict[str, tuple[str, ...]], outputs: tuple[str, ...], why: str
+) -> Expectation:
+    failures = [status.value for status in Status if status not in (Status.PASSED, Status.UNAVAILABLE)]
+    status, stage = _text(entry, "status", where), _text(entry, "stage", where)
+    if status not in failures:
+        choices = ", ".join(failures)
+        raise HarnessError(f'{where}: `status` is {status!r}; choose from {choices}, or write judge = "oracle"')
+    if stage not in [s.value for s in Stage]:
+        raise HarnessError(f"{where}: `stage` is {stage!r}; choose from {', '.join(Stage)}")
+    error, message = _text(entry, "error", where), _text(entry, "message", where)
+    if status == Status.FAILED and stage != Stage.JUDGE and (error is None or message is None):
+        raise HarnessError(f"{where}: a failure needs `error` and `message`; say which exception is expected")
+    if outputs and stage != Stage.JUDGE:
+        raise HarnessError(f'{where}: `outputs` needs stage = "judge" or judge = "oracle"; remove it')
+    if message is not None:
+        try:
+            re.compile(message)
+        except re.error as problem:
+            raise HarnessError(f"{where}: `message` is not a regular expression ({problem}); correct it") from problem
+    return replace(
+        _cases(names),
+        why=why,
+        status=Status(status),
+        stage=Stage(stage),
+        error=error,
+        message=message,
+        outputs=outputs,
+        where=where,
+    )
+
+
+def _cases(names: Mapping[str, tuple[str, ...]]) -> Expectation:
+    component, strategy, target, scale, precision, frontend = (names[field] for field in _FIELDS)
+    return Expectation(component, strategy, target, scale, why="", precision=precision, frontend=frontend)
+
+
+def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = entry.get(key)
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not values or not all(isinstance(name, str) and name for name in values):
+        raise HarnessError(f'{where}: `{key}` must be a name, a list of names or "*", and is {value!r}')
+    return tuple(values)
+
+
+def _text(entry: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = entry.get(key)
+    if key in entry and (not isinstance(value, str) or not value.strip()):
+        raise HarnessError(f"{where}: `{key}` must be a text that is not empty, and is {value!r}")
+    return value

@@ -1,0 +1,175 @@
+"""Outcome: what became of a case, as plain data that the report is rendered from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """The stages of a case, in the order in which it walks through them."""
+
+    BUILD = "build"
+    EXPORT = "export"
+    IMPORT = "import"
+    COMPILE = "compile"
+    LOAD = "load"
+    RUN = "run"
+    JUDGE = "judge"
+
+
+class Status(StrEnum):
+    """How a case ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+    UNAVAILABLE = "unavailable"
+
+
+class VerdictKind(StrEnum):
+    """The judgement on one output; only `strict` and `oracle` are passes."""
+
+    STRICT = "strict"
+    ORACLE = "oracle"
+    FAILED = "failed"
+    NOT_JUDGEABLE = "not_judgeable"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement on one output, with every metric; floats are NaN where a metric does not apply.
+
+    Attributes:
+        name: Output name; samples other than the main one are prefixed, for instance `empty/features`.
+        shape: Shape that the compiled model returned.
+        dtype: NumPy dtype name that the compiled model returned.
+        elements: Number of elements.
+        outside: Elements outside the strict gate (all of them where structure, shape or dtype differ).
+        max_abs, mean_abs, max_rel: Error against PyTorch fp32, over the elements that are finite on both sides.
+        required_tolerance: Smallest t for which |tvm − torch| ≤ t + t·|torch| holds everywhere.
+        sqnr_db: Signal to quantization-noise ratio against PyTorch fp32, dB; inf where equal.
+        r_rms, r_inf: Error against the float64 oracle divided by PyTorch's own.
+        kind: The verdict.
+        reason: One sentence that says why it is not strict; empty for strict.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    elements: int
+    outside: int
+    max_abs: float
+    mean_abs: float
+    max_rel: float
+    required_tolerance: float
+    sqnr_db: float
+    r_rms: float
+    r_inf: float
+    kind: VerdictKind
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CaseError:
+    """Why a case stopped: the exception's type name, its message, and the end of its traceback or output."""
+
+    type: str
+    message: str
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One GPU kernel, as the compiler's report or its source tells; None where neither does.
+
+    Attributes:
+        name: Of the function on the device.
+        architecture: What the numbers are of: `sm_90`, or `metal`.
+        threads: Of a block (threadgroup) in every launch.
+        shared_bytes: Static shared (threadgroup) memory of a block.
+        buffers: Arguments that occupy a buffer slot, Metal.
+        registers: Of a thread.
+        constant_bytes: Constant memory, arguments included.
+        stack_bytes: Local memory of a thread.
+        spill_bytes: Registers written to and read from local memory for want of registers, stores and loads together.
+    """
+
+    name: str
+    architecture: str
+    threads: int | None = None
+    shared_bytes: int = 0
+    buffers: int | None = None
+    registers: int | None = None
+    constant_bytes: int | None = None
+    stack_bytes: int | None = None
+    spill_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """The machine that ran a case, where that is not the one that compiled and judged it.
+
+    Attributes:
+        name, cpu, system, architecture, threads: What it is, see `harness.execution.remote.description.Description`.
+        target: What was compiled for.
+        hardware: Name of what runs that target there: the processor, or a GPU.
+        address, key: Of the tracker, and what the device is known by there.
+        sent_bytes: Weights and code that it did not have yet.
+        seconds: What the runs of all samples took there, without what is sent; NaN where that was not measured.
+    """
+
+    name: str
+    cpu: str
+    hardware: str
+    target: str
+    system: str
+    architecture: str
+    threads: int
+    address: str
+    key: str
+    sent_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        runs = f"{self.target} on {self.hardware}" if self.hardware != self.cpu else self.target
+        machine = f"{self.name} ({self.cpu}, {self.system} on {self.architecture}, {self.threads} threads"
+        return f"{machine}; {runs}), {self.key} at {self.address}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case.
+
+    Attributes:
+        stage: Last stage that was entered.
+        status: How it ended.
+        error: Why it stopped, if it did not pass.
+        seconds: Wall-clock time of each finished stage.
+        sizes: Bytes by artifact name (library, parameters, …).
+        peak_rss_bytes: Largest resident set of the worker process.
+        verdicts: One per output, if it was judged.
+        device: The machine that ran it, if it was another one and got so far.
+        kernels: Of a GPU target, every sample's, once per architecture.
+        emulated: Whether the CPU ran the GPU's kernels.
+    """
+
+    stage: Stage
+    status: Status
+    error: CaseError | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    peak_rss_bytes: int = 0
+    verdicts: tuple[Verdict, ...] = ()
+    device: Device | None = None
+    kernels: tuple[Kernel, ...] = ()
+    emulated: bool = False
+
+    @property
+    def compiled(self) -> bool:
+        """Whether code was made for the target: a case that cannot be compiled here does not get that far."""
+        stages = list(Stage)
+        at = stages.index(self.stage) - stages.index(Stage.COMPILE)
+        return at > 0 or (at == 0 and self.status is Status.UNAVAILABLE)

@@ -1,0 +1,60 @@
+"""Where devices are found: a tracker's address, and the key that they are known by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.core.errors import HarnessError
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The devices that a tracker knows by a key.
+
+    Attributes:
+        address: HOST:PORT of the tracker.
+        key: What the devices are known by.
+    """
+
+    address: str
+    key: str
+
+    def __post_init__(self) -> None:
+        split_address(self.address)
+        if not self.key or self.key != "".join(self.key.split()) or ":" in self.key:
+            raise HarnessError(
+                f"--remote {self.address} needs --key, what the devices are known by: a word without spaces or colons"
+            )
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The options that mean the same on the command line."""
+        return "--remote", self.address, "--key", self.key
+
+    def __str__(self) -> str:
+        return f"{self.key} at {self.address}"
+
+
+def chosen_remote(address: str | None, key: str) -> Remote | None:
+    """What the options --remote and --key mean; None to stay on this machine.
+
+    Raises:
+        HarnessError: The address is none, or one of the options lacks the other.
+    """
+    if address is None:
+        if key:
+            raise HarnessError(f"--key {key} says nothing without --remote HOST:PORT, the tracker that knows it")
+        return None
+    return Remote(address, key)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`.
+
+    Raises:
+        HarnessError: It is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise HarnessError(f"{address!r} is not an address: give HOST:PORT of an RPC tracker")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,64 @@
+"""What can be deployed: a model as entry points, functions that are written as kernels, and files that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.core.subject import Program
+from harness.runtime.manifest import Capacity
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class KernelFunction:
+    """A function of the compiled model that is written as kernels.
+
+    Attributes:
+        name: What it is called in the library.
+        outputs: Names of its results, in order.
+        module: Takes the kind of TVM's target, makes the module with the Relax function of that name.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    module: Callable[[str], tvm.IRModule]
+
+
+def _no_files() -> Mapping[str, Path]:
+    return {}
+
+
+def _always(_checkpoint: Path) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Deployable:
+    """A model that `harness.deployment` compiles into a folder.
+
+    Attributes:
+        model: Its name, which the manifest keeps.
+        programs: Takes a case, settings and a capacity; builds the model, then yields its entry points, which share
+            its weights.
+        context: What building and exporting happen in.
+        kernels: Functions that are written as kernels.
+        files: Makes the files that the folder gets besides, by their names there.
+        vocabulary: Name of the tokenizer's vocabulary among them; empty if there is none.
+        knows_points: Whether a checkpoint's weights know points as prompts.
+    """
+
+    model: str
+    programs: Callable[[Case, Settings, Capacity], Iterator[Program]]
+    context: Callable[[], AbstractContextManager[None]] = nullcontext
+    kernels: tuple[KernelFunction, ...] = ()
+    files: Callable[[], Mapping[str, Path]] = _no_files
+    vocabulary: str = ""
+    knows_points: Callable[[Path], bool] = _always

@@ -1,0 +1,1 @@
+"""Where compiled code runs: on this machine, on another one, or emulated."""

@@ -1,0 +1,199 @@
+"""Where a case is run: on this machine, or on a device; the stages are the same."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.core.outcome import Device
+from harness.core.remote import Remote
+from harness.targets import TARGETS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from harness.execution.remote.client import DeviceSession, RemoteExecutable
+    from harness.execution.remote.description import Description
+    from harness.runtime.executable import Executable
+    from harness.runtime.sam3.model import Sam3
+
+
+class Runs(Protocol):
+    """A compiled component with its parameters."""
+
+    def run(self, inputs: Sequence[npt.NDArray[Any]], /) -> list[npt.NDArray[Any]]:
+        """Runs it once; the outputs come back in order."""
+
+
+class Place(Protocol):
+    """A machine that runs what was compiled here.
+
+    Attributes:
+        reads_source: Whether it takes the source of a GPU's kernels, and no machine code.
+    """
+
+    reads_source: bool
+
+    def run_problem(self, target: str) -> str | None:
+        """Why it cannot run code that was compiled here for this target, or None."""
+
+    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Runs:
+        """A compiled component, loaded with its parameters."""
+
+    def model(self, folder: Path) -> Sam3:
+        """A compiled model, loaded."""
+
+    def device(self) -> Device | None:
+        """The machine, once something was loaded, if it is not this one."""
+
+    def close(self) -> None:
+        """Lets go of it."""
+
+
+class Here:
+    """This machine."""
+
+    reads_source = False
+
+    def run_problem(self, target: str) -> str | None:
+        """See `Place`."""
+        return TARGETS[target].run_problem()
+
+    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """See `Place`."""
+        from harness.runtime.executable import Executable
+
+        return Executable(library, TARGETS[target].device(), parameters)
+
+    def model(self, folder: Path) -> Sam3:
+        """See `Place`."""
+        from harness.runtime.sam3.model import Sam3
+
+        return Sam3.load(folder)
+
+    def device(self) -> None:
+        """See `Place`."""
+
+    def close(self) -> None:
+        """See `Place`."""
+
+
+class Elsewhere:
+    """A device that a tracker knows; a session begins when the first thing is loaded, so that nobody waits before."""
+
+    reads_source = False
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._session: DeviceSession | None = None
+        self._seconds: list[float] = []
+        self._target = ""
+        self._device: Device | None = None
+
+    def run_problem(self, target: str) -> str | None:
+        """See `Place`; this is what the device told its tracker.
+
+        Raises:
+            DeviceLostError: No device is registered any more.
+        """
+        from harness.core.errors import HarnessError
+        from harness.execution.remote.client import registered
+        from harness.execution.remote.errors import DeviceLostError
+        from harness.targets.compiling import platform_of
+
+        try:
+            description = registered(self._remote)
+        except HarnessError as error:
+            raise DeviceLostError(str(error)) from error
+        if target in description.problems:
+            return f"{description.name} ({self._remote}): {description.problems[target]}"
+        tvm_target = TARGETS[target].tvm_target()
+        compiled_for = platform_of(tvm_target.host or tvm_target)
+        if compiled_for != (description.system, description.architecture):
+            return (
+                f"{description.name} ({self._remote}) is {description.system} on {description.architecture}, and "
+                f"{target} compiles here for {compiled_for[0]} on {compiled_for[1]}: compile on such a machine"
+            )
+        return None
+
+    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> RemoteExecutable:
+        """See `Place`."""
+        from harness.execution.remote.client import RemoteExecutable
+
+        self._target = target
+        return RemoteExecutable(self._opened(), library, target, parameters, self._seconds.append)
+
+    def model(self, folder: Path) -> Sam3:
+        """See `Place`."""
+        from harness.execution.remote.artifact import RemoteArtifact
+        from harness.runtime.sam3.model import Sam3
+
+        artifact = RemoteArtifact(self._opened(), folder)
+        self._target = artifact.manifest.target
+        return Sam3(artifact)
+
+    def device(self) -> Device | None:
+        """See `Place`."""
+        if self._session is not None:
+            self._device = self._described(self._session)
+        return self._device
+
+    def close(self) -> None:
+        """See `Place`."""
+        if self._session is not None:
+            self._device = self._described(self._session)
+            self._session.close()
+            self._session = None
+
+    def _described(self, session: DeviceSession) -> Device:
+        description = session.description
+        return Device(
+            name=description.name,
+            cpu=description.cpu,
+            hardware=description.hardware.get(self._target, ""),
+            target=self._target,
+            system=description.system,
+            architecture=description.architecture,
+            threads=description.threads,
+            address=self._remote.address,
+            key=self._remote.key,
+            sent_bytes=session.sent_bytes,
+            seconds=sum(self._seconds) if self._seconds else math.nan,
+        )
+
+    def _opened(self) -> DeviceSession:
+        from harness.execution.remote.client import DeviceSession
+
+        if self._session is None:
+            self._session = DeviceSession(self._remote)
+        return self._session
+
+
+def place(remote: Remote | None) -> Place:
+    """Where a case is run."""
+    return Here() if remote is None else Elsewhere(remote)
+
+
+def compile_for(remote: Remote) -> Description:
+    """Makes this process, and what it starts, compile for a device's processors, unless the environment names others.
+
+    Returns:
+        The device.
+
+    Raises:
+        HarnessError: There is no tracker or no device, or the server is another one.
+    """
+    from harness.execution.remote.client import registered
+    from harness.runtime.cpu import architecture
+    from harness.targets.cuda import ARCHITECTURE_VARIABLE
+    from harness.targets.llvm import MCPU_VARIABLE
+
+    description = registered(remote)
+    if description.architecture == architecture():  # LLVM's names of CPUs are those of one architecture
+        os.environ.setdefault(MCPU_VARIABLE, description.mcpu)
+    if description.cuda_arch:
+        os.environ.setdefault(ARCHITECTURE_VARIABLE, description.cuda_arch)
+    return description

@@ -1,0 +1,96 @@
+"""What a device says about itself: what code it can run, which targets, and what it is."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PROTOCOL = 1
+"""Version of what clients and `sam3-tvm serve-device` say to each other."""
+INFO = "sam3_tvm"
+"""Where a server's description stands among what it tells the tracker."""
+DESCRIBE = b"describe"
+"""With which a server asks the process of its first session, before there is a client; a line of JSON answers."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A machine that runs compiled code.
+
+    Attributes:
+        name: Its host name.
+        cpu: Model of its processor.
+        system, architecture: `Linux` or `macOS`, and `x86_64` or `aarch64`.
+        mcpu: LLVM's name of the CPU to compile for.
+        cuda_arch: What to compile CUDA kernels for; empty without an NVIDIA GPU.
+        threads: What it runs on.
+        memory_bytes: What it has; None if not known.
+        problems: For each target that it cannot run, why not.
+        hardware: For each target that it can run, the name of what runs it.
+        versions: Of the packages that matter.
+        protocol: `PROTOCOL` of the version that serves.
+    """
+
+    name: str
+    cpu: str
+    system: str
+    architecture: str
+    mcpu: str
+    cuda_arch: str
+    threads: int
+    memory_bytes: int | None
+    problems: Mapping[str, str]
+    hardware: Mapping[str, str]
+    versions: Mapping[str, str | None]
+    protocol: int = PROTOCOL
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Description:
+        """From what `to_json` wrote, parsed.
+
+        Raises:
+            TypeError: It was written by another version.
+        """
+        return cls(**values)
+
+    def __str__(self) -> str:
+        machine = f"{self.name}: {self.cpu}, {self.system} on {self.architecture}"
+        return f"{machine}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+
+def describe() -> Description:
+    """This machine; it loads TVM, and what drivers there are, so it is asked in a process of its own."""
+    from harness.machine import describe_machine, versions
+    from harness.processes.threads import thread_count
+    from harness.runtime.cpu import architecture
+    from harness.targets import TARGETS
+    from harness.targets.llvm import host_cpu
+
+    machine, installed = describe_machine(), versions()
+    problems = {name: problem for name, target in TARGETS.items() if (problem := target.run_problem()) is not None}
+    runnable = {name: target.device() for name, target in TARGETS.items() if name not in problems}
+    return Description(
+        name=platform.node(),
+        cpu=str(machine["cpu"]),
+        system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
+        architecture=architecture(),
+        mcpu=host_cpu(),
+        cuda_arch="sm_" + str(runnable["cuda"].compute_version).replace(".", "") if "cuda" in runnable else "",
+        threads=thread_count(),
+        memory_bytes=machine["usable_memory_bytes"],
+        problems=problems,
+        hardware={name: _hardware(device, str(machine["cpu"])) for name, device in runnable.items()},
+        versions={name: installed[name] for name in ("sam3-tvm", "apache-tvm", "apache-tvm-ffi")},
+    )
+
+
+def _hardware(device: Any, cpu: str) -> str:
+    """The name of a device: the processor's for the CPU, otherwise the driver's."""
+    return cpu if device.dlpack_device_type() == 1 else str(device.device_name or "")

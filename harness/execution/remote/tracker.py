@@ -1,0 +1,161 @@
+"""What clients ask TVM's RPC tracker, which hands out sessions on any number of servers with one key."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.core.errors import HarnessError
+from harness.core.remote import Remote, split_address
+from harness.execution.remote.wire import Code, greet_tracker, receive_json, send_json
+
+if TYPE_CHECKING:
+    from tvm import rpc
+
+CONNECT_SECONDS = 5.0
+"""How long to wait for a tracker to answer."""
+WAIT_SECONDS = 60.0
+"""How long to wait until a server is free, or back."""
+
+
+class NobodyFreeError(HarnessError):
+    """No server was free in time."""
+
+
+class Tracker:
+    """What an RPC tracker can be asked, with a time limit on every answer."""
+
+    def __init__(self, address: str, key: str) -> None:
+        """Connects nowhere yet.
+
+        Args:
+            address: HOST:PORT.
+            key: What the servers are known by.
+
+        Raises:
+            HarnessError: The address is none, or the key is empty.
+        """
+        self.remote = Remote(address, key)
+        self.address = address
+        self.key = key
+
+    def servers(self) -> list[Mapping[str, Any]]:
+        """What each server with this key, busy or free, told the tracker about itself.
+
+        Raises:
+            HarnessError: There is no tracker at the address.
+        """
+        return [server for server in self._summary() if _key_of(server) == self.key]
+
+    def workers(self) -> int:
+        """Number of servers with this key that are registered, busy or free.
+
+        Raises:
+            HarnessError: There is no tracker at the address.
+        """
+        return len(self.servers())
+
+    def require_workers(self) -> int:
+        """The number of servers with this key, at least one.
+
+        Raises:
+            HarnessError: There is no tracker at the address, or no server with this key.
+        """
+        keys = [_key_of(server) for server in self._summary()]
+        if self.key not in keys:
+            known = f"the keys there are {', '.join(sorted(set(keys)))}" if keys else "there are no servers at all"
+            raise HarnessError(
+                f"no server with key {self.key!r} at the tracker {self.address}, {known}: start one with "
+                f"sam3-tvm serve-device --tracker {self.address} --key {self.key}"
+            )
+        return keys.count(self.key)
+
+    def request(self, seconds: float) -> tuple[str, int, str]:
+        """Host, port and match key of a server that is free, which keeps itself free for whoever asked.
+
+        Args:
+            seconds: How long to wait for one.
+
+        Raises:
+            NobodyFreeError: None was free in time.
+            HarnessError: The tracker is gone.
+        """
+        with self._asked([Code.REQUEST, self.key, "", 1], seconds) as answer:
+            host, port, match_key = answer[1]
+            return str(host), int(port), str(match_key)
+
+    def session(self, seconds: float, wait: float = WAIT_SECONDS) -> rpc.RPCSession:
+        """A new session on a free server.
+
+        Args:
+            seconds: When the server ends it.
+            wait: How long to wait for a free server.
+
+        Raises:
+            HarnessError: No server was free in time, or the tracker is gone.
+        """
+        from tvm import rpc
+
+        deadline = time.monotonic() + wait
+        while True:
+            host, port, match_key = self.request(deadline - time.monotonic())
+            try:
+                # The tracker may not know yet that a server is gone.
+                return rpc.connect(host, port, match_key, session_timeout=seconds)
+            except Exception as error:
+                if time.monotonic() >= deadline:
+                    raise HarnessError(self._nobody()) from error
+                time.sleep(0.2)
+
+    def _summary(self) -> list[Mapping[str, Any]]:
+        with self._asked([Code.SUMMARY], CONNECT_SECONDS) as answer:
+            return list(answer[1]["server_info"])
+
+    @contextlib.contextmanager
+    def _asked(self, question: list[Any], seconds: float) -> Iterator[Any]:
+        """The tracker's answer; the connection ends after the block."""
+        with connected(self.address) as connection:
+            try:
+                connection.settimeout(max(0.1, seconds))
+                send_json(connection, question)
+                answer = receive_json(connection)
+            except OSError as error:
+                raise NobodyFreeError(self._nobody()) from error
+            if answer[0] != Code.SUCCESS:
+                raise HarnessError(f"the tracker {self.address} refuses a session with key {self.key!r}: {answer}")
+            yield answer
+
+    def _nobody(self) -> str:
+        return (
+            f"no server with key {self.key!r} is left at the tracker {self.address}, or none is ever free: "
+            "start one with sam3-tvm serve-device, then run this again"
+        )
+
+
+def connected(address: str) -> socket.socket:
+    """A connection to a tracker, with a time limit of `CONNECT_SECONDS` on what is sent and received.
+
+    Raises:
+        HarnessError: There is no tracker at the address.
+    """
+    host, port = split_address(address)
+    try:
+        connection = socket.create_connection((host, port), CONNECT_SECONDS)
+    except OSError as error:
+        raise HarnessError(
+            f"no RPC tracker answers at {address} ({error.strerror or error}): start one with "
+            f"python -m tvm.exec.rpc_tracker --port {port}, or correct the address"
+        ) from error
+    try:
+        greet_tracker(connection)
+    except OSError as error:
+        connection.close()
+        raise HarnessError(f"what answers at {address} is no RPC tracker: correct the address") from error
+    return connection
+
+
+def _key_of(server: Mapping[str, Any]) -> str:
+    return str(server["key"]).partition(":")[2]

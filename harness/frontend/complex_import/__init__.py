@@ -1,5 +1,0 @@
-"""Complex numbers in TVM's importer: a complex tensor is a real Relax tensor with a last dimension of 2."""
-
-from harness.frontend.complex_import.importer import ComplexImporter
-
-__all__ = ["ComplexImporter"]

@@ -1,0 +1,46 @@
+"""Run as a program, lists the components' distinct operator calls in fixtures/operators.json."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+
+from harness.lowering.frontends.torch_export.operators import OPERATORS_FILE, Call, calls_of, dump_calls
+
+
+def collect(scale: str = "shallow") -> set[Call]:
+    """Exports every component at a scale, for each of its samples, and returns the calls of all."""
+    from harness.lowering.frontends.torch_export.exporting import export_program
+    from harness.lowering.rope import STRATEGIES
+    from harness.models.sam3.build import build_model
+    from harness.models.sam3.capture import capture, load_prompts
+    from harness.models.sam3.components import COMPONENTS
+    from harness.models.sam3.upstream import upstream
+
+    found: set[Call] = set()
+    with upstream():
+        for interactive in (False, True):
+            model = build_model(scale, interactive=interactive)
+            activations = capture(model, load_prompts())
+            for component in COMPONENTS.values():
+                if component.interactive is not interactive:
+                    continue
+                module = component.build(model)
+                strategy = STRATEGIES["real"].apply(module) if component.uses_rope else nullcontext()
+                with strategy:
+                    for arguments in component.samples(activations).values():
+                        found |= calls_of(export_program(module, tuple(arguments.values())))
+                print(component.name, len(found), flush=True)
+    return found
+
+
+def write_calls(calls: set[Call], path: Path = OPERATORS_FILE) -> None:
+    """Writes the list, whole or not at all."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(dump_calls(calls), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    write_calls(collect())

@@ -1,0 +1,46 @@
+"""The registry of defects: one file for each fix, one line each; passes run in this order."""
+
+from __future__ import annotations
+
+from harness.lowering.frontends.torch_export.defect import Defect
+from harness.lowering.frontends.torch_export.defects import (
+    assertions,
+    attention,
+    clamp,
+    division_rounding,
+    double_fill,
+    empty_tensors,
+    grid_sample,
+    group_norm,
+    indexing,
+    infinite_fill,
+    matmul_dtype,
+    promotion,
+    reductions,
+    resize,
+    roi_align,
+    select_negative,
+    slice_scatter,
+    stable_sort,
+)
+
+DEFECTS: tuple[Defect, ...] = (
+    *assertions.DEFECTS,
+    *attention.DEFECTS,
+    *empty_tensors.DEFECTS,
+    *grid_sample.DEFECTS,
+    *select_negative.DEFECTS,
+    *indexing.DEFECTS,
+    *promotion.DEFECTS,
+    *division_rounding.DEFECTS,
+    *clamp.DEFECTS,
+    *reductions.DEFECTS,
+    *resize.DEFECTS,
+    *roi_align.DEFECTS,
+    *slice_scatter.DEFECTS,
+    *stable_sort.DEFECTS,
+    *infinite_fill.DEFECTS,
+    *group_norm.DEFECTS,
+    *matmul_dtype.DEFECTS,
+    *double_fill.DEFECTS,
+)

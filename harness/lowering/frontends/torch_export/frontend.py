@@ -1,0 +1,33 @@
+"""Frontend `torch`: torch.export, and TVM's importer of exported programs with its defects worked around."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.lowering.frontends.frontend import Frontend
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    import tvm
+
+    from harness.lowering.rope.strategy import Strategy
+
+
+def _export(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+    from harness.lowering.frontends.torch_export.exporting import export_program
+
+    return export_program(module, args)
+
+
+def _import(program: torch.export.ExportedProgram, strategy: Strategy) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    return strategy.import_program(program)
+
+
+TORCH = Frontend(
+    name="torch",
+    summary="torch.export, and TVM's importer of exported programs with its defects worked around",
+    export=_export,
+    import_exported=_import,
+    strategies=("none", "real", "lowering", "converter", "llm", "tensorir"),
+)

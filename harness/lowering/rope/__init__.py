@@ -1,0 +1,26 @@
+"""Strategies: ways to get rotary position encoding (complex64 upstream) through the compiler, one file each."""
+
+from __future__ import annotations
+
+from harness.lowering.rope.converter import CONVERTER
+from harness.lowering.rope.llm import LLM
+from harness.lowering.rope.lowering import LOWERING
+from harness.lowering.rope.none import NONE
+from harness.lowering.rope.real import REAL
+from harness.lowering.rope.strategy import Strategy
+from harness.lowering.rope.tensorir import TENSORIR
+
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        NONE,
+        REAL,
+        LOWERING,
+        CONVERTER,
+        LLM,
+        TENSORIR,
+    )
+}
+"""Every strategy by name, in the order in which they are listed; a new one is one file and one line here."""
+
+__all__ = ["STRATEGIES", "Strategy"]

@@ -1,0 +1,23 @@
+"""Strategy `converter`: upstream's complex RoPE as it is, imported by an importer that knows complex numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.lowering.rope.strategy import Strategy
+
+if TYPE_CHECKING:
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+
+def _complex_importer() -> ExportedProgramImporter:
+    from harness.lowering.frontends.torch_export.complex_import import ComplexImporter
+
+    return ComplexImporter()
+
+
+CONVERTER = Strategy(
+    name="converter",
+    summary="upstream's complex64 RoPE, untouched, carried by the importer as real tensors with a last dimension of 2",
+    importer=_complex_importer,
+)

@@ -1,0 +1,10 @@
+"""Strategy `none`: upstream's complex RoPE as it is. The control, expected to fail at import on complex64."""
+
+from __future__ import annotations
+
+from harness.lowering.rope.strategy import Strategy
+
+NONE = Strategy(
+    name="none",
+    summary="upstream's complex64 RoPE, untouched: the control, which the Relax import cannot take",
+)

@@ -1,0 +1,38 @@
+"""Strategy `tensorir`: one operator of our own rotates queries and keys, and is one kernel in TensorIR.
+
+The rotation is that of `real`. On the CPU the kernel is folded into the attention that reads its results, where there
+is one (`harness.schedules.cpu.folding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from harness.lowering.rope.real import real_rotation
+from harness.lowering.rope.rotation import rotating
+from harness.lowering.rope.strategy import Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _apply(module: torch.nn.Module) -> AbstractContextManager[None]:
+    from harness.lowering.rope import rotate_pairs
+
+    return rotating(module, real_rotation(together=rotate_pairs.rotate))
+
+
+def _converters() -> Mapping[str, Callable[..., Any]]:
+    from harness.lowering.rope.rotate_pairs import OPERATOR, convert
+
+    return {OPERATOR: convert}
+
+
+TENSORIR = Strategy(
+    name="tensorir",
+    summary="one custom operator for queries and keys, lowered to a TensorIR kernel or folded into attention",
+    apply=_apply,
+    converters=_converters,
+)

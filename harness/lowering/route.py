@@ -1,0 +1,113 @@
+"""The one way from a PyTorch module to a Relax module: a frontend, a RoPE strategy, a precision.
+
+Everything that compiles, explains, tunes or measures goes this way; nothing else calls a frontend.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.lowering.frontends import FRONTENDS
+from harness.lowering.rope import STRATEGIES
+from harness.lowering.rope.strategy import Strategy
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    import tvm
+
+    from harness.lowering.frontends.frontend import Frontend
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A Relax module with the values of its parameters.
+
+    Attributes:
+        module: Its function `main` takes the inputs in order (their number is the attribute `num_input`), then every
+            weight, buffer and constant; it returns a tuple of the outputs.
+        values: Values of the parameters by name, in the order in which `main` takes them, as they were imported.
+    """
+
+    module: tvm.IRModule
+    values: dict[str, np.ndarray]
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The values in the dtypes in which `main` takes them, rounded to nearest even.
+
+        Raises:
+            HarnessError: A weight is beyond the range of the precision's dtype.
+        """
+        from harness.lowering.precision import parameters_for
+
+        rounded = parameters_for(self.module, list(self.values.values()))
+        return dict(zip(self.values, rounded, strict=True))
+
+
+@dataclass(frozen=True)
+class Route:
+    """How modules are lowered: by registry names, as a case has them.
+
+    Attributes:
+        frontend: Key of `harness.lowering.frontends.FRONTENDS`.
+        strategy: Key of `harness.lowering.rope.STRATEGIES`, or a strategy that is in no registry.
+        precision: Key of `harness.core.precision.PRECISIONS`.
+    """
+
+    frontend: str = DEFAULT_FRONTEND
+    strategy: str | Strategy = DEFAULT_STRATEGY
+    precision: str = DEFAULT_PRECISION
+
+    @classmethod
+    def of(cls, case: Case) -> Route:
+        """The route that a case names."""
+        return cls(case.frontend, case.strategy, case.precision)
+
+    def applied(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        """Within the context the module has the strategy's form, which is what `export` sees."""
+        return self._strategy.apply(module)
+
+    def export(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+        """The module in the frontend's exchange format, for the shapes and dtypes of `args`, in the strategy's form.
+
+        Args:
+            module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
+            args: Its positional inputs.
+        """
+        with self.applied(module):
+            return self._frontend.export(module, args)
+
+    def lower(self, exported: Any) -> Lowered:
+        """The Relax module of what `export` returned, in the precision.
+
+        Raises:
+            Exception: Whatever the frontend raises on what it cannot import, unchanged.
+        """
+        from harness.lowering.precision import lower_precision
+
+        module, values = self._frontend.import_exported(exported, self._strategy)
+        return Lowered(lower_precision(module, PRECISIONS[self.precision]), values)
+
+    @property
+    def _strategy(self) -> Strategy:
+        return STRATEGIES[self.strategy] if isinstance(self.strategy, str) else self.strategy
+
+    @property
+    def _frontend(self) -> Frontend:
+        return FRONTENDS[self.frontend]
+
+
+def lower(module: torch.nn.Module, args: tuple[torch.Tensor, ...], route: Route | None = None) -> Lowered:
+    """Export and import in one step.
+
+    Args:
+        module: As for `Route.export`.
+        args: Its positional inputs.
+        route: The default one if none is given.
+    """
+    route = route or Route()
+    return route.lower(route.export(module, args))

@@ -1,0 +1,33 @@
+"""From a case to the Relax module of its main program, for what looks at the module and does not run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from harness.core.case import Case
+from harness.core.outcome import Stage
+from harness.core.settings import SEEDED
+from harness.lowering.route import Route
+from harness.models.registry import models, subjects
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def imported_module(case: Case, announce: Callable[[str], None]) -> tvm.IRModule:
+    """Builds a subject with seeded weights, exports its main program and imports that, as the case says.
+
+    Args:
+        case: The subject, at which scale, with which strategy, seed, precision and frontend.
+        announce: Called with the name of each stage as it begins.
+    """
+    subject = subjects()[case.component]
+    with models()[subject.model].context():
+        announce(Stage.BUILD)
+        program = next(iter(subject.open(case, SEEDED).programs.values()))
+        route = Route.of(case)
+        announce(Stage.EXPORT)
+        exported = route.export(program.module, tuple(program.example.values()))
+        announce(Stage.IMPORT)
+        return route.lower(exported).module

@@ -1,0 +1,33 @@
+"""What a model is: subjects to verify, and what of it can be deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from harness.core.subject import Subject
+from harness.deployment.deployable import Deployable
+
+
+def _nothing() -> None:
+    """A model whose libraries need no preparation."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that the harness verifies.
+
+    Attributes:
+        name: Registry key.
+        subjects: Its components and the whole model, by name.
+        deployable: What `sam3-tvm compile` makes a folder of; None if it cannot be deployed.
+        context: What building, running and exporting happen in.
+        prepare: Imports the libraries that building takes seconds to import.
+    """
+
+    name: str
+    subjects: Mapping[str, Subject]
+    deployable: Deployable | None = None
+    context: Callable[[], AbstractContextManager[None]] = nullcontext
+    prepare: Callable[[], None] = _nothing

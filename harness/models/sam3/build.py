@@ -1,0 +1,126 @@
+"""The SAM 3 image model, built by upstream's own builder, with seeded or loaded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.models.sam3.checkpoints import load_checkpoint
+from harness.models.sam3.patches.patch import replaced
+from harness.models.sam3.scales import scaled
+from harness.models.sam3.upstream import upstream, without_known_warnings
+from harness.models.sam3.weights import seed_weights
+
+if TYPE_CHECKING:
+    import torch
+
+FEATURE_SIZES = (288, 144, 72, 36)
+"""Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
+
+
+def build_model(
+    scale: str,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    *,
+    interactive: bool = False,
+    allow_partial: bool = False,
+) -> Any:
+    """Builds SAM 3's image model: fp32, on the CPU, in evaluation mode, without gradients.
+
+    Args:
+        scale: A key of `harness.models.sam3.scales.SCALES`.
+        seed: Seed of the weights; the same values at every scale.
+        checkpoint: File to load the weights from instead; what a partial load leaves out stays seeded.
+        interactive: Whether to add upstream's SAM 2 neck and interactive predictor.
+        allow_partial: Whether a checkpoint may lack, or have besides, some of the model's tensors.
+
+    Returns:
+        `sam3.model.sam3_image.Sam3Image`. Run and export it inside `upstream()`.
+
+    Raises:
+        HarnessError: for an unknown scale, a checkpoint that cannot be loaded, or a missing package.
+    """
+    model = build_architecture(scale, interactive=interactive)
+    give_weights(model, seed, checkpoint, allow_partial=allow_partial)
+    return model
+
+
+def give_weights(
+    model: Any,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    *,
+    allow_partial: bool = False,
+    part: torch.nn.Module | None = None,
+) -> None:
+    """Gives a model of `build_architecture` its weights; arguments and errors are those of `build_model`.
+
+    Args:
+        model: The whole model.
+        seed: See `build_model`.
+        checkpoint: See `build_model`.
+        allow_partial: See `build_model`.
+        part: If given, only its tensors need weights: at full scale drawing all of them takes many seconds.
+    """
+    if checkpoint is not None:
+        seed_weights(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
+    elif part is None:
+        seed_weights(model, seed)
+    else:
+        own = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        seed_weights(model, seed, {name for name, tensor in named if id(tensor) in own})
+
+
+def build_architecture(scale: str, *, interactive: bool = False) -> Any:
+    """Builds the model without weights: parameters hold whatever the memory held, buffers are upstream's.
+
+    Takes seconds and little memory at any scale, because the parameters are not touched. Arguments, result and errors
+    are those of `build_model`.
+    """
+    with upstream():
+        import torch
+        from sam3.model_builder import build_sam3_image_model
+
+        # Upstream draws some buffers from the global generator, which belongs to the caller.
+        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]), without_known_warnings():
+            model = build_sam3_image_model(
+                device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
+            )
+        _fill_position_cache(model)
+    return model.requires_grad_(False)
+
+
+@contextmanager
+def _without_initialisation() -> Iterator[None]:
+    """Skips upstream's random initialisation, a minute of work whose result is overwritten."""
+    import sam3.model.vitdet
+    import torch
+
+    def keep(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    with ExitStack() as stack:
+        for name in vars(torch.nn.init):
+            if name.endswith("_") and not name.startswith("_"):
+                stack.enter_context(replaced(torch.nn.init, name, keep))
+        stack.enter_context(replaced(sam3.model.vitdet, "trunc_normal_", keep))
+        yield
+
+
+def _fill_position_cache(model: Any) -> None:
+    """Computes the position encodings that the model will use, once.
+
+    Upstream precomputes them for a patch size of 16 (sizes that SAM 3 never has) and fills its cache at the first run;
+    a first run under torch.export would leave a tensor without values in it.
+    """
+    import torch
+
+    encoding = model.backbone.vision_backbone.position_encoding
+    encoding.cache.clear()
+    for size in FEATURE_SIZES:
+        encoding(torch.zeros(1, 1, size, size))
+        encoding.cache[size, size] = encoding.cache[size, size].clone().detach()

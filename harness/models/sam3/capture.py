@@ -1,0 +1,225 @@
+"""The tensors that really reach each component when upstream's model runs on a photograph with prompts.
+
+Upstream's own `forward_grounding` runs once with hooks on its submodules; nothing is rebuilt by hand, so a component
+that is cut out wrongly cannot agree with what was captured.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.errors import HarnessError
+from harness.core.settings import REPOSITORY
+from harness.models.sam3.images import preprocess
+from harness.models.sam3.vocabulary import installed_tokenizer
+from harness.runtime.sam3.images import load_image
+
+FIXTURES = REPOSITORY / "fixtures"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A photograph and what is asked of it; coordinates are normalized to [0, 1].
+
+    Attributes:
+        image: Path of the photograph.
+        text: The noun phrase.
+        boxes: (center x, center y, width, height) each.
+        box_labels: 1 for a positive box, 0 for a negative one.
+        points: (x, y) each.
+        point_labels: 1 for a positive point, 0 for a negative one.
+    """
+
+    image: Path
+    text: str
+    boxes: tuple[tuple[float, float, float, float], ...]
+    box_labels: tuple[int, ...]
+    points: tuple[tuple[float, float], ...]
+    point_labels: tuple[int, ...]
+
+
+def load_prompts(path: Path = FIXTURES / "prompts.toml") -> Prompts:
+    """Read the photograph's name and its prompts from a TOML file.
+
+    Raises:
+        HarnessError: If the file is missing or a field is.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Prompts(
+            image=path.parent / data["image"],
+            text=data["text"],
+            boxes=tuple(tuple(box) for box in data["boxes"]),
+            box_labels=tuple(data["box_labels"]),
+            points=tuple(tuple(point) for point in data["points"]),
+            point_labels=tuple(data["point_labels"]),
+        )
+    except FileNotFoundError as error:
+        raise HarnessError(f"{path} is missing: run from a checkout of the repository, which has fixtures/.") from error
+    except (KeyError, tomllib.TOMLDecodeError) as error:
+        raise HarnessError(f"{path} is not a prompts file: {error}.") from error
+
+
+@dataclass(frozen=True)
+class Activations:
+    """One forward pass of upstream's model, seen from outside; B = 1, P = prompt tokens, L = decoder layers.
+
+    Attributes:
+        image: [B, 3, 1008, 1008] fp32.
+        tokens: [B, 32] int64.
+        points, points_mask, point_labels: [N, B, 2] fp32, [B, N] bool (True is padding), [N, B] int64.
+        boxes, boxes_mask, box_labels: [M, B, 4] fp32 (cx, cy, w, h), [B, M] bool, [M, B] int64.
+        img_feats, img_pos: [5184, B, 256] fp32, the coarsest feature map that is kept and its position encoding.
+        text_features, text_mask: [32, B, 256] fp32, [B, 32] bool.
+        geometry_features, geometry_mask: [N + M + 1, B, 256] fp32, [B, N + M + 1] bool.
+        prompt, prompt_mask: [P, B, 256] fp32, [B, P] bool: text, then geometry.
+        memory: [5184, B, 256] fp32, output of the fusion encoder.
+        hs: [L, B, 200, 256] fp32, decoder hidden states.
+        reference_boxes: [L, B, 200, 4] fp32.
+        presence_logits: [L, B, 1] fp32.
+        fpn_0, fpn_1: [B, 256, 288, 288] and [B, 256, 144, 144] fp32.
+        pred_logits, pred_boxes, pred_boxes_xyxy, pred_masks, semantic_seg: what upstream returns in the end.
+    """
+
+    image: Tensor
+    tokens: Tensor
+    points: Tensor
+    points_mask: Tensor
+    point_labels: Tensor
+    boxes: Tensor
+    boxes_mask: Tensor
+    box_labels: Tensor
+    img_feats: Tensor
+    img_pos: Tensor
+    text_features: Tensor
+    text_mask: Tensor
+    geometry_features: Tensor
+    geometry_mask: Tensor
+    prompt: Tensor
+    prompt_mask: Tensor
+    memory: Tensor
+    hs: Tensor
+    reference_boxes: Tensor
+    presence_logits: Tensor
+    fpn_0: Tensor
+    fpn_1: Tensor
+    pred_logits: Tensor
+    pred_boxes: Tensor
+    pred_boxes_xyxy: Tensor
+    pred_masks: Tensor
+    semantic_seg: Tensor
+
+
+def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:
+    """Points and boxes as upstream's `Prompt` takes them: sequence first, nothing padded."""
+    points = torch.tensor(prompts.points, dtype=torch.float32).view(-1, 1, 2)
+    boxes = torch.tensor(prompts.boxes, dtype=torch.float32).view(-1, 1, 4)
+    return {
+        "points": points,
+        "points_mask": torch.zeros(1, len(points), dtype=torch.bool),
+        "point_labels": torch.tensor(prompts.point_labels, dtype=torch.int64).view(-1, 1),
+        "boxes": boxes,
+        "boxes_mask": torch.zeros(1, len(boxes), dtype=torch.bool),
+        "box_labels": torch.tensor(prompts.box_labels, dtype=torch.int64).view(-1, 1),
+    }
+
+
+@contextmanager
+def recorded_calls(modules: dict[str, torch.nn.Module]) -> Iterator[dict[str, tuple[dict[str, Any], Any]]]:
+    """Record keyword arguments and result of the last call of each module."""
+    calls: dict[str, tuple[dict[str, Any], Any]] = {}
+
+    def recorder(name: str) -> Callable[..., None]:
+        def record(_module: torch.nn.Module, _args: Any, kwargs: dict[str, Any], result: Any) -> None:
+            calls[name] = (kwargs, result)
+
+        return record
+
+    handles = [m.register_forward_hook(recorder(name), with_kwargs=True) for name, m in modules.items()]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def capture(model: Any, prompts: Prompts) -> Activations:
+    """Run upstream's image model once and return what passed between its parts.
+
+    Args:
+        model: Upstream's `Sam3Image`, fp32 on the CPU, inside `harness.models.sam3.upstream.upstream()`.
+        prompts: Photograph and prompts.
+    """
+    from sam3.model.data_misc import FindStage
+    from sam3.model.geometry_encoders import Prompt
+
+    image = preprocess(load_image(prompts.image))
+    geometry = geometric_prompt(prompts)
+    first = torch.zeros(1, dtype=torch.long)
+    find_stage = FindStage(
+        img_ids=first,
+        text_ids=first,
+        input_boxes=None,
+        input_boxes_mask=None,
+        input_boxes_label=None,
+        input_points=None,
+        input_points_mask=None,
+    )
+    backbone_out = model.backbone.forward_image(image)
+    backbone_out.update(model.backbone.forward_text([prompts.text], device="cpu"))
+    modules = {
+        "geometry": model.geometry_encoder,
+        "encoder": model.transformer.encoder,
+        "decoder": model.transformer.decoder,
+    }
+    with recorded_calls(modules) as calls:
+        out = model.forward_grounding(
+            backbone_out=backbone_out,
+            find_input=find_stage,
+            find_target=None,
+            geometric_prompt=Prompt(
+                box_embeddings=geometry["boxes"],
+                box_mask=geometry["boxes_mask"],
+                box_labels=geometry["box_labels"],
+                point_embeddings=geometry["points"],
+                point_mask=geometry["points_mask"],
+                point_labels=geometry["point_labels"],
+            ),
+        )
+    geometry_call, geometry_result = calls["geometry"]
+    encoder_call, encoder_result = calls["encoder"]
+    _, decoder_result = calls["decoder"]
+    hs, reference_boxes, presence_logits, _ = decoder_result
+    return Activations(
+        image=image,
+        tokens=torch.from_numpy(installed_tokenizer().tokenize([prompts.text]).ids),
+        **geometry,
+        img_feats=geometry_call["img_feats"][-1],
+        img_pos=geometry_call["img_pos_embeds"][-1],
+        text_features=backbone_out["language_features"],
+        text_mask=backbone_out["language_mask"],
+        geometry_features=geometry_result[0],
+        geometry_mask=geometry_result[1],
+        prompt=encoder_call["prompt"],
+        prompt_mask=encoder_call["prompt_key_padding_mask"],
+        memory=encoder_result["memory"],
+        hs=hs.transpose(1, 2),
+        reference_boxes=reference_boxes.transpose(1, 2),
+        presence_logits=presence_logits.transpose(1, 2),
+        fpn_0=backbone_out["backbone_fpn"][0],
+        fpn_1=backbone_out["backbone_fpn"][1],
+        pred_logits=out["pred_logits"],
+        pred_boxes=out["pred_boxes"],
+        pred_boxes_xyxy=out["pred_boxes_xyxy"],
+        pred_masks=out["pred_masks"],
+        semantic_seg=out["semantic_seg"],
+    )

@@ -1,0 +1,185 @@
+"""Published checkpoints: the original `sam3.pt`, the same in safetensors, and Transformers' `model.safetensors`."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.errors import HarnessError
+from harness.models.sam3.hugging_face import NOT_CONVERTED, POINTS, from_hugging_face, is_hugging_face
+
+if TYPE_CHECKING:
+    import torch
+
+_PREFIXES = {"detector.": "", "tracker.": "inst_interactive_predictor.model."}
+"""Prefix in the checkpoint → prefix in the image model (see `sam3.model_builder._load_checkpoint`)."""
+
+_INTERACTIVE_ONLY = re.compile(r"inst_interactive_predictor\..*|backbone\.vision_backbone\.sam2_convs\..*")
+"""Published for the video model; the image model has them only if built interactive, so they may be left over."""
+
+_COMPUTED = re.compile(r"(.*\.)?(freqs_cis|attn_mask)")
+"""Buffers that are formulas: loaded if the checkpoint has them, not missed if it does not."""
+
+_SHOWN = 5
+
+
+def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
+    """Loads a checkpoint into the model, in place; nothing is changed if it does not fit.
+
+    The layout, upstream's or Transformers', is told from the names. Transformers' has no weights for point prompts:
+    it is loaded all the same, and a warning says so.
+
+    Args:
+        model: The image model, on the CPU.
+        path: `.safetensors`, or anything else as `torch.save` wrote it.
+        allow_partial: Whether missing, unexpected and misshapen tensors are skipped instead of refused.
+
+    Returns:
+        Names of the model's tensors that were not loaded; unless `allow_partial`, those that the layout never has.
+
+    Raises:
+        HarnessError: if the file is missing, no checkpoint, damaged, of another model, or does not fit.
+    """
+    import torch
+
+    content = {str(name): value for name, value in _read(path).items() if isinstance(value, torch.Tensor)}
+    theirs = is_hugging_face(content)
+    tensors = from_hugging_face(content) if theirs else _renamed(content)
+    wanted = dict(model.state_dict())
+    left_over = sorted(name for name in tensors if name not in wanted and not _INTERACTIVE_ONLY.fullmatch(name))
+    unloaded = {name for name in wanted if name not in tensors and not _COMPUTED.fullmatch(name)}
+    absent = {name for name in unloaded if theirs and (POINTS.fullmatch(name) or NOT_CONVERTED.fullmatch(name))}
+    missing = sorted(unloaded - absent)
+    misshapen = sorted(
+        name
+        for name, tensor in tensors.items()
+        if name in wanted and (tensor.shape != wanted[name].shape or tensor.is_complex() != wanted[name].is_complex())
+    )
+    if not any(name in wanted for name in tensors):
+        raise HarnessError(
+            f"The checkpoint {path} belongs to another model: none of its {len(tensors)} tensors has a name of SAM 3's "
+            "image model; use the published sam3.pt or model.safetensors."
+        )
+    if (missing or left_over or misshapen) and not allow_partial:
+        raise HarnessError(
+            f"The checkpoint {path} does not fit the model: {_listed('missing', missing)}; "
+            f"{_listed('unexpected', left_over)}; {_listed('misshapen', misshapen)}; "
+            "use the checkpoint and the scale that belong together, or allow a partial load."
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name in wanted and name not in misshapen:
+                wanted[name].copy_(tensor)
+    if any(POINTS.fullmatch(name) for name in absent):
+        warnings.warn(
+            f"The checkpoint {path} is in the layout of Transformers, which has no weights for point prompts, "
+            "so points mean nothing with it; use the published sam3.pt for them.",
+            stacklevel=2,
+        )
+    return frozenset([*unloaded, *misshapen])
+
+
+def has_point_prompts(path: Path) -> bool:
+    """Whether a checkpoint that `load_checkpoint` takes has weights for point prompts, told from its names."""
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="numpy") as file:
+            return not is_hugging_face(list(file.keys()))
+    return not is_hugging_face(list(_read(path)))
+
+
+def _listed(kind: str, names: Collection[str]) -> str:
+    if not names:
+        return f"no {kind} tensors"
+    shown = ", ".join(list(names)[:_SHOWN])
+    return f"{len(names)} {kind} ({shown}{', …' if len(names) > _SHOWN else ''})"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The flat name → tensor mapping of a file."""
+    if not path.exists():
+        raise HarnessError(f"The checkpoint {path} does not exist; check the path.")
+    if not path.is_file():
+        raise HarnessError(f"The checkpoint {path} is not a file; give the .pt or .safetensors file itself.")
+    if path.suffix == ".json":
+        raise HarnessError(
+            f"The checkpoint {path} lists the parts of a checkpoint that was saved in several files; "
+            "save it as one, as the published model.safetensors is."
+        )
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        content = content["model"]
+    if not isinstance(content, dict):
+        raise HarnessError(
+            f"The checkpoint {path} holds a {type(content).__name__} instead of named tensors; "
+            "use the published sam3.pt."
+        )
+    return content
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise HarnessError(
+            f"The checkpoint {path} is not a safetensors file or is truncated ({error}); download it again."
+        ) from error
+    except OSError as error:
+        raise HarnessError(f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions.") from error
+
+
+def _read_torch(path: Path) -> Any:
+    import torch
+
+    # torch.save writes a zip archive, whose table of contents is at the end: a truncated one is no zip any more.
+    archive = zipfile.is_zipfile(path)
+    begins = _first_bytes(path, 4)
+    if not archive and begins == b"PK\x03\x04":
+        raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=archive or None)
+    except pickle.UnpicklingError as error:
+        if archive or begins[:1] == b"\x80":
+            raise HarnessError(
+                f"The checkpoint {path} holds pickled code besides tensors, which is never run; "
+                "save its tensors alone or convert it to safetensors."
+            ) from error
+        raise HarnessError(
+            f"The file {path} is not a checkpoint; give a .pt file saved by torch or a .safetensors file."
+        ) from error
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise HarnessError(
+            f"The checkpoint {path} cannot be read, it is damaged or no checkpoint ({_first_line(error)}); "
+            "download it again."
+        ) from error
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise HarnessError(f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions.") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _renamed(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Upstream's published names as the image model has them."""
+    return {
+        replacement + name.removeprefix(prefix): tensor
+        for name, tensor in content.items()
+        for prefix, replacement in _PREFIXES.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,46 @@
+"""What a component is: one exportable part of SAM 3 with named inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.core.precision import PRECISIONS
+
+if TYPE_CHECKING:
+    import torch
+
+EVERY_PRECISION = tuple(PRECISIONS)
+
+Arguments = Mapping[str, "torch.Tensor"]
+"""Inputs of one component by name, in the order of its forward."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One exportable part of SAM 3.
+
+    Attributes:
+        name: Registry key, also the pytest marker.
+        summary: One line for `sam3-tvm list`.
+        inputs: Names of the inputs, in the order of the module's forward.
+        outputs: Names of the outputs, in the order in which the module returns them.
+        uses_rope: Whether rotary position encoding is inside; if not, only the strategy `real` makes sense.
+        interactive: Whether the model must be built with upstream's SAM 2 neck (`enable_inst_interactivity`).
+        emulated: Precisions in which its GPU kernels take at most half a minute on a CPU; docs/GPU_KERNELS.md has the
+            times.
+        build: Takes the SAM 3 image model, returns the module: tensors in, tuple of tensors out.
+        samples: Takes the captured tensors of one forward pass (`harness.models.sam3.capture`), returns the inputs by
+            sample name; every sample is exported, compiled and judged. The first is the main one.
+    """
+
+    name: str
+    summary: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    build: Callable[[Any], torch.nn.Module]
+    samples: Callable[[Any], dict[str, Arguments]]
+    uses_rope: bool = False
+    interactive: bool = False
+    emulated: tuple[str, ...] = ()

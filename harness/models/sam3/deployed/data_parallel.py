@@ -1,0 +1,183 @@
+"""The entry points `preprocess` and `resize_masks` for targets that schedule kernels themselves: GPUs.
+
+The same arithmetic as in `preprocessing` and `mask_resizing`, whose loops are made for CPUs, as tensor expressions in
+which every element is computed for itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import tvm
+from tvm import relax, s_tir, te, tirx
+
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, mixed, places
+from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
+from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma, normalized
+from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
+
+_THREADS = 256
+"""Of a block."""
+
+_FMA = {"cuda": "fmaf", "metal": "fma"}
+"""What the languages of GPUs call it; TVM 0.27 knows only LLVM's."""
+
+
+def _fma(kind: str) -> Fma:
+    return partial(tirx.call_pure_extern, "float32", _FMA[kind]) if kind in _FMA else tirx.op.fma
+
+
+def preprocess_module(kind: str) -> tvm.IRModule:
+    """As `harness.models.sam3.deployed.preprocessing.preprocess_module`.
+
+    Args:
+        kind: Kind of TVM's target.
+    """
+    height, width = tirx.Var("h", "int64"), tirx.Var("w", "int64")
+    image = relax.Var("image", relax.TensorType([height, width, 3], "uint8"))
+    builder = relax.BlockBuilder()
+    with builder.function(PREPROCESS, [image]):
+        rows = builder.emit_te(lambda image: _weights(image, 0), image, primfunc_name_hint="resampling_weights_y")
+        columns = builder.emit_te(lambda image: _weights(image, 1), image, primfunc_name_hint="resampling_weights_x")
+        narrow = builder.emit_te(
+            _resampled_rows, image, *(columns[n] for n in range(3)), primfunc_name_hint="resample_rows"
+        )
+        pixels = builder.emit_te(
+            partial(_resampled_columns, _fma(kind)),
+            narrow,
+            *(rows[n] for n in range(3)),
+            primfunc_name_hint="resample_columns",
+        )
+        builder.emit_func_output(pixels)
+    return _a_thread_for_each_element(builder.get(), ("resample_rows", "resample_columns"), kind)
+
+
+def resize_masks_module(kind: str) -> tvm.IRModule:
+    """As `harness.models.sam3.deployed.mask_resizing.resize_masks_module`, but numbers of queries are not checked.
+
+    Args:
+        kind: Kind of TVM's target.
+    """
+    count, height, width = (tirx.Var(name, "int64") for name in "khw")
+    masks = relax.Var("masks", relax.TensorType([1, QUERIES, SIZE, SIZE], "float32"))
+    kept = relax.Var("kept", relax.TensorType([count], "int64"))
+    like = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
+    builder = relax.BlockBuilder()
+    with builder.function(RESIZE_MASKS, [masks, kept, like]):
+        builder.emit_func_output(
+            builder.emit_te(partial(_decided, _fma(kind)), masks, kept, like, primfunc_name_hint="resize_kept_masks")
+        )
+    return builder.get()
+
+
+def _a_thread_for_each_element(module: tvm.IRModule, names: tuple[str, ...], kind: str) -> tvm.IRModule:
+    """Schedules kernels for a GPU: each element's sum is added up by the thread that writes it.
+
+    It has a handful of terms, but how many is known only when the code runs, so DLight gives it to a block of threads.
+    """
+    if kind not in _FMA:
+        return module
+    scheduled = module.clone()
+    for name in names:
+        schedule = s_tir.Schedule(module[name])
+        total, result = schedule.get_child_blocks(schedule.get_sblock("root"))
+        block, thread = schedule.split(schedule.fuse(*schedule.get_loops(result)), [None, _THREADS])
+        schedule.bind(block, "blockIdx.x")
+        schedule.bind(thread, "threadIdx.x")
+        schedule.compute_at(total, thread)
+        schedule.set_scope(total, 0, "local")
+        scheduled[name] = schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+    return scheduled
+
+
+def _wide(value: Any) -> Any:
+    return tirx.Cast("int64", value)
+
+
+def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
+    """First pixel int64 [1008], weights int32 [1008, taps] and their number of bits int64 [1]."""
+    size = image.shape[axis]
+    reach = tirx.max(size, RESOLUTION) * 2
+    taps = tirx.ceildiv(reach, RESOLUTION)
+
+    def middle(i: Any) -> Any:
+        return (_wide(i) * 2 + 1) * size
+
+    first = te.compute(
+        (RESOLUTION,),
+        lambda i: tirx.max(tirx.floordiv(middle(i) - reach - RESOLUTION, 2 * RESOLUTION) + 1, _wide(0)),
+        name="first",
+    )
+
+    def numerator(i: Any, j: Any) -> Any:
+        pixel = first[i] + _wide(j)
+        height = tirx.max(reach - tirx.abs((pixel * 2 + 1) * RESOLUTION - middle(i)), _wide(0))
+        return tirx.Select(pixel < size, height, _wide(0))
+
+    numerators = te.compute((RESOLUTION, taps), numerator, name="numerators")
+    add, highest, bit, position = (te.reduce_axis((0, extent)) for extent in (taps, taps, LONGEST, RESOLUTION))
+    total = te.compute((RESOLUTION,), lambda i: te.sum(numerators[i, add], axis=add), name="total")
+    largest = te.compute((RESOLUTION,), lambda i: te.max(numerators[i, highest], axis=highest), name="largest")
+    allowed = te.compute(
+        (RESOLUTION,),
+        lambda i: te.sum(_wide((largest[i] << _wide(bit + 2)) < total[i] * 65535), axis=bit),
+        name="allowed",
+    )
+    bits = te.compute((1,), lambda _: te.min(allowed[position], axis=position), name="bits")
+    weights = te.compute(
+        (RESOLUTION, taps),
+        lambda i, j: tirx.Cast("int32", tirx.floordiv((numerators[i, j] << (bits[0] + 1)) + total[i], total[i] * 2)),
+        name="weights",
+    )
+    return [first, weights, bits]
+
+
+def _byte(total: Any, bits: te.Tensor) -> Any:
+    """The rounded sum as 8 bits."""
+    shift = tirx.Cast("int32", bits[0])
+    half = tirx.const(1, "int32") << (shift - 1)
+    return tirx.Cast("uint8", tirx.min((total + half) >> shift, 255))
+
+
+def _resampled_rows(image: te.Tensor, first: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
+    """Along x: uint8 [h, 1008, 3]."""
+    height, width = image.shape[0], image.shape[1]
+    j = te.reduce_axis((0, weights.shape[1]), "j")
+
+    def term(y: Any, x: Any, c: Any) -> Any:
+        pixel = tirx.min(first[x] + _wide(j), width - 1)
+        return te.sum(weights[x, j] * tirx.Cast("int32", image[y, pixel, c]), axis=j)
+
+    total = te.compute((height, RESOLUTION, 3), term, name="total")
+    return te.compute((height, RESOLUTION, 3), lambda y, x, c: _byte(total[y, x, c], bits), name="narrow")
+
+
+def _resampled_columns(fma: Fma, narrow: te.Tensor, first: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
+    """Along y, and normalized: fp32 [1, 3, 1008, 1008]."""
+    shape = (1, 3, RESOLUTION, RESOLUTION)
+    j = te.reduce_axis((0, weights.shape[1]), "j")
+
+    def term(_: Any, c: Any, y: Any, x: Any) -> Any:
+        pixel = tirx.min(first[y] + _wide(j), narrow.shape[0] - 1)
+        return te.sum(weights[y, j] * tirx.Cast("int32", narrow[pixel, x, c]), axis=j)
+
+    total = te.compute(shape, term, name="total")
+    return te.compute(shape, lambda n, c, y, x: normalized(_byte(total[n, c, y, x], bits), fma), name="pixels")
+
+
+def _decided(fma: Fma, masks: te.Tensor, kept: te.Tensor, like: te.Tensor) -> te.Tensor:
+    """The masks, bool [k, h, w]."""
+    height, width = like.shape[0], like.shape[1]
+
+    def decide(n: Any, y: Any, x: Any) -> Any:
+        rows, columns = places(y, height, fma), places(x, width, fma)
+
+        def line(row: Any) -> Any:
+            left, right = (masks[0, kept[n], row, column] for column in columns.neighbours)
+            return mixed(left, columns.weights[0], right, columns.weights[1], fma)
+
+        upper, lower = (line(row) for row in rows.neighbours)
+        return mixed(upper, rows.weights[0], lower, rows.weights[1], fma) > tirx.const(LARGEST_OUTSIDE, "float32")
+
+    return te.compute((kept.shape[0], height, width), decide, name="masks")

@@ -1,0 +1,258 @@
+"""The compiled entry point `preprocess`: an 8-bit RGB image of any size to the model's input.
+
+Bit by bit what upstream's `Sam3Processor.transform` makes on the CPU. torchvision resizes 8-bit images with PyTorch's
+fixed-point resampling (`_upsample_bilinear2d_aa`): each output pixel is a weighted mean of neighbouring input pixels
+under a triangle as wide as two output pixels (or two input pixels, where the image is enlarged), along x first,
+rounded to 8 bits, then along y. The weights are fractions with as many bits as fit 16-bit integers.
+
+PyTorch computes the weights in float64 before it rounds them. They are ratios of integers: with sizes n → N and
+M = max(n, N), pixel k has at output i the weight a(k) / Σa, a(k) = max(0, 2M - |(2k + 1)N - (2i + 1)n|). In integers
+they are exact, on any device. They are PyTorch's but where it rounds a tie of the exact ratio by luck, which no size
+below 9000 has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.common.kernel import Argument, ceil_div, fp32, prim_func
+from harness.schedules.common.variables import array, constant, variable
+
+Fma = Callable[[Any, Any, Any], Any]
+"""x · y + z, rounded once."""
+
+RESOLUTION = 1008
+"""Pixels of the model's square input."""
+NAME = "preprocess"
+
+_CHANNELS = 4
+"""Bytes of a pixel between the two passes: a pixel is one 32-bit word."""
+_ROWS = 8
+"""Input rows that are resampled together, so that their sums fill vectors of 32-bit integers."""
+_LANES = 16
+LONGEST = 22
+"""The most bits after the point that PyTorch gives a weight."""
+_BLOCK = 63
+"""Output positions whose weights one task computes; divides RESOLUTION."""
+_WINDOW = 4
+"""What is known of an output position: first pixel, number of pixels, bits that its largest weight allows, Σa."""
+
+
+def preprocess_module() -> tvm.IRModule:
+    """A module with the function `preprocess` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
+
+    The function takes `image`, uint8 [h, w, 3] with any h and w from 1 on, and returns fp32 [1, 3, 1008, 1008].
+    """
+    height, width = tirx.Var("h", "int64"), tirx.Var("w", "int64")
+    image = relax.Var("image", relax.TensorType([height, width, 3], "uint8"))
+    builder = relax.BlockBuilder()
+    with builder.function(NAME, [image]):
+        rows = _weights(builder, image, 0, height)
+        columns = _weights(builder, image, 1, width)
+        narrow = builder.emit(
+            relax.call_tir(
+                builder.add_func(_horizontal(), "resample_rows"),
+                [image, *columns],
+                relax.TensorType([height, RESOLUTION, _CHANNELS], "uint8"),
+            )
+        )
+        pixels = builder.emit(
+            relax.call_tir(
+                builder.add_func(_vertical(), "resample_columns"),
+                [narrow, *rows],
+                relax.TensorType([1, 3, RESOLUTION, RESOLUTION], "float32"),
+            )
+        )
+        builder.emit_func_output(pixels)
+    return builder.get()
+
+
+def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tirx.Var) -> list[relax.Expr]:
+    """Emits the windows and weights of one axis."""
+    # A triangle of this many pixels from end to end, ends not included.
+    taps = tirx.ceildiv(tirx.max(size, RESOLUTION) * 2, RESOLUTION)
+    pair = builder.emit(
+        relax.call_tir(
+            builder.add_func(_table(axis), f"resampling_weights_{'yx'[axis]}"),
+            [image],
+            [
+                relax.TensorType([_WINDOW, RESOLUTION], "int64"),
+                relax.TensorType([RESOLUTION, taps], "int16"),
+            ],
+        )
+    )
+    return [builder.emit(relax.TupleGetItem(pair, 0)), builder.emit(relax.TupleGetItem(pair, 1))]
+
+
+def _table(axis: int) -> tirx.PrimFunc:
+    """Windows int64 [4, 1008] and weights int16 [1008, taps] for the size of one axis of the image."""
+    shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
+    size = shape[axis]
+    taps = tirx.Var("taps", "int64")
+
+    def body(_image: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer) -> None:
+        reach = tirx.max(size, RESOLUTION) * 2
+
+        def numerator(i: Any, k: Any) -> Any:
+            return reach - tirx.abs((k * 2 + 1) * RESOLUTION - (i * 2 + 1) * size)
+
+        with T.parallel(tirx.const(0, "int64"), RESOLUTION) as i:
+            center = constant((i * 2 + 1) * size, "int64")
+            first = constant(tirx.max(tirx.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
+            last = constant(tirx.min(tirx.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
+            total = variable(0, "int64")
+            largest = variable(0, "int64")
+            with T.serial(tirx.const(0, "int64"), last - first) as j:
+                a = constant(numerator(i, first + j), "int64")
+                T.buffer_store(total, total[0] + a, [0])
+                T.buffer_store(largest, tirx.max(largest[0], a), [0])
+            bits = variable(0, "int64")
+            # PyTorch adds a bit while ⌊½ + largest weight · 2^(bits + 1)⌋ < 2^15.
+            with T.serial(0, LONGEST) as b:
+                fits = (largest[0] << tirx.Cast("int64", b + 2)) < total[0] * 65535
+                T.buffer_store(bits, bits[0] + tirx.Cast("int64", fits), [0])
+            for row, value in enumerate((first, last - first, bits[0], total[0])):
+                T.buffer_store(windows, value, [row, i])
+
+        with T.parallel(tirx.const(0, "int64"), RESOLUTION // _BLOCK) as block:
+            bits = _shared_bits(windows)
+            with T.serial(0, _BLOCK) as position:
+                i = block * _BLOCK + position
+                total = constant(windows[3, i], "int64")
+                with T.serial(tirx.const(0, "int64"), taps) as j:
+                    # ⌊½ + a / Σa · 2^bits⌋
+                    rounded = tirx.floordiv((numerator(i, windows[0, i] + j) << (bits + 1)) + total, total * 2)
+                    inside = j < windows[1, i]
+                    weight = tirx.Select(inside, rounded, tirx.const(0, "int64"))
+                    T.buffer_store(weights, tirx.Cast("int16", weight), [i, j])
+
+    arguments = [
+        Argument("image", shape, "uint8"),
+        Argument("windows", (_WINDOW, RESOLUTION), "int64"),
+        Argument("weights", (RESOLUTION, taps), "int16"),
+    ]
+    return prim_func("resampling_weights", arguments, body)
+
+
+def _horizontal() -> tirx.PrimFunc:
+    """uint8 [h, w, 3] to uint8 [h, 1008, 4]; the fourth channel means nothing.
+
+    A task copies a few rows into a strip [pixel, row, channel], so that one vector holds the same pixel of all of them.
+    """
+    height, width, taps = tirx.Var("h", "int64"), tirx.Var("w", "int64"), tirx.Var("taps", "int64")
+    lanes = _ROWS * _CHANNELS
+
+    def body(image: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer, narrow: tirx.Buffer) -> None:
+        flat = T.decl_buffer((height * width * 3,), "uint8", data=image.data)
+        with T.parallel(tirx.const(0, "int64"), tirx.ceildiv(height, _ROWS)) as block:
+            # Every window is as long as the longest, with weights of zero for what lies beyond its end.
+            strip = T.alloc_buffer(((width + taps) * lanes,), "uint8")
+            # Beyond the last row, the last row again.
+            rows = [constant(tirx.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
+            with T.serial(tirx.const(0, "int64"), width - 1) as x:
+                for r, row in enumerate(rows):
+                    with T.vectorized(0, _CHANNELS) as c:
+                        T.buffer_store(strip, flat[(row * width + x) * 3 + c], [x * lanes + r * _CHANNELS + c])
+            # The last pixel has no byte after it that may be read.
+            last = width - 1
+            for r, row in enumerate(rows):
+                for c in range(3):
+                    T.buffer_store(strip, image[row, last, c], [last * lanes + r * _CHANNELS + c])
+                T.buffer_store(strip, tirx.const(0, "uint8"), [last * lanes + r * _CHANNELS + 3])
+            bits = _shared_bits(windows)
+            with T.serial(tirx.const(0, "int64"), RESOLUTION) as x:
+                first = constant(windows[0, x], "int64")
+                total = array(lanes, "int32")
+                with T.vectorized(0, lanes) as lane:
+                    T.buffer_store(total, _half(bits), [lane])
+                with T.serial(tirx.const(0, "int64"), taps) as j, T.vectorized(0, lanes) as lane:
+                    T.buffer_store(total, total[lane] + _term(weights[x, j], strip[(first + j) * lanes + lane]), [lane])
+                rounded = array(lanes, "uint8")
+                with T.vectorized(0, lanes) as lane:
+                    T.buffer_store(rounded, _byte(total[lane], bits), [lane])
+                for r, row in enumerate(rows):
+                    with T.vectorized(0, _CHANNELS) as c:
+                        T.buffer_store(narrow, rounded[r * _CHANNELS + c], [row, x, c])
+
+    arguments = [
+        Argument("image", (height, width, 3), "uint8"),
+        Argument("windows", (_WINDOW, RESOLUTION), "int64"),
+        Argument("weights", (RESOLUTION, taps), "int16"),
+        Argument("narrow", (height, RESOLUTION, _CHANNELS), "uint8"),
+    ]
+    return prim_func("resample_rows", arguments, body)
+
+
+def _vertical() -> tirx.PrimFunc:
+    """uint8 [h, 1008, 4] to fp32 [1, 3, 1008, 1008], normalized to -1 … 1."""
+    height, taps = tirx.Var("h", "int64"), tirx.Var("taps", "int64")
+    length = RESOLUTION * _CHANNELS
+    chunk = 4 * _LANES
+
+    def body(narrow: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer, pixels: tirx.Buffer) -> None:
+        flat = T.decl_buffer((height * length,), "uint8", data=narrow.data)
+        with T.parallel(tirx.const(0, "int64"), RESOLUTION) as y:
+            line = T.alloc_buffer((length,), "uint8")
+            bits = _shared_bits(windows)
+            first = constant(windows[0, y], "int64")
+            with T.serial(tirx.const(0, "int64"), ceil_div(length, chunk)) as part:
+                total = array(chunk, "int32")
+                pieces = range(0, chunk, _LANES)
+                for start in pieces:
+                    with T.vectorized(0, _LANES) as lane:
+                        T.buffer_store(total, _half(bits), [start + lane])
+                with T.serial(tirx.const(0, "int64"), windows[1, y]) as j:
+                    for start in pieces:
+                        with T.vectorized(0, _LANES) as lane:
+                            value = flat[(first + j) * length + part * chunk + start + lane]
+                            T.buffer_store(total, total[start + lane] + _term(weights[y, j], value), [start + lane])
+                for start in pieces:
+                    with T.vectorized(0, _LANES) as lane:
+                        T.buffer_store(line, _byte(total[start + lane], bits), [part * chunk + start + lane])
+            for c in range(3):
+                with T.serial(tirx.const(0, "int64"), RESOLUTION // _LANES) as v, T.vectorized(0, _LANES) as lane:
+                    x = v * _LANES + lane
+                    T.buffer_store(pixels, normalized(line[x * _CHANNELS + c]), [0, c, y, x])
+
+    arguments = [
+        Argument("narrow", (height, RESOLUTION, _CHANNELS), "uint8"),
+        Argument("windows", (_WINDOW, RESOLUTION), "int64"),
+        Argument("weights", (RESOLUTION, taps), "int16"),
+        Argument("pixels", (1, 3, RESOLUTION, RESOLUTION), "float32"),
+    ]
+    return prim_func("resample_columns", arguments, body)
+
+
+def _shared_bits(windows: tirx.Buffer) -> Any:
+    """Emits the number of bits that every weight of an axis has: as many as the largest allows."""
+    bits = variable(LONGEST, "int64")
+    with T.serial(tirx.const(0, "int64"), RESOLUTION) as i:
+        T.buffer_store(bits, tirx.min(bits[0], windows[2, i]), [0])
+    return bits[0]
+
+
+def _half(bits: Any) -> Any:
+    """½, with that many bits after the point."""
+    return tirx.const(1, "int32") << (tirx.Cast("int32", bits) - 1)
+
+
+def _term(weight: Any, value: Any) -> Any:
+    """The product of a 16-bit weight and an 8-bit value; both widths are seen by LLVM, which may use them."""
+    return tirx.Cast("int32", weight) * tirx.Cast("int32", value)
+
+
+def _byte(total: Any, bits: Any) -> Any:
+    """The integer part of a sum, as 8 bits."""
+    return tirx.Cast("uint8", tirx.min(total >> tirx.Cast("int32", bits), 255))
+
+
+def normalized(value: Any, fma: Fma = tirx.op.fma) -> Any:
+    """(v · (1/255) - ½) / ½ as torchvision computes it: with the product rounded to fp32."""
+    # A sum with 0, which compilers must keep, because they may not contract it with the subtraction.
+    scaled = fma(tirx.Cast("float32", value), fp32(1.0 / 255.0), fp32(0.0))
+    return (scaled - fp32(0.5)) * fp32(2.0)

@@ -1,0 +1,95 @@
+"""What the whole model is asked: photographs and prompts, as data in `fixtures/end_to_end.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import HarnessError
+from harness.core.settings import REPOSITORY
+
+QUESTIONS = REPOSITORY / "fixtures" / "end_to_end.toml"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A photograph and what is asked of it; coordinates are normalized to [0, 1].
+
+    Attributes:
+        name: What it is called in reports.
+        image: Path of the photograph.
+        texts: Noun phrases, one for each answer of a batch; none where boxes and points say it all.
+        boxes: (center x, center y, width, height) each.
+        box_labels: Whether each box is positive.
+        points: (x, y) each.
+        point_labels: Whether each point is positive.
+        float64: Whether the answers are held to float64 too.
+    """
+
+    name: str
+    image: Path
+    texts: tuple[str, ...] = ()
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    box_labels: tuple[bool, ...] = ()
+    points: tuple[tuple[float, float], ...] = ()
+    point_labels: tuple[bool, ...] = ()
+    float64: bool = True
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Names of the answers: the question's own, or one for each text of a batch."""
+        if len(self.texts) < 2:
+            return (self.name,)
+        return tuple(f"{self.name}/{number}" for number in range(1, len(self.texts) + 1))
+
+
+def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
+    """Reads the questions; those about one photograph follow each other.
+
+    Args:
+        path: A TOML file of `[[question]]` tables; images are relative to it.
+        image: Another photograph: what is asked of the first one is asked of this, and nothing else.
+
+    Raises:
+        HarnessError: The file is missing, a question is incomplete or contradicts itself, or there is none.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))["question"]
+        questions = [_question(table, path) for table in tables]
+    except FileNotFoundError as error:
+        raise HarnessError(f"{path} is missing: verify in a checkout, which has fixtures/.") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HarnessError(f"{path} is not a file of questions: {error!r}; correct it there.") from error
+    if not questions or len({question.name for question in questions}) < len(questions):
+        raise HarnessError(f"{path} has no questions, or two of one name; correct it there.")
+    first = questions[0].image
+    if image is not None:
+        return tuple(replace(question, image=image) for question in questions if question.image == first)
+    photographs = list(dict.fromkeys(question.image for question in questions))
+    return tuple(sorted(questions, key=lambda question: photographs.index(question.image)))
+
+
+def _question(table: dict[str, Any], path: Path) -> Question:
+    question = Question(
+        name=table["name"],
+        image=path.parent / table["image"],
+        texts=tuple(table.get("texts", ())),
+        boxes=tuple((float(cx), float(cy), float(w), float(h)) for cx, cy, w, h in table.get("boxes", ())),
+        box_labels=tuple(map(bool, table.get("box_labels", ()))),
+        points=tuple((float(x), float(y)) for x, y in table.get("points", ())),
+        point_labels=tuple(map(bool, table.get("point_labels", ()))),
+        float64=bool(table.get("float64", True)),
+    )
+    unknown = set(table) - {field.name for field in fields(Question)}
+    if unknown:
+        raise ValueError(f"question {question.name!r} has unknown keys {sorted(unknown)}")
+    if (len(question.box_labels), len(question.point_labels)) != (len(question.boxes), len(question.points)):
+        raise ValueError(f"question {question.name!r} has another number of labels than of boxes or points")
+    geometric = question.boxes or question.points
+    if not question.texts and not geometric:
+        raise ValueError(f"question {question.name!r} asks for nothing")
+    if len(question.texts) > 1 and geometric:
+        raise ValueError(f"question {question.name!r} is a batch of texts with boxes or points")
+    return question

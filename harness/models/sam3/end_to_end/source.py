@@ -1,0 +1,283 @@
+"""What upstream answers to each question, twice, and in float64; cached on disk, one entry for each question.
+
+A half-precision answer is judged in two steps. The raw outputs are held to float64 beside upstream under autocast, by
+the oracle verdict. What is found is a decision on these outputs, made in fp32 whatever the precision: it is held, by
+the criteria of `harness.parity.detections`, to what upstream's processor decides on the very same raw outputs
+(`decided`). A score or a pixel near its threshold may fall on either side in half precision, upstream's too, so
+decisions of two models are not compared. Feature maps are float32 between encoding and asking, on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.case import Case
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.settings import Settings
+from harness.core.subject import Arrays
+from harness.models.sam3.end_to_end import RAW
+from harness.models.sam3.end_to_end.questions import Question, load_questions
+from harness.models.sam3.source import CAPTURED_BY, ORACLE, SHARED, build, cache_key, shared_trunk
+from harness.parity.detections import Found, Truth
+from harness.parity.references import Reference, first_and_again, reference_of, run_twice
+
+if TYPE_CHECKING:
+    import torch
+
+OUTPUTS = (*RAW, "queries", "pixel_masks", "undecided", "pixel_boxes", "scores")
+"""Names of what `harness.models.sam3.end_to_end.upstream.Asking` returns."""
+_BITS = ("pixel_masks", "undecided")
+_EXACT = "oracle:"
+"""Prefix under which the oracle is kept, as its fp32 difference from the first run: half the size, and exact enough."""
+_UPSTREAM = "harness.models.sam3.end_to_end.upstream"
+_FP32 = reference_of(PRECISIONS[DEFAULT_PRECISION])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What upstream says to one text or prompt.
+
+    Attributes:
+        name: What it is called in reports.
+        reference, again: Raw outputs, fp32 on the CPU, of two runs.
+        oracle: Raw outputs, float64; None where the question is asked in fp32 alone.
+        truth: What it finds in the photograph.
+    """
+
+    name: str
+    reference: Arrays
+    again: Arrays
+    oracle: Arrays | None
+    truth: Truth
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A photograph: its size, and what `Encoding` makes of it, in two runs and, where it is needed, in float64."""
+
+    image: Path
+    size: tuple[int, int]
+    runs: tuple[list[torch.Tensor], ...]
+    exact: list[torch.Tensor] | None
+
+
+class EndToEndSource:
+    """The questions of a case and upstream's answers; to be used inside `harness.models.sam3.upstream.upstream()`.
+
+    Attributes:
+        questions: What is asked, in half precision only what float64 is asked too; questions about one photograph
+            follow each other.
+    """
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        """Reads the questions; the model is built when the first answer is not in the cache.
+
+        Raises:
+            HarnessError: If questions or cache cannot be used.
+        """
+        from harness.parity.cache import ArrayCache, cache_root
+
+        precision = PRECISIONS[case.precision]
+        questions = load_questions(image=settings.image)
+        self.questions = tuple(question for question in questions if question.float64 or not precision.is_half)
+        self._reference = reference_of(precision)
+        self._case = case
+        self._settings = settings
+        self._cache = ArrayCache(cache_root())
+        self._model: Any = None
+        self._last: _Encoded | None = None
+        self._last_half: tuple[Path, list[list[torch.Tensor]]] | None = None
+
+    def answers(self, question: Question) -> Iterator[Answer]:
+        """Upstream's answers to one question: one for each text of a batch.
+
+        Raises:
+            HarnessError: If checkpoint, photograph or cache cannot be used.
+        """
+        from harness.runtime.sam3.images import load_image
+
+        arrays = self._cache.get_or_make(self._key("answer", question, _FP32), lambda: self._asked(question))
+        exact: Arrays = {}
+        if question.float64:
+            exact = {name: arrays.pop(f"{_EXACT}{name}") + arrays[name].astype(np.float64) for name in RAW}
+        first, again = first_and_again(arrays)
+        raw, raw_again = self._raw(question, first, again)
+        size = load_image(question.image).size
+        for index, name in enumerate(question.answers):
+            truth = Truth(
+                _found(first, size, index), _found(again, size, index), _rows(first, "undecided", size, index)
+            )
+            oracle = _raw(exact, index) if question.float64 else None
+            if oracle is not None:
+                kept = truth.found.queries
+                scores = _sigmoid(oracle["logits"])[0, :, 0] * _sigmoid(oracle["presence"])[0]
+                truth = replace(truth, boxes=_pixels(oracle["boxes"], size)[kept], scores=scores[kept])
+            yield Answer(name, _raw(raw, index), _raw(raw_again, index), oracle, truth)
+
+    def _raw(self, question: Question, first: Arrays, again: Arrays) -> tuple[Arrays, Arrays]:
+        """The raw outputs of two runs in the case's precision; `first` and `again` are those of fp32."""
+        by = self._reference
+        if by.kind == _FP32.kind:
+            return first, again
+        key = self._key(f"answer {by.kind}", question, by)
+        return first_and_again(self._cache.get_or_make(key, lambda: self._asked_half(question)))
+
+    def _key(self, kind: str, question: Question, by: Reference) -> dict[str, Any]:
+        prompt = repr(asdict(replace(question, image=Path(question.image.name))))
+        code = (*CAPTURED_BY, _UPSTREAM, SHARED, ORACLE, by.code)
+        return cache_key(kind, self._case, self._settings, question.image, prompt, code)
+
+    def _asked_half(self, question: Question) -> Arrays:
+        from harness.models.sam3.end_to_end.upstream import Asking
+        from harness.runtime.sam3.images import load_image
+
+        features = iter(self._half_features(question.image))
+        # No score is above 1: nothing needs to be decided.
+        asking = Asking(self._model, question, load_image(question.image).size, threshold=1.0)
+
+        def run() -> Arrays:
+            arrays = self._reference.run(asking, next(features), OUTPUTS)
+            return {name: arrays[name] for name in RAW}
+
+        return run_twice(run)
+
+    def _half_features(self, image: Path) -> list[list[torch.Tensor]]:
+        """What `Encoding` makes of a photograph in the case's precision, in two runs."""
+        import torch
+
+        from harness.models.sam3.end_to_end.upstream import LEVELS, Encoding
+        from harness.runtime.sam3.images import load_image
+
+        if self._last_half is None or self._last_half[0] != image:
+            self._last_half = None
+            if self._model is None:
+                self._model = build(self._case, self._settings)
+            pixels = torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
+            names = [str(number) for number in range(2 * LEVELS)]
+            runs = [self._reference.run(Encoding(self._model), (pixels,), names) for _ in range(2)]
+            self._last_half = image, [[torch.from_numpy(array) for array in run.values()] for run in runs]
+        return self._last_half[1]
+
+    def _asked(self, question: Question) -> Arrays:
+        from harness.models.sam3.end_to_end.upstream import Asking
+        from harness.parity.oracle import oracle, reference
+
+        encoded = self._encoded(question)
+        features = iter(encoded.runs)
+
+        def run() -> Arrays:
+            arrays = reference(Asking(self._model, question, encoded.size), next(features), OUTPUTS)
+            return arrays | {name: np.packbits(arrays[name]) for name in _BITS}
+
+        both = run_twice(run)
+        if not question.float64:
+            return both
+        # No score is above 1: in float64 only the raw outputs are of interest.
+        exact = oracle(Asking(self._model, question, encoded.size, threshold=1.0), encoded.exact or (), OUTPUTS)
+        return both | {f"{_EXACT}{name}": (exact[name] - both[name]).astype(np.float32) for name in RAW}
+
+    def _encoded(self, question: Question) -> _Encoded:
+        last = self._last
+        if last is None or last.image != question.image or (question.float64 and last.exact is None):
+            # Features of two photographs would not fit side by side.
+            last = self._last = None
+            last = self._last = self._encode(question.image, question.float64)
+        return last
+
+    def _encode(self, image: Path, exact: bool) -> _Encoded:
+        import torch
+
+        from harness.models.sam3.end_to_end.upstream import LEVELS, Encoding
+        from harness.parity.oracle import oracle, reference
+        from harness.runtime.sam3.images import load_image
+
+        if self._model is None:
+            self._model = build(self._case, self._settings)
+        photograph = load_image(image)
+        pixels = torch.from_numpy(np.array(photograph)).permute(2, 0, 1)
+        names = [str(number) for number in range(2 * LEVELS)]
+        module = Encoding(self._model)
+
+        def tensors(arrays: Arrays) -> list[torch.Tensor]:
+            return [torch.from_numpy(array) for array in arrays.values()]
+
+        with shared_trunk(self._model, self._cache, self._case, self._settings):
+            runs = tuple(tensors(reference(module, (pixels,), names)) for _ in range(2))
+            wide = tensors(oracle(module, (pixels,), names)) if exact else None
+        return _Encoded(image, photograph.size, runs, wide)
+
+
+def _raw(arrays: Arrays, index: int) -> Arrays:
+    """The raw outputs for one text."""
+    return {name: arrays[name][index : index + 1] for name in RAW}
+
+
+def _found(arrays: Arrays, size: tuple[int, int], index: int) -> Found:
+    """What is found for one text; arrays of a batch have one text after the other."""
+    rows = [_rows(arrays, name, size, index) for name in ("pixel_masks", "pixel_boxes", "scores")]
+    return Found(arrays["queries"][index], *rows)
+
+
+def _rows(arrays: Arrays, name: str, size: tuple[int, int], index: int) -> npt.NDArray[Any]:
+    """The rows of one text's kept queries."""
+    kept = arrays["queries"].sum(axis=1)
+    array = arrays[name]
+    if name in _BITS:
+        width, height = size
+        shape = (int(kept.sum()), height, width)
+        array = np.unpackbits(array, count=int(np.prod(shape))).view(np.bool_).reshape(shape)
+    start = int(kept[:index].sum())
+    return array[start : start + int(kept[index])]
+
+
+def _pixels(boxes: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+    """Normalized (cx, cy, w, h) [1, 200, 4] to (x0, y0, x1, y1) in pixels [200, 4]."""
+    center, extent = boxes[0, :, :2], boxes[0, :, 2:]
+    return np.concatenate([center - extent / 2, center + extent / 2], axis=1) * (*size, *size)
+
+
+def _sigmoid(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    result: npt.NDArray[Any] = 1 / (1 + np.exp(-x))
+    return result
+
+
+class _Answered:
+    """In the place of upstream's model, with an answer that is known."""
+
+    def __init__(self, raw: Arrays) -> None:
+        self._raw = raw
+        self.backbone = self
+
+    def forward_text(self, _texts: list[str], device: str) -> dict[str, Any]:
+        return {}
+
+    def _get_dummy_prompt(self) -> None:
+        return None
+
+    def forward_grounding(self, **_arguments: Any) -> dict[str, torch.Tensor]:
+        import torch
+
+        names = ("pred_logits", "pred_boxes", "pred_masks", "presence_logit_dec", "semantic_seg")
+        return {name: torch.from_numpy(self._raw[raw]) for name, raw in zip(names, RAW, strict=True)}
+
+
+def decided(raw: Arrays, size: tuple[int, int]) -> Truth:
+    """What upstream's `Sam3Processor` finds, given raw outputs; to be used inside `upstream()`.
+
+    Args:
+        raw: The outputs `RAW` of one answer, fp32.
+        size: Width and height of the photograph.
+    """
+    from harness.models.sam3.end_to_end.upstream import Asking
+    from harness.parity.oracle import reference
+
+    asking = Asking(_Answered(raw), Question("", Path(), texts=("visual",)), size)
+    arrays = reference(asking, (), OUTPUTS)
+    found = Found(arrays["queries"][0], arrays["pixel_masks"], arrays["pixel_boxes"], arrays["scores"])
+    return Truth(found, found, arrays["undecided"])

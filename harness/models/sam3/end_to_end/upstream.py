@@ -1,0 +1,168 @@
+"""Upstream's side: its own `Sam3Processor` and model, as modules whose inputs and outputs are tensors.
+
+Being modules, they run in fp32 and, through `harness.parity.oracle`, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from inspect import unwrap
+from typing import Any
+
+import torch
+from sam3.model.data_misc import FindStage
+from sam3.model.geometry_encoders import Prompt
+from sam3.model.sam3_image_processor import Sam3Processor
+from torch import Tensor, nn
+
+from harness.models.sam3.end_to_end.questions import Question
+from harness.parity.detections import UNDECIDED
+
+THRESHOLD = 0.5
+"""Queries with a score above it are kept: the default of `Sam3Processor`."""
+LEVELS = 3
+"""Feature maps of an encoded image, and as many position encodings."""
+
+
+class _Processor(Sam3Processor):  # type: ignore[misc]  # sam3 has no types
+    """Upstream's, without the inference mode that its methods enter: the oracle cannot widen what is made in it."""
+
+    set_image = unwrap(Sam3Processor.set_image)
+    set_text_prompt = unwrap(Sam3Processor.set_text_prompt)
+    add_geometric_prompt = unwrap(Sam3Processor.add_geometric_prompt)
+    _forward_grounding = unwrap(Sam3Processor._forward_grounding)
+
+
+class Encoding(nn.Module):
+    """`Sam3Processor.set_image`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [3, h, w] to feature maps and position encodings [1, 256, S, S], S = 288, 144, 72."""
+        encoded = _Processor(self.model, device="cpu").set_image(image)["backbone_out"]
+        return (*encoded["backbone_fpn"], *encoded["vision_pos_enc"])
+
+
+class Asking(nn.Module):
+    """One question about an encoded image, asked through `Sam3Processor`."""
+
+    def __init__(self, model: Any, question: Question, size: tuple[int, int], threshold: float = THRESHOLD) -> None:
+        """Takes the photograph's width and height, and the threshold, which may be one that no query passes."""
+        super().__init__()
+        self.model = model
+        self._question = question
+        self._size = size
+        self._threshold = threshold
+
+    def forward(self, *encoded: Tensor) -> tuple[Tensor, ...]:
+        """What `Encoding` returns to raw outputs (B = number of texts) and what is found, K queries in all.
+
+        Returns:
+            Logits [B, 200, 1], boxes [B, 200, 4] (cx, cy, w, h), masks [B, 200, 288, 288], presence [B, 1], semantic
+            map [B, 1, 288, 288], which queries are kept bool [B, 200], masks bool [K, h, w], whether a pixel's logit
+            is within `UNDECIDED` of zero bool [K, h, w], boxes [K, 4] (x0, y0, x1, y1 in pixels), scores [K].
+        """
+        recorded = _Recorded(self.model)
+        processor = _Processor(recorded, device="cpu", confidence_threshold=self._threshold)
+        width, height = self._size
+        state: dict[str, Any] = {
+            "original_width": width,
+            "original_height": height,
+            "backbone_out": {
+                "backbone_fpn": list(encoded[:LEVELS]),
+                "vision_pos_enc": list(encoded[LEVELS:]),
+            },
+        }
+        _ask(processor, state, self._question)
+        raw = recorded.outputs
+        logits, presence = raw["pred_logits"], raw["presence_logit_dec"]
+        kept = (logits.sigmoid() * presence.sigmoid().unsqueeze(1)).squeeze(-1) > self._threshold
+        # What Sam3Processor calls logits are probabilities.
+        undecided = _near_half(state["masks_logits"].squeeze(1))
+        return (
+            logits,
+            raw["pred_boxes"],
+            raw["pred_masks"],
+            presence,
+            raw["semantic_seg"],
+            kept,
+            state["masks"].squeeze(1),
+            undecided,
+            state["boxes"],
+            state["scores"],
+        )
+
+
+class _Recorded:
+    """Upstream's model, and what its last `forward_grounding` returned."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.outputs: dict[str, Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward_grounding(self, **arguments: Any) -> dict[str, Tensor]:
+        self.outputs = self._model.forward_grounding(**arguments)
+        return self.outputs
+
+
+def _ask(processor: Any, state: dict[str, Any], question: Question) -> None:
+    """Asks by `set_text_prompt` and `add_geometric_prompt`.
+
+    Each call of these answers anew, so all that comes before the last is put into the state, as they would do it.
+    """
+    if len(question.texts) > 1:
+        _ask_batch(processor, state, question.texts)
+    elif not question.boxes and not question.points:
+        processor.set_text_prompt(question.texts[0], state)
+    else:
+        _ask_geometry(processor, state, question)
+
+
+def _ask_geometry(processor: Any, state: dict[str, Any], question: Question) -> None:
+    """Boxes and points; `Sam3Processor` takes no points, but the prompts of its model do."""
+    model = processor.model
+    if question.texts:
+        state["backbone_out"].update(model.backbone.forward_text(list(question.texts), device="cpu"))
+    prompt: Prompt = model._get_dummy_prompt()
+    state["geometric_prompt"] = prompt
+    for point, positive in zip(question.points, question.point_labels, strict=True):
+        prompt.append_points(torch.tensor(point).view(1, 1, 2), torch.tensor([[positive]]))
+    boxes = list(zip(question.boxes, question.box_labels, strict=True))
+    for box, positive in boxes[:-1]:
+        prompt.append_boxes(torch.tensor(box).view(1, 1, 4), torch.tensor([[positive]]))
+    if boxes:
+        processor.add_geometric_prompt(list(boxes[-1][0]), boxes[-1][1], state)
+        return
+    if not question.texts:
+        state["backbone_out"].update(model.backbone.forward_text(["visual"], device="cpu"))
+    processor._forward_grounding(state)
+
+
+def _ask_batch(processor: Any, state: dict[str, Any], texts: tuple[str, ...]) -> None:
+    """Several texts about one image in one call of the model; what is found comes out one text after the other."""
+    model = processor.model
+    state["backbone_out"].update(model.backbone.forward_text(list(texts), device="cpu"))
+    state["geometric_prompt"] = model._get_dummy_prompt(len(texts))
+    processor.find_stage = FindStage(
+        img_ids=torch.zeros(len(texts), dtype=torch.long),
+        text_ids=torch.arange(len(texts)),
+        input_boxes=None,
+        input_boxes_mask=None,
+        input_boxes_label=None,
+        input_points=None,
+        input_points_mask=None,
+    )
+    processor._forward_grounding(state)
+
+
+def _near_half(probabilities: Tensor) -> Tensor:
+    """Where the logit of a probability is within `UNDECIDED` of zero; [K, h, w], one mask at a time to save memory."""
+    limit = 1 / (1 + math.exp(-UNDECIDED)) - 0.5
+    near = [(mask - 0.5).abs() <= limit for mask in probabilities]
+    return torch.stack(near) if near else torch.zeros_like(probabilities, dtype=torch.bool)

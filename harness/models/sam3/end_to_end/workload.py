@@ -1,0 +1,209 @@
+"""The whole model as a workload: compiled into a folder, loaded, asked every question, judged."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.core.case import Case
+from harness.core.expectations import Expectation
+from harness.core.outcome import Stage, Verdict
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
+from harness.core.settings import Settings
+from harness.core.subject import Arrays, Program
+from harness.models.sam3.deployed.entry_points import programs
+from harness.models.sam3.end_to_end import RAW
+from harness.models.sam3.end_to_end.questions import Question
+from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
+from harness.parity.detections import Found, Truth, judge_found
+from harness.parity.saved import load_outputs, save_outputs, saved_folder
+from harness.parity.verdict import judge
+from harness.runtime.manifest import DEFAULT_CAPACITY
+from harness.runtime.sam3.model import Found as Segmented
+from harness.runtime.sam3.model import Sam3
+from harness.runtime.sam3.prompts import Prompt
+
+if TYPE_CHECKING:
+    from harness.execution.run import Run
+
+
+class EndToEndWorkload:
+    """The questions of a case, asked of the compiled model through the runtime, as its users do."""
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        """Reads the questions; upstream's model is built when the first answer is not in the cache.
+
+        Raises:
+            HarnessError: If questions or cache cannot be used.
+        """
+        self._case = case
+        self._settings = settings
+        self._source = EndToEndSource(case, settings)
+        self._saved = saved_folder(case)
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        """The three entry points of the compiled model, built anew."""
+        return {program.name: program for program in programs(self._case, self._settings, DEFAULT_CAPACITY)}
+
+    def run(self, run: Run) -> bool:
+        """See `harness.core.subject.Workload`."""
+        return _compile_and_run(run, self._source.questions, self._saved)
+
+    def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
+        """See `harness.core.subject.Workload`."""
+        return tuple(
+            verdict
+            for question in self._source.questions
+            for answer in self._source.answers(question)
+            for verdict in judged(
+                load_outputs(self._saved / answer.name), answer, expectation, PRECISIONS[self._case.precision]
+            )
+        )
+
+
+def judged(
+    actual: Arrays,
+    answer: Answer,
+    expectation: Expectation | None = None,
+    precision: Precision = PRECISIONS[DEFAULT_PRECISION],
+) -> tuple[Verdict, ...]:
+    """The verdicts on one answer.
+
+    Args:
+        actual: What the compiled model answers: raw outputs by name, and `queries`, `masks`, `boxes` and `scores` of
+            what is found, prefixed by `found/`.
+        answer: What upstream answers.
+        expectation: If it allows the oracle verdict, raw outputs may pass on it.
+        precision: In a half one, raw outputs may pass on the oracle verdict, and what is found is held to what upstream
+            makes of the raw outputs, see `harness.models.sam3.end_to_end.source`.
+    """
+    beside = precision.is_half and _alike(actual, answer.reference)
+
+    def named(arrays: Arrays) -> Arrays:
+        judged_as = _presence_beside_logits(arrays) if beside else arrays
+        return {f"{answer.name}/{name}": judged_as[name] for name in RAW}
+
+    reference, again = named(answer.reference), named(answer.again)
+    if answer.oracle is not None:
+        raw = judge(
+            named(actual),
+            reference,
+            named(answer.oracle),
+            reference_again=again,
+            expectation=expectation,
+            by_oracle=precision.is_half,
+        )
+    else:
+        # The strict gate alone, with the reference in the place of the oracle.
+        wide = {name: array.astype(np.float64) for name, array in reference.items()}
+        gated = judge(named(actual), reference, wide, reference_again=again, max_r_rms=math.inf)
+        raw = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
+    found = Found(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
+    truth = _decided(actual, answer) if precision.is_half else answer.truth
+    return raw + judge_found(f"{answer.name}/found/", found, truth)
+
+
+def _alike(actual: Arrays, reference: Arrays) -> bool:
+    """Whether raw outputs have the shapes and dtypes that they are to have."""
+    return all(
+        (actual[name].shape, actual[name].dtype) == (reference[name].shape, reference[name].dtype) for name in RAW
+    )
+
+
+def _presence_beside_logits(arrays: Arrays) -> Arrays:
+    """Raw outputs in which the one presence logit follows the 200 logits that it makes the scores with.
+
+    The error of a single number says nothing of how large it usually is, and the oracle verdict divides by it.
+    """
+    both = [arrays["logits"].ravel(), arrays["presence"].ravel()]
+    return arrays | {"presence": np.concatenate(both)}
+
+
+def _decided(actual: Arrays, answer: Answer) -> Truth:
+    """What upstream makes of raw outputs, or of its own where the actual ones are not of the right kind."""
+    _, height, width = answer.truth.found.masks.shape
+    raw = actual if _alike(actual, answer.reference) else answer.reference
+    return decided({name: raw[name] for name in RAW}, (width, height))
+
+
+def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> bool:
+    """From upstream's model to the saved answers of the compiled one; False if it cannot be run."""
+    from harness.deployment.compiling import compile_into
+    from harness.models.sam3.model import DEPLOYABLE
+
+    progress, place = run.progress, run.place
+    with _emptied(saved / "model") as folder:
+        with progress.announced(_stage_of) as announce:
+            compiled = compile_into(
+                DEPLOYABLE, run.case, folder, run.settings, announce=announce, keep_source=place.reads_source
+            )
+        progress.kernels += compiled.kernels
+        sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
+        progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
+        progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
+        if place.run_problem(run.case.target) is not None:
+            return False
+        with progress.during(Stage.LOAD):
+            loaded = place.model(folder)
+        with progress.during(Stage.RUN):
+            for answer, found in _segmented(loaded, questions):
+                save_outputs(saved / answer, _arrays(found))
+    place.close()  # others may be waiting for the device
+    return True
+
+
+@contextmanager
+def _emptied(folder: Path) -> Iterator[Path]:
+    """An empty folder, removed afterwards; removed before too, for a killed process leaves gigabytes there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stage_of(announced: str) -> Stage:
+    """The stage that a step of the compilation belongs to: `export ground` to export, packing of weights to compile."""
+    name = announced.split()[0]
+    return Stage(name) if name in list(Stage) else Stage.COMPILE
+
+
+def _segmented(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[str, Segmented]]:
+    """The compiled model's answers by name; an image is encoded once."""
+    for path, about in groupby(questions, lambda question: question.image):
+        image = model.set_image(path)
+        for question in about:
+            for answer, prompt in zip(question.answers, prompts(question, image.size), strict=True):
+                (found,) = image.segment_batch([prompt])
+                yield answer, found
+
+
+def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:
+    """The question as the runtime takes it, in pixels of a photograph of that width and height."""
+    centers = np.array(question.boxes, np.float64).reshape(-1, 2, 2) * size
+    boxes = np.concatenate([centers[:, 0] - centers[:, 1] / 2, centers[:, 0] + centers[:, 1] / 2], axis=1)
+    points = np.array(question.points, np.float64).reshape(-1, 2) * size
+    return [
+        Prompt(text, boxes, question.box_labels, points, question.point_labels) for text in question.texts or (None,)
+    ]
+
+
+def _arrays(found: Segmented) -> Arrays:
+    queries = np.zeros(found.outputs.scores.shape[1], bool)
+    queries[found.queries] = True
+    return {name: getattr(found.outputs, name) for name in RAW} | {
+        "found/queries": queries,
+        "found/masks": found.masks,
+        "found/boxes": found.boxes,
+        "found/scores": found.scores,
+    }

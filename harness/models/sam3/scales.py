@@ -1,0 +1,46 @@
+"""Scales: the published model, and the same model with fewer repetitions of its repeated layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from harness.core.errors import HarnessError
+from harness.models.sam3.patches.patch import replaced
+
+SCALES: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "full": {},
+        "shallow": {
+            "ViT": {"depth": 2, "global_att_blocks": (1,)},
+            "VETextEncoder": {"layers": 2},
+            "SequenceGeometryEncoder": {"num_layers": 2},
+            "TransformerEncoderFusion": {"num_layers": 2},
+            "TransformerDecoder": {"num_layers": 2},
+        },
+    }
+)
+"""Scale → class name in `sam3.model_builder` → constructor arguments that replace upstream's; no width ever changes."""
+
+
+@contextmanager
+def scaled(scale: str) -> Iterator[None]:
+    """Lets upstream's builder build at a scale for the duration of the context; call it inside `upstream()`.
+
+    Raises:
+        HarnessError: if the scale is unknown.
+    """
+    if scale not in SCALES:
+        raise HarnessError(f"Unknown scale {str(scale)!r}; choose one of {', '.join(SCALES)}.")
+    import sam3.model_builder
+
+    def overriding(original: Any, overrides: Mapping[str, Any]) -> Any:
+        return lambda *args, **kwargs: original(*args, **{**kwargs, **overrides})
+
+    with ExitStack() as stack:
+        for name, overrides in SCALES[scale].items():
+            constructor = overriding(getattr(sam3.model_builder, name), overrides)
+            stack.enter_context(replaced(sam3.model_builder, name, constructor))
+        yield

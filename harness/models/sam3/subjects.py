@@ -1,0 +1,47 @@
+"""The subjects of SAM 3: a workload for each component, and the whole model."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.core.subject import Subject, Workload
+from harness.models.sam3.components import COMPONENTS
+from harness.models.sam3.components.component import Component
+from harness.models.sam3.end_to_end import END_TO_END
+
+NAME = "sam3"
+"""The name of the model."""
+
+
+def component_subject(component: Component) -> Subject:
+    """A component as a subject: a trace of independent calls, one for each sample."""
+    return Subject(
+        name=component.name,
+        summary=component.summary,
+        inputs=component.inputs,
+        outputs=component.outputs,
+        open=partial(open_component, component),
+        model=NAME,
+        uses_rope=component.uses_rope,
+        emulated=component.emulated,
+    )
+
+
+def open_component(component: Component, case: Case, settings: Settings) -> Workload:
+    """Builds the model of a case, and takes a component and its captured inputs out of it."""
+    from harness.models.sam3.source import Source
+    from harness.models.traced import TracedWorkload
+    from harness.parity.saved import saved_folder
+
+    source = Source(component, case, settings)
+    return TracedWorkload(
+        source.programs, source.trace, source.reference, source.oracle, case.precision, saved_folder(case)
+    )
+
+
+SUBJECTS = {component.name: component_subject(component) for component in COMPONENTS.values()} | {
+    END_TO_END.name: END_TO_END
+}
+"""Every subject by name."""

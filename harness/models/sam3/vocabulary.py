@@ -1,0 +1,48 @@
+"""The BPE vocabulary of an installed package, found without importing that package."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.core.errors import HarnessError
+from harness.runtime.sam3.tokenizer import VOCABULARY_FILE, Tokenizer
+
+
+def vocabulary_path() -> Path:
+    """Where the vocabulary file is.
+
+    Raises:
+        HarnessError: If neither sam3 nor open_clip_torch brings the file.
+    """
+    spec = find_spec("sam3")
+    if spec is not None and spec.submodule_search_locations:
+        shipped = Path(spec.submodule_search_locations[0]).parent / "assets" / VOCABULARY_FILE
+        if shipped.is_file():
+            return shipped
+    try:
+        files = metadata.files("open_clip_torch") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == VOCABULARY_FILE:
+            path = Path(str(file.locate()))
+            if path.is_file():
+                return path
+    raise HarnessError(
+        f"The BPE vocabulary {VOCABULARY_FILE} was not found in the installed packages sam3 and open_clip_torch; "
+        "install open_clip_torch, which carries it."
+    )
+
+
+@cache
+def installed_tokenizer() -> Tokenizer:
+    """The tokenizer with the vocabulary of an installed package.
+
+    Raises:
+        HarnessError: If none brings the file.
+        Sam3Error: If the file is damaged.
+    """
+    return Tokenizer.read(vocabulary_path())

@@ -1,0 +1,182 @@
+"""Seeded weights: deterministic by seed and parameter name, and with no degenerate tensor.
+
+Upstream leaves some parameters at zero, at 1e-6 or uninitialised, where a wrong result would be invisible. Here every
+tensor is drawn so that activations stay of order one at every scale, attention is neither uniform nor one-hot, and
+boxes, scores and masks are not saturated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.processes.threads import thread_count
+
+if TYPE_CHECKING:
+    import torch
+
+UNREAD_PARAMETERS: Mapping[str, str] = MappingProxyType(
+    {
+        r"backbone\.language_backbone\.encoder\.text_projection": (
+            "projects the pooled text, which VETextEncoder.forward discards"
+        ),
+        r"segmentation_head\.pixel_decoder\.(conv_layers|norms)\.2\..*": (
+            "the third of three upsampling stages; with three feature maps PixelDecoder.forward needs two"
+        ),
+        r"inst_interactive_predictor\..*": "the tracker, which no image component runs",
+    }
+)
+"""Pattern of the whole name → why upstream's image path never reads the parameter."""
+
+INVARIANT_PARAMETERS: Mapping[str, str] = MappingProxyType(
+    {
+        r"transformer\.decoder\.boxRPB_embed_[xy]\.layers\.1\.bias": (
+            "read, but adds one number per head to all attention logits of a row, and softmax ignores such a shift"
+        ),
+    }
+)
+"""Pattern of the whole name → why the parameter is read and still has no effect on any output."""
+
+RANDOM_BUFFERS = (r".*\.pe_layer\.positional_encoding_gaussian_matrix",)
+"""Buffers that upstream draws at random when the model is built; all others are formulas and stay."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A normal distribution; `std` is multiplied by `1/sqrt(fan_in)` where `by_fan_in` is set."""
+
+    std: float
+    mean: float = 0.0
+    by_fan_in: bool = False
+
+
+_NORM_WEIGHT = Distribution(std=0.1, mean=1.0)
+_BIAS = Distribution(std=0.05)
+_MATRIX = Distribution(std=1.0, by_fan_in=True)
+_OTHER = Distribution(std=0.5)
+
+
+def _gain(gain: float) -> Distribution:
+    return Distribution(std=gain, by_fan_in=True)
+
+
+_BY_NAME: tuple[tuple[str, Distribution], ...] = (
+    # Attention logits get a standard deviation of about 2: a few dozen of 5184 keys carry the weight.
+    (r".*\.(qkv\.weight|in_proj_weight)", _gain(1.4)),
+    # Residual branches stay small against the stream that 32 (24) of them add up to.
+    (r".*\.trunk\.blocks\.\d+\.(attn\.proj|mlp\.fc2)\.weight", _gain(0.2)),
+    (r".*\.resblocks\.\d+\.(attn\.out_proj|mlp\.c_proj)\.weight", _gain(0.25)),
+    (r"(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.4)),
+    # What all 200 queries get alike from attention must not drown what tells them apart: with 0.2, all six layers of
+    # `full` leave no query above the threshold 0.5 for one prompt, and nearly all of them for another.
+    (r"transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.14)),
+    # Something is present, so that a score, which is its product with the class, is above 0.5 for some queries.
+    (r".*\.presence_token_head\.layers\.2\.bias", Distribution(std=0.05, mean=2.8)),
+    (r".*\.token_embedding\.weight", Distribution(std=0.5)),
+    (r".*\.(pos_embed|positional_embedding)", Distribution(std=0.3)),
+    # Layers before a ReLU keep the variance (He et al. 2015).
+    (r".*\.(linear1|layers\.0)\.weight", _gain(1.4)),
+    (r".*\.(mask_embed|bbox_embed|presence_token_head)\.layers\.1\.weight", _gain(1.4)),
+    (r".*\.pixel_decoder\.conv_layers\.\d+\.weight", _gain(1.4)),
+    # Boxes move visibly, and no further than sigmoid still resolves.
+    (r".*\.bbox_embed\.layers\.2\.weight", _gain(0.3)),
+    (r".*\.reference_points\.weight", Distribution(std=1.0)),
+    (r".*\.query_embed\.weight", Distribution(std=1.0)),
+    # Mask logits are dot products of 256 numbers: of both signs, and no larger than lets PyTorch's own rounding errors
+    # stay within the strict gate after the whole model.
+    (r".*\.mask_embed\.layers\.2\.weight", _gain(0.14)),
+    (r".*\.instance_seg_head\.weight", _gain(0.5)),
+    (r".*\.(gamma|ls_\d\.gamma)", Distribution(std=0.05, mean=0.3)),
+)
+
+
+def _patterns(table: Collection[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in table))
+
+
+_RANDOM_BUFFERS = _patterns(RANDOM_BUFFERS)
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """The random numbers of one parameter, a function of seed and name alone."""
+    digest = blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
+
+
+def seed_weights(model: torch.nn.Module, seed: int, names: Collection[str] | None = None) -> None:
+    """Overwrites every parameter, and every buffer that upstream draws at random, in place.
+
+    Args:
+        model: SAM 3 image model on the CPU, fp32.
+        seed: Any integer; the same seed and name give the same values at every scale.
+        names: If given, only these are overwritten.
+    """
+    chosen = [part for part in _plan(model) if names is None or part[0] in names]
+    # Each tensor has a generator of its own, and NumPy draws without holding the interpreter's lock.
+    with ThreadPoolExecutor(thread_count()) as pool:
+        filled = [pool.submit(_fill, tensor, drawn_from, generator(seed, name)) for name, tensor, drawn_from in chosen]
+    for each in filled:
+        each.result()
+
+
+def _plan(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Distribution]]:
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for local, parameter in module.named_parameters(recurse=False):
+            name = f"{prefix}.{local}" if prefix else local
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter.data, _distribution(module, name, local, parameter)
+        for local, buffer in module.named_buffers(recurse=False):
+            name = f"{prefix}.{local}" if prefix else local
+            if _RANDOM_BUFFERS.fullmatch(name):
+                yield name, buffer.data, Distribution(std=1.0)
+
+
+def _distribution(module: torch.nn.Module, name: str, local: str, parameter: torch.Tensor) -> Distribution:
+    """The distribution of one parameter: by name first, then by what it is; fan-in resolved."""
+    import torch
+
+    named = next((chosen for pattern, chosen in _BY_NAME if re.fullmatch(pattern, name)), None)
+    if named is not None:
+        distribution = named
+    elif "norm" in type(module).__name__.lower():
+        distribution = _NORM_WEIGHT if local == "weight" else _BIAS
+    elif local.endswith("bias"):
+        distribution = _BIAS
+    elif isinstance(module, torch.nn.Embedding) or not local.endswith("weight"):
+        distribution = _OTHER
+    else:
+        distribution = _MATRIX
+    if not distribution.by_fan_in:
+        return distribution
+    if isinstance(module, torch.nn.ConvTranspose2d):
+        # Each output pixel sees kernel/stride taps per axis of every input channel.
+        taps = math.prod(k / s for k, s in zip(module.kernel_size, module.stride, strict=True))
+        fan_in = parameter.shape[0] * max(taps, 1.0)
+    else:
+        fan_in = math.prod(parameter.shape[1:])
+    return Distribution(std=distribution.std / math.sqrt(fan_in), mean=distribution.mean)
+
+
+def _fill(tensor: torch.Tensor, distribution: Distribution, rng: np.random.Generator) -> None:
+    import torch
+
+    values = tensor.numpy() if tensor.is_contiguous() else np.empty(tuple(tensor.shape), np.float32)
+    rng.standard_normal(dtype=np.float32, out=values.reshape(-1))
+    if values.size == 1:
+        # A single number may come out near zero, which a whole tensor cannot.
+        values += np.copysign(np.float32(0.5), values)
+    values *= np.float32(distribution.std)
+    if distribution.mean:
+        values += np.float32(distribution.mean)
+    if not tensor.is_contiguous():
+        tensor.copy_(torch.from_numpy(values))

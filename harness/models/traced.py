@@ -1,0 +1,60 @@
+"""Workloads that are traces: the same calls run in PyTorch fp32, in float64 and as compiled code, and are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.expectations import Expectation
+from harness.core.outcome import Verdict
+from harness.core.precision import PRECISIONS
+from harness.core.subject import Arrays, Program, Trace
+from harness.parity.saved import load_outputs, save_outputs
+from harness.parity.verdict import judge
+
+if TYPE_CHECKING:
+    from harness.execution.run import Run
+
+@dataclass
+class TracedWorkload:
+    """A trace with its reference and its oracle.
+
+    Attributes:
+        programs: Entry points by name.
+        trace: The calls.
+        reference: Makes PyTorch's outputs, of two runs.
+        oracle: Makes the float64 outputs.
+        precision: Key of the case's precision, which says how it is judged.
+        saved: Folder of the compiled code's outputs.
+    """
+
+    programs: Mapping[str, Program]
+    trace: Trace
+    reference: Callable[[], tuple[Arrays, Arrays]]
+    oracle: Callable[[], Arrays]
+    precision: str
+    saved: Path
+    _actual: Arrays | None = None
+
+    def run(self, run: Run) -> bool:
+        """See `harness.core.subject.Workload`."""
+        self._actual = run.trace(self.programs, self.trace)
+        if self._actual is None:
+            return False
+        save_outputs(self.saved, self._actual)
+        return True
+
+    def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
+        """See `harness.core.subject.Workload`."""
+        actual = load_outputs(self.saved) if self._actual is None else self._actual
+        reference, again = self.reference()
+        return judge(
+            actual,
+            reference,
+            self.oracle(),
+            reference_again=again,
+            expectation=expectation,
+            by_oracle=PRECISIONS[self.precision].is_half,
+        )

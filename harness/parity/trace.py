@@ -1,0 +1,45 @@
+"""Traces of PyTorch modules: the same calls in fp32, under autocast or in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.core.subject import Arrays, Call, Output, Program, Trace
+
+if TYPE_CHECKING:
+    import torch
+
+RunModule = Callable[["torch.nn.Module", "Sequence[torch.Tensor]", Sequence[str]], Mapping[str, Any]]
+"""Runs a module on its inputs; arrays by the names of its outputs, as `harness.parity.oracle.reference` does."""
+
+
+def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> Arrays:
+    """The outputs of a trace of PyTorch modules, each call on what the same run made before.
+
+    Args:
+        programs: By name.
+        trace: The calls.
+        run: How a module is run: in fp32, under autocast, or in float64.
+    """
+    import torch
+
+    outputs: Arrays = {}
+    made: dict[tuple[str, str], Any] = {}
+    for call in trace:
+        program = programs[call.program]
+        inputs = [
+            torch.from_numpy(made[value.call, value.name]) if isinstance(value, Output) else value
+            for value in call.arguments
+        ]
+        for name, array in run(program.module, inputs, program.outputs).items():
+            outputs[f"{call.prefix}{name}"] = made[call.name, name] = array
+    return outputs
+
+
+def independent_calls(samples: Mapping[str, Mapping[str, torch.Tensor]]) -> tuple[Call, ...]:
+    """One call for each sample, of the program of the same name; the main sample's outputs have no prefix."""
+    main = next(iter(samples))
+    return tuple(
+        Call(name, name, tuple(args.values()), "" if name == main else f"{name}/") for name, args in samples.items()
+    )

@@ -1,0 +1,260 @@
+"""Calling a function in a process of its own: watching it, and telling how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import HarnessError
+from harness.core.outcome import CaseError
+from harness.processes.processes import Process, Spawned, Stopped, Template, child_environment
+
+DETAILS_BYTES = 8000
+"""How much of the end of the child's output goes into an error."""
+
+OUTPUT_BYTES = 64 << 20
+"""How much output is kept on disk before all but its end is dropped."""
+
+_FASTEST_POLL, _SLOWEST_POLL = 0.005, 0.1
+
+
+class WorkerEnd(StrEnum):
+    """How a call ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+@dataclass(frozen=True)
+class Breadcrumb:
+    """A stage that the child entered, `seconds` after it was started."""
+
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What became of a call.
+
+    Attributes:
+        kind: How it ended.
+        value: What the function returned; None unless `kind` is `ok`.
+        error: Why it did not end well; its `type` is the exception's, or the signal's name, `ExitCode`, `TimeLimit`,
+            `MemoryLimit`; its details hold the traceback or the end of the output.
+        breadcrumbs: Every stage entered, in order.
+        seconds: Wall-clock time, start of the interpreter or of the template included.
+        peak_rss_bytes: Largest resident set seen of the child and its descendants together.
+    """
+
+    kind: WorkerEnd
+    value: Any = None
+    error: CaseError | None = None
+    breadcrumbs: tuple[Breadcrumb, ...] = ()
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    @property
+    def stage(self) -> str:
+        """The last stage entered; empty if there was none."""
+        return self.breadcrumbs[-1].stage if self.breadcrumbs else ""
+
+
+def run_isolated(
+    function: str,
+    argument: Any,
+    *,
+    timeout: float | None = None,
+    memory_limit_bytes: int | None = None,
+    breadcrumb: Callable[[str], None] | None = None,
+    template: Template | None = None,
+    stop: threading.Event | None = None,
+) -> WorkerResult:
+    """Call `function(argument, enter)` in a process of its own and tell how that ended.
+
+    Nothing outlives the call: when it returns or raises (Ctrl-C), the child and all its descendants are gone, and so is
+    the folder they used.
+
+    Args:
+        function: Where the function is, as `module:name`. It takes the argument and `enter`, which it calls with the
+            name of each stage that it enters; what it returns must be picklable.
+        argument: Anything picklable.
+        timeout: Seconds until everything is killed; None for no limit.
+        memory_limit_bytes: Resident bytes, descendants included, above which everything is killed; None for no limit.
+        breadcrumb: Called in this process with the name of each stage, soon after the child has entered it.
+        template: The process is a fork of it, where processes can be forked; a fresh interpreter otherwise.
+        stop: Another thread sets it to end the call.
+
+    Raises:
+        HarnessError: The function raised it: the input or the environment is at fault, not what was tried.
+        Stopped: `stop` was set before the child had ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-worker-") as name:
+        folder = Path(name)
+        request = {"function": function, "argument": argument, "path": sys.path}
+        request |= {"environment": child_environment(), "directory": Path.cwd()}
+        (folder / "request").write_bytes(pickle.dumps(request))
+        stop = stop or threading.Event()
+        process = Spawned(folder) if template is None else template.process(folder, stop)
+        call = _Call(folder, process, breadcrumb or (lambda stage: None))
+        try:
+            limit_hit = call.watch(timeout, memory_limit_bytes, stop)
+        finally:
+            call.end()
+        return _result(call, limit_hit)
+
+
+@dataclass
+class _Call:
+    """A running child, seen from the parent."""
+
+    folder: Path
+    process: Process
+    breadcrumb: Callable[[str], None]
+    started: float = field(default_factory=time.time)
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    crumbs: list[Breadcrumb] = field(default_factory=list)
+    family: dict[int, Any] = field(default_factory=dict)
+    kept_output: bytes = b""
+    read_until: int = 0
+    exit_code: int = 0
+
+    def watch(self, timeout: float | None, memory_limit: int | None, stop: threading.Event) -> CaseError | None:
+        """Wait until the child ends; returns the limit that it broke, if it did.
+
+        Raises:
+            Stopped: `stop` was set first.
+        """
+        clock = time.monotonic()
+        pause = _FASTEST_POLL
+        while True:
+            ended = self.process.poll() is not None
+            self.seconds = time.monotonic() - clock
+            self._read_breadcrumbs()
+            if ended:
+                return None
+            if stop.is_set():
+                raise Stopped
+            resident = self._resident_bytes()
+            if memory_limit is not None and resident > memory_limit:
+                message = f"{_size(resident)} resident, over the limit of {_size(memory_limit)}"
+                return CaseError("MemoryLimit", message + self._where())
+            if timeout is not None and self.seconds >= timeout:
+                return CaseError("TimeLimit", f"still running after {timeout:g} s" + self._where())
+            self._trim_output()
+            left = float("inf") if timeout is None else timeout - self.seconds
+            stop.wait(max(0.0, min(pause, left)))
+            pause = min(pause * 1.3, _SLOWEST_POLL)
+
+    def end(self) -> None:
+        """Kill whatever is left of the child and its descendants, and collect the child."""
+        import psutil
+
+        self._note_family()
+        self.exit_code = self.process.kill()
+        for process in self.family.values():  # those that left the process group
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def output_tail(self) -> str:
+        """The end of what the child and its descendants printed."""
+        with (self.folder / "output").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - DETAILS_BYTES))
+            text = self.kept_output + file.read()
+        return text[-DETAILS_BYTES:].decode("utf-8", errors="replace")
+
+    def _where(self) -> str:
+        return f", in stage {self.crumbs[-1].stage}" if self.crumbs else ""
+
+    def _read_breadcrumbs(self) -> None:
+        try:
+            with (self.folder / "breadcrumbs").open("rb") as file:
+                file.seek(self.read_until)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        complete = new[: new.rfind(b"\n") + 1]
+        self.read_until += len(complete)
+        for line in complete.decode().splitlines():
+            instant, _, stage = line.partition(" ")
+            self.crumbs.append(Breadcrumb(stage, float(instant) - self.started))
+            self.breadcrumb(stage)
+
+    def _note_family(self) -> None:
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                self.family.setdefault(process.pid, process)
+
+    def _resident_bytes(self) -> int:
+        import psutil
+
+        self._note_family()
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            total += int(psutil.Process(self.process.pid).memory_info().rss)
+        for process in self.family.values():
+            with contextlib.suppress(psutil.Error):
+                total += int(process.memory_info().rss)
+        self.peak_rss_bytes = max(self.peak_rss_bytes, total)
+        return total
+
+    def _trim_output(self) -> None:
+        path = self.folder / "output"
+        if path.stat().st_size > OUTPUT_BYTES:
+            self.kept_output = self.output_tail().encode()
+            os.truncate(path, 0)
+
+
+def _result(call: _Call, limit_hit: CaseError | None) -> WorkerResult:
+    def ended(kind: WorkerEnd, value: Any = None, error: CaseError | None = None, own_peak: int = 0) -> WorkerResult:
+        peak = max(call.peak_rss_bytes, own_peak)
+        return WorkerResult(kind, value, error, tuple(call.crumbs), call.seconds, peak)
+
+    tail = call.output_tail()
+    if limit_hit is not None:
+        kind = WorkerEnd.TIMED_OUT if limit_hit.type == "TimeLimit" else WorkerEnd.OUT_OF_MEMORY
+        return ended(kind, error=CaseError(limit_hit.type, limit_hit.message, tail))
+    try:
+        answer = pickle.loads((call.folder / "answer").read_bytes())
+    except FileNotFoundError:
+        return ended(WorkerEnd.CRASHED, error=_crash(call.exit_code, call._where(), tail))
+    kind = WorkerEnd(answer["kind"])
+    if kind is WorkerEnd.OK:
+        return ended(kind, answer["value"], own_peak=answer["peak_rss_bytes"])
+    if answer["user_error"]:
+        raise HarnessError(answer["message"])
+    error = CaseError(answer["type"], answer["message"], answer["details"])
+    return ended(kind, error=error, own_peak=answer["peak_rss_bytes"])
+
+
+def _crash(returncode: int, where: str, tail: str) -> CaseError:
+    if returncode >= 0:
+        return CaseError("ExitCode", f"the process ended with exit code {returncode} and no answer{where}", tail)
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    hint = ": somebody killed it, perhaps the system for lack of memory" if name == "SIGKILL" else ""
+    return CaseError(name, f"the process died of {name}{where}{hint}", tail)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,126 @@
+"""How many threads to run on, how many CPUs this process may use, and making TVM and torch use that many.
+
+`--threads` of `sam3-tvm verify` and of pytest sets `SAM3_TVM_THREADS`, which every process that they start inherits;
+without it every usable CPU gets a thread.
+
+TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many
+virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is
+what it obeys, as long as it is set before that first loop; `runtime.config_threadpool` can only lower the number, and
+not once the pool runs. The pool never has more threads than there are CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+
+from harness.core.errors import HarnessError
+from harness.runtime.threads import VARIABLE, affinity, cgroup_quota, usable_cpus
+
+OPTION_VARIABLE = "SAM3_TVM_THREADS"
+SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
+"""How often TVM's idle threads look for work before they sleep; read when the pool starts."""
+
+
+def thread_count() -> int:
+    """Number of threads that everything runs on: `SAM3_TVM_THREADS` if set, otherwise every usable CPU.
+
+    Raises:
+        HarnessError: `SAM3_TVM_THREADS` is no number, not positive, or more than the CPUs that this process may use.
+    """
+    chosen = os.environ.get(OPTION_VARIABLE)
+    if not chosen:
+        return usable_cpus()
+    try:
+        return checked(int(chosen))
+    except ValueError:
+        raise HarnessError(f"{OPTION_VARIABLE}={chosen}: not a number of threads, give 1 to {usable_cpus()}") from None
+
+
+def choose_threads(count: int | None) -> None:
+    """Makes `count` the number of threads of this process and of all that it starts; None leaves things as they are.
+
+    Raises:
+        HarnessError: `count` is not positive, or more than the CPUs that this process may use.
+    """
+    if count is not None:
+        os.environ[OPTION_VARIABLE] = str(checked(count))
+
+
+def checked(count: int) -> int:
+    """`count`, if a run on so many threads makes sense.
+
+    Raises:
+        HarnessError: It is not positive, or more than the CPUs that this process may use.
+    """
+    usable = usable_cpus()
+    if 1 <= count <= usable:
+        return count
+    raise HarnessError(
+        f"cannot run on {count} threads: give 1 to {usable}, the number of CPUs that this process may use"
+    )
+
+
+def reason() -> str:
+    """Why a run uses `thread_count()` threads, as part of a sentence."""
+    if os.environ.get(OPTION_VARIABLE):
+        return f"{OPTION_VARIABLE} says so"
+    cpus, allowed, quota = os.cpu_count() or 1, affinity(), cgroup_quota()
+    if quota is not None and math.ceil(quota) < allowed:
+        return f"the quota of the control group is {quota:g} CPUs of {cpus}"
+    if allowed < cpus:
+        return f"the affinity mask allows {allowed} of {cpus} CPUs"
+    return "one for each CPU"
+
+
+def configure_threads(count: int | None = None) -> int:
+    """Makes TVM, torch and OpenMP libraries use `count` threads (by default `thread_count()`); returns that number.
+
+    Call it before the first parallel loop runs; child processes inherit the setting.
+
+    Raises:
+        HarnessError: `count` is not positive, or more than the CPUs that this process may use.
+    """
+    count = thread_count() if count is None else checked(count)
+    os.environ[VARIABLE] = str(count)
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    if (torch := sys.modules.get("torch")) is not None:  # otherwise it reads OMP_NUM_THREADS when it is imported
+        torch.set_num_threads(count)
+    return count
+
+
+def share_cpus() -> None:
+    """Makes threads that wait for others sleep, in all processes that this one starts, unless the environment decides.
+
+    Spinning, which gains microseconds where a process has its CPUs to itself, takes them from the other processes.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault(SPIN_VARIABLE, "0")
+
+
+def tvm_threads() -> int:
+    """Number of threads that a parallel loop of TVM really runs on, counted by running one.
+
+    It starts the pool of the calling thread: whoever only wants to know how a fresh process would fare asks in one.
+    """
+    import ctypes
+
+    import tvm  # noqa: F401  (loads the runtime library with its symbols visible)
+
+    seen: list[int] = []
+    task = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+    @task
+    def note_thread(_index: int, _group: int | None, _data: int | None) -> int:
+        seen.append(threading.get_native_id())
+        return 0
+
+    # The function that compiled parallel loops call, from TVM's c_backend_api.h; 0 tasks stands for all threads.
+    launch = ctypes.CDLL(None).TVMBackendParallelLaunch
+    launch.argtypes = [task, ctypes.c_void_p, ctypes.c_int]
+    launch.restype = ctypes.c_int
+    if launch(note_thread, None, 0) != 0:
+        raise RuntimeError("TVM could not launch a parallel loop")
+    return len(set(seen))

@@ -1,0 +1,124 @@
+"""A process that stays, and calls one function after the other, each within a time limit.
+
+`run_isolated` starts a process for each call. This process serves many calls, which take milliseconds and come by the
+thousand when schedules are measured; a crash or a hang ends it, and the next call starts another one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from harness.processes.child import die_with_parent
+from harness.processes.processes import kill_and_collect, start_python
+from harness.processes.threads import configure_threads
+
+_WITH_TORCH = "with-torch"
+
+
+class CallError(Exception):
+    """A call that crashed, hung or raised an error; the message is one sentence."""
+
+
+class TimedCalls:
+    """Calls functions in another process, which it starts with the first call and after each crash or hang."""
+
+    def __init__(self, torch: bool = False) -> None:
+        """Start nothing yet.
+
+        Args:
+            torch: Whether the functions may use PyTorch. TVM imports PyTorch if it can, which takes two thirds of the
+                time that the process needs to start.
+        """
+        self._torch = torch
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: Connection[Any, Any] | None = None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+        """Calls a function of some module and returns what it returns.
+
+        Raises:
+            CallError: The process died, the call took longer than `seconds` and was killed, or the function raised an
+                error.
+        """
+        try:
+            end = self._end or self._start()
+            end.send((function, arguments))
+            answered = end.poll(seconds)
+            value, failure = end.recv() if answered else (None, "")
+        except (EOFError, OSError) as error:
+            self.close()
+            raise CallError("it crashed") from error
+        except BaseException:  # Ctrl-C: the next call would take the answer that nobody took
+            self.close()
+            raise
+        if not answered:
+            self.close()
+            raise CallError(f"it was not done after {seconds:g} s")
+        if failure:
+            raise CallError(last_line(failure))
+        return value
+
+    def close(self) -> None:
+        """Ends the process and all that it started."""
+        process, self._process = self._process, None
+        end, self._end = self._end, None
+        if process is not None:
+            kill_and_collect(process)
+        if end is not None:
+            end.close()
+
+    def _start(self) -> Connection[Any, Any]:
+        self._end, other = Pipe()
+        with other:
+            arguments = (str(other.fileno()), _WITH_TORCH * self._torch)
+            self._process = start_python(__name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(other.fileno(),))
+        self._end.recv()
+        return self._end
+
+
+def last_line(error: BaseException | str) -> str:
+    """The last line of an error's message, with which a traceback ends; the error's type if it has no message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _serve(end: Connection[Any, Any], torch: bool) -> None:
+    """Answers requests until nobody holds the other end of the connection."""
+    configure_threads()
+    if not torch:
+        # An import of PyTorch fails, as if it were not installed.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    # Most functions need TVM; its import is no part of their time.
+    import tvm  # noqa: F401
+
+    end.send(None)
+    while True:
+        try:
+            request = end.recv_bytes()
+        except (EOFError, OSError):
+            return
+        # Answers are arrays of hundreds of megabytes: no name here keeps one until the next call.
+        end.send(_answer(request))
+
+
+def _answer(request: bytes) -> tuple[Any, str]:
+    """The value that the function returned, and the traceback if it raised an error."""
+    try:
+        function, arguments = pickle.loads(request)
+        return function(*arguments), ""
+    except Exception:
+        return None, traceback.format_exc()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    _serve(Connection(int(sys.argv[1])), sys.argv[2] == _WITH_TORCH)
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""SAM 3, compiled: photographs and prompts in, masks out."""

@@ -1,0 +1,297 @@
+"""SAM 3, compiled: an image is encoded once and then asked any number of prompts.
+
+The meaning of everything is that of upstream's `sam3.model.sam3_image_processor.Sam3Processor`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.artifact import Artifact, Loaded, Tensors
+from harness.runtime.errors import Sam3Error
+from harness.runtime.manifest import ArtifactError, Manifest
+from harness.runtime.sam3.images import to_pixels
+from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
+from harness.runtime.sam3.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Floats = npt.NDArray[np.float32]
+
+THRESHOLD = 0.5
+"""A query is kept if its score is above it: `confidence_threshold` of `Sam3Processor`."""
+
+REMEMBERED_TEXTS = 64
+"""Encoded texts that a model keeps, the ones used last; each takes 32 KiB."""
+
+ENTRIES = ("preprocess", "encode_image", "encode_text", "ground", "resize_masks")
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What the model computes for one prompt, before anything is decided: Q = 200 queries, all fp32.
+
+    Attributes:
+        logits: [1, Q, 1], of the class; upstream's `pred_logits`.
+        boxes: [1, Q, 4], (cx, cy, w, h) in 0…1; upstream's `pred_boxes`.
+        masks: [1, Q, 288, 288] logits; upstream's `pred_masks`.
+        presence: [1, 1] logit; upstream's `presence_logit_dec`.
+        semantic: [1, 1, 288, 288] logits; upstream's `semantic_seg`.
+        scores: [1, Q], sigmoid(logits) · sigmoid(presence).
+        boxes_xyxy: [1, Q, 4], (x0, y0, x1, y1) in 0…1.
+    """
+
+    logits: Floats
+    boxes: Floats
+    masks: Floats
+    presence: Floats
+    semantic: Floats
+    scores: Floats
+    boxes_xyxy: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a prompt found in an image of height h and width w: k objects, in the order of the model's queries.
+
+    Attributes:
+        masks: bool [k, h, w].
+        boxes: fp32 [k, 4], (x0, y0, x1, y1) in pixels; as the model gives them, so they may reach beyond the image.
+        scores: fp32 [k], each above the threshold.
+        queries: int64 [k], the numbers of the queries that were kept.
+        outputs: What this was made of.
+        size: Width and height of the image.
+        notes: A sentence for each part of the prompt that was not used as it was given.
+    """
+
+    masks: npt.NDArray[np.bool_]
+    boxes: Floats
+    scores: Floats
+    queries: npt.NDArray[np.int64]
+    outputs: Outputs
+    size: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def semantic(self) -> Floats:
+        """Probability that a pixel shows what was asked for, whichever object it belongs to: fp32 [h, w]."""
+        width, height = self.size
+        logits = _resized(_resized(self.outputs.semantic[0, 0], height).T, width).T
+        # The sigmoid, in a form that does not overflow.
+        return np.ascontiguousarray((1 + np.tanh(logits / 2)) / 2)
+
+
+class Sam3:
+    """A compiled model. Several threads may use it, and several models may be in one process.
+
+    Example::
+
+        model = Sam3.load("dist/sam3-llvm")
+        image = model.set_image("photo.jpg")
+        found = image.segment(text="cat", boxes=[(x0, y0, x1, y1)], box_labels=[True])
+        found.masks, found.boxes, found.scores, found.semantic
+
+    Attributes:
+        manifest: What the artifact says about itself.
+    """
+
+    def __init__(self, artifact: Loaded) -> None:
+        """Take an artifact that is loaded.
+
+        Raises:
+            ArtifactError: It lacks an entry point or its vocabulary.
+        """
+        missing = [name for name in ENTRIES if name not in artifact.manifest.entries]
+        if missing:
+            raise ArtifactError(f"{artifact.folder} has no entry point {missing[0]}: compile the model again")
+        self.manifest: Manifest = artifact.manifest
+        self._artifact = artifact
+        self._tokenizer = Tokenizer.read(artifact.folder / artifact.manifest.vocabulary)
+        self._texts: OrderedDict[bytes, Tensors] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, folder: str | Path, *, check: bool = True) -> Sam3:
+        """Loads a folder that `sam3-tvm compile` wrote.
+
+        Args:
+            folder: The folder.
+            check: Whether to compare every file with its checksum first.
+
+        Raises:
+            ArtifactError: It is no artifact, incomplete, damaged, or of another version.
+            LoadError: It was compiled for another machine.
+        """
+        return cls(Artifact.load(folder, check=check))
+
+    def set_image(self, image: str | Path | Image.Image | npt.NDArray[np.uint8]) -> EncodedImage:
+        """Encodes an image; the result is asked as often as one likes.
+
+        Args:
+            image: A file, which is turned upright as its EXIF data say; an image of Pillow, taken as it is; or its
+                pixels, uint8 [h, w, 3], RGB.
+
+        Raises:
+            Sam3Error: It is none of these, or a file that cannot be read.
+        """
+        pixels = to_pixels(image)
+        (prepared,) = self._artifact.call("preprocess", image=pixels).values()
+        features = self._artifact.call("encode_image", pixels=prepared)
+        self._artifact.release("encode_image")
+        return EncodedImage(self, pixels, features)
+
+    def encode_text(self, tokens: npt.NDArray[np.int64]) -> Tensors:
+        """The model's tensors for a tokenized text, int64 [1, 32]; those of the last texts are remembered."""
+        key = tokens.tobytes()
+        with self._lock:
+            if key in self._texts:
+                self._texts.move_to_end(key)
+                return self._texts[key]
+        encoded = self._artifact.call("encode_text", tokens=tokens)
+        self._artifact.release("encode_text")
+        with self._lock:
+            self._texts[key] = encoded
+            if len(self._texts) > REMEMBERED_TEXTS:
+                self._texts.popitem(last=False)
+        return encoded
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Checks everything of a prompt that does not depend on the image.
+
+        Raises:
+            Sam3Error: Nothing is asked, or the prompt makes no sense for any image.
+        """
+        check_prompt(prompt, self.manifest.capacity, self._tokenizer)
+
+    def encode_prompt(self, prompt: Prompt, size: tuple[int, int]) -> EncodedPrompt:
+        """A prompt for an image of this width and height, as the model takes it.
+
+        Raises:
+            Sam3Error: Nothing is asked, or the prompt makes no sense for this image or these weights.
+        """
+        if prompt.points is not None and len(prompt.points) and not self.manifest.point_prompts:
+            raise Sam3Error(
+                f"The weights ({self.manifest.weights}) are in the layout of Transformers, which has none for points; "
+                "ask with a text or boxes, or compile with the published sam3.pt."
+            )
+        return encode_prompt(prompt, size, self.manifest.capacity, self._tokenizer)
+
+    def ground(self, features: Tensors, prompt: EncodedPrompt) -> Tensors:
+        """The outputs of the entry point `ground`, by name.
+
+        Args:
+            features: An image's, from the entry point `encode_image`.
+            prompt: What is asked.
+        """
+        return self._artifact.call("ground", **features, **self.encode_text(prompt.tokens), **prompt.geometry)
+
+    def resize_masks(self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]) -> Any:
+        """The masks bool [k, h, w] of the kept queries; `masks` are an image's logits, `like` its pixels."""
+        (resized,) = self._artifact.call("resize_masks", masks=masks, kept=kept, like=like).values()
+        return self.fetch(resized)
+
+    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
+        """The values of one of the model's tensors."""
+        return self._artifact.fetch(tensor)
+
+
+class EncodedImage:
+    """An image that a model has encoded; several threads may ask it.
+
+    Attributes:
+        pixels: uint8 [h, w, 3], RGB.
+        features: TVM's tensors from the entry point `encode_image`, by name.
+    """
+
+    def __init__(self, model: Sam3, pixels: npt.NDArray[np.uint8], features: Tensors) -> None:
+        self.pixels = pixels
+        self.features = features
+        self._model = model
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        height, width = self.pixels.shape[:2]
+        return width, height
+
+    def segment(
+        self,
+        text: str | None = None,
+        boxes: Coordinates = None,
+        box_labels: Labels = None,
+        points: Coordinates = None,
+        point_labels: Labels = None,
+        threshold: float = THRESHOLD,
+    ) -> Found:
+        """Finds all that is asked for.
+
+        Args:
+            text: A noun phrase; without one, boxes and points say what is meant.
+            boxes: (x0, y0, x1, y1) each, in pixels.
+            box_labels: True for a box that shows what is meant, False for one that does not; all True by default.
+            points: (x, y) each, in pixels.
+            point_labels: As `box_labels`.
+            threshold: What scores above it is kept.
+
+        Raises:
+            Sam3Error: Nothing is asked, or the prompt makes no sense for this image.
+        """
+        (found,) = self.segment_batch([Prompt(text, boxes, box_labels, points, point_labels)], threshold)
+        return found
+
+    def segment_batch(self, prompts: Sequence[Prompt], threshold: float = THRESHOLD) -> list[Found]:
+        """Finds what each prompt asks for; nothing is run before all prompts have been checked.
+
+        Args:
+            prompts: Any number of prompts.
+            threshold: What scores above it is kept.
+
+        Raises:
+            Sam3Error: A prompt asks nothing or makes no sense for this image.
+        """
+        if not 0 <= threshold <= 1:
+            raise Sam3Error(f"The threshold {threshold} is no score; give a number from 0 to 1.")
+        encoded = [self._model.encode_prompt(prompt, self.size) for prompt in prompts]
+        return [self._found(prompt, float(threshold)) for prompt in encoded]
+
+    def _found(self, prompt: EncodedPrompt, threshold: float) -> Found:
+        tensors = self._model.ground(self.features, prompt)
+        outputs = Outputs(**{name: self._model.fetch(tensor) for name, tensor in tensors.items()})
+        queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)
+        return Found(
+            masks=self._masks(tensors["masks"], queries),
+            boxes=outputs.boxes_xyxy[0, queries] * np.array([*self.size, *self.size], np.float32),
+            scores=outputs.scores[0, queries],
+            queries=queries,
+            outputs=outputs,
+            size=self.size,
+            notes=prompt.notes,
+        )
+
+    def _masks(self, masks: Any, queries: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        if not len(queries):
+            return np.zeros((0, *self.pixels.shape[:2]), bool)
+        resized: npt.NDArray[np.bool_] = self._model.resize_masks(masks, queries, self.pixels)
+        return resized
+
+
+def _resized(values: Floats, length: int) -> Floats:
+    """Values [n, …] interpolated along the first axis to [length, …], as PyTorch does with align_corners=False."""
+    count = len(values)
+    # torch.nn.functional.interpolate: src = (dst + 0.5) · n / length - 0.5, not below 0.
+    place = np.maximum((np.arange(length) + 0.5) * (count / length) - 0.5, 0)
+    low = np.minimum(place.astype(np.int64), count - 1)
+    high = np.minimum(low + 1, count - 1)
+    weight = (place - low).astype(np.float32)[:, None]
+    interpolated: Floats = values[low] * (1 - weight) + values[high] * weight
+    return interpolated

@@ -1,0 +1,1 @@
+"""What the schedules of CPUs and GPUs share."""

@@ -1,0 +1,83 @@
+"""What the user sees while cases run: the stage of each running case, and a line for each finished one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from harness.core.case import Case
+from harness.core.outcome import Stage, Status
+from harness.core.precision import PRECISIONS
+from harness.report import Result
+
+STAGES = " → ".join(Stage)
+
+
+def show(
+    console: Console,
+    cases: Sequence[Case],
+    run: Callable[[Callable[[Case, str], None]], Iterable[Result]],
+    finished: Callable[[Sequence[Result]], object],
+) -> list[Result]:
+    """Run cases with live progress; on something that is no terminal, one line a case.
+
+    Args:
+        console: Where to print.
+        cases: What will be run, in order.
+        run: Takes the callback for stages, gives results one by one.
+        finished: Called after each result with all results so far, in the order of the cases.
+    """
+    results: list[Result] = []
+    running: dict[Case, str] = {}
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console.print(f"{len(cases)} cases, each: {STAGES}", highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=len(cases))
+
+        def on_stage(case: Case, stage: str) -> None:
+            running[case] = f"{case.id} [bold]{stage}[/bold]"
+            progress.update(task, description=", ".join(running.values()))
+
+        for result in run(on_stage):
+            running.pop(result.case, None)
+            results.append(result)
+            results.sort(key=lambda result: cases.index(result.case))
+            console.print(line(result), highlight=False, soft_wrap=True)
+            progress.advance(task)
+            finished(results)
+    return results
+
+
+def line(result: Result) -> str:
+    """One finished case: whether it is as expected, how it ended, how accurate it was and how long it took."""
+    outcome = result.outcome
+    mark = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[yellow]–[/yellow]"}[result.expected]
+    status = f"{outcome.status.value.replace('_', ' ')} at {outcome.stage}"
+    if result.expected and outcome.status is not Status.PASSED:
+        status += ", as predicted"
+    if outcome.emulated:
+        status += ", emulated"
+    seconds = f"{sum(outcome.seconds.values()):.0f} s"
+    text = f"{mark} {result.case.id:48} {status:32} {seconds:>6}"
+    ratios = [verdict.r_rms for verdict in outcome.verdicts if verdict.r_rms == verdict.r_rms]
+    if ratios:
+        outside = sum(verdict.outside for verdict in outcome.verdicts)
+        half = PRECISIONS[result.case.precision].is_half  # held to another gate
+        text += f"  {'' if half else f'{outside} elements outside, '}r_rms {max(ratios):.2f}"
+    if result.expected is False or result.expected is None:
+        text += f"\n    {_escaped(result.problem)}"
+    return text
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

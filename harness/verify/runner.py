@@ -1,0 +1,211 @@
+"""Run cases, each in its own worker, one or a few at a time, and hold every outcome to its expectation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.expectations import Expectation, expectation_for, load_expectations
+from harness.core.outcome import Outcome, Stage, Status
+from harness.core.precision import PRECISIONS
+from harness.core.settings import REPOSITORY, SEEDED, Settings
+from harness.lowering.frontends import FRONTENDS
+from harness.lowering.rope import STRATEGIES
+from harness.models.registry import subjects
+from harness.processes import Template, WorkerEnd, WorkerResult, run_isolated
+from harness.report import Result
+from harness.targets import TARGETS
+
+FORKED = "llvm"
+"""The target whose cases may run in a fork: a GPU's driver that was asked for devices while loading fails in one."""
+EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one case may use: seconds of wall-clock time, bytes of resident memory; None for no limit."""
+
+    timeout: float | None = None
+    memory_bytes: int | None = None
+
+
+UNLIMITED = Limits()
+
+
+@cache
+def expectations() -> tuple[Expectation, ...]:
+    """The entries of `fixtures/expectations.toml`, checked against the registries.
+
+    Raises:
+        HarnessError: If there is no such file, as in an installation without a checkout, or an entry is wrong.
+    """
+    if not EXPECTATIONS.is_file():
+        raise HarnessError(f"{EXPECTATIONS} is missing: verify in a checkout, set up by `make setup`.")
+    return load_expectations(
+        EXPECTATIONS,
+        {
+            "component": subjects().keys(),
+            "strategy": STRATEGIES.keys(),
+            "target": TARGETS.keys(),
+            "precision": PRECISIONS.keys(),
+            "frontend": FRONTENDS.keys(),
+        },
+    )
+
+
+def verify_case(
+    case: Case,
+    settings: Settings = SEEDED,
+    limits: Limits = UNLIMITED,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    template: Template | None = None,
+    stop: threading.Event | None = None,
+) -> Result:
+    """Walk one case through its stages in a worker process and compare with what is expected.
+
+    Args:
+        case: What to run.
+        settings: Weights, inputs, where outputs are kept.
+        limits: When to give up.
+        on_stage: Called with the name of each stage, soon after it was entered.
+        template: One of `libraries_loaded`, which the worker is forked off if the case is of the target `FORKED`.
+        stop: Another thread sets it to give up.
+
+    Raises:
+        HarnessError: If the input or the environment is at fault.
+        harness.processes.Stopped: `stop` was set.
+    """
+    expectation = expectation_for(case, expectations())
+    ended = run_isolated(
+        "harness.verify.stages:run_request",
+        (case, replace(settings, expectation=expectation)),
+        timeout=limits.timeout,
+        memory_limit_bytes=limits.memory_bytes,
+        breadcrumb=on_stage,
+        template=template if case.target == FORKED else None,
+        stop=stop,
+    )
+    return Result.of(case, outcome_of(ended), expectation)
+
+
+def verify_cases(
+    cases: Sequence[Case],
+    settings: Settings,
+    limits: Limits,
+    on_stage: Callable[[Case, str], None] = lambda case, stage: None,
+    jobs: int = 1,
+) -> Iterator[Result]:
+    """Verify cases; a result is given as soon as it is there.
+
+    Args:
+        cases: What to run, in this order if it is one at a time.
+        settings: As for `verify_case`.
+        limits: Of each case.
+        on_stage: Called with a case and the name of the stage that it enters; by several threads if `jobs` is above 1.
+        jobs: Number of cases that run at a time. `harness.processes.threads.share_cpus` makes them share well.
+
+    Raises:
+        HarnessError: If the input or the environment is at fault; no other case goes on then.
+    """
+    with closing(libraries_loaded()) as template:
+        if jobs > 1:
+            yield from _side_by_side(cases, settings, limits, on_stage, template, jobs)
+            return
+        for case in cases:
+            yield verify_case(case, settings, limits, partial(on_stage, case), template)
+
+
+def _side_by_side(
+    cases: Sequence[Case],
+    settings: Settings,
+    limits: Limits,
+    on_stage: Callable[[Case, str], None],
+    template: Template,
+    jobs: int,
+) -> Iterator[Result]:
+    stop = threading.Event()
+    # A whole model takes longest: begun last, it would end alone.
+    order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
+
+    def verify(case: Case) -> Result:
+        return verify_case(case, settings, limits, partial(on_stage, case), template, stop)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for ended in as_completed([pool.submit(verify, case) for case in order]):
+                yield ended.result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def libraries_loaded() -> Template:
+    """The template of processes that verify a case: what takes them seconds to import is loaded once."""
+    return Template("harness.verify.stages:load_libraries")
+
+
+def outcome_of(ended: WorkerResult) -> Outcome:
+    """What became of a case, also if its process did not live to say so."""
+    if ended.kind is WorkerEnd.OK:
+        outcome: Outcome = ended.value
+        return replace(outcome, peak_rss_bytes=ended.peak_rss_bytes)
+    stage = Stage(ended.stage) if ended.stage else Stage.BUILD
+    return Outcome(stage, Status(ended.kind.value), ended.error, _seconds(ended), peak_rss_bytes=ended.peak_rss_bytes)
+
+
+def _seconds(ended: WorkerResult) -> dict[str, float]:
+    """Time of each stage that was left again, by the breadcrumbs."""
+    seconds: dict[str, float] = {}
+    for crumb, following in zip(ended.breadcrumbs, ended.breadcrumbs[1:], strict=False):
+        seconds[crumb.stage] = seconds.get(crumb.stage, 0.0) + following.seconds - crumb.seconds
+    return seconds
+
+
+def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
+    """What a command that reproduces a case needs besides the case's own flags."""
+    flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
+    if settings.checkpoint is not None:
+        flags += ("--checkpoint", _from_here(settings.checkpoint))
+    if settings.allow_partial:
+        flags += ("--allow-partial",)
+    if settings.image is not None:
+        flags += ("--image", _from_here(settings.image))
+    if settings.emulate:
+        flags += ("--emulate",)
+    if threads is not None:
+        flags += ("--threads", str(threads))
+    if settings.remote is not None:
+        flags += settings.remote.flags
+    return flags
+
+
+def _from_here(path: Path) -> str:
+    """A path below the current folder relative to it, so that the command works in another checkout too."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:
+    """What `sam3-tvm verify` ends with: 0 if nothing is wrong, 1 otherwise.
+
+    A case that was compiled and that nothing here can run is not wrong, whatever its target, unless the target is
+    required, which takes a device and no emulation. A run that could not even compile anything has shown nothing, which
+    is wrong.
+
+    Args:
+        results: Of every case.
+        required: Names of the targets whose cases must run on a device.
+    """
+    unexpected = any(result.expected is False for result in results)
+    missing = any(
+        result.case.target in required and (result.expected is None or result.outcome.emulated) for result in results
+    )
+    shown = any(result.expected or result.outcome.compiled for result in results)
+    return int(unexpected or missing or not shown)

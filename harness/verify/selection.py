@@ -1,0 +1,68 @@
+"""Selecting cases by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.errors import HarnessError
+from harness.core.names import checked
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.lowering.frontends import FRONTENDS
+from harness.lowering.rope import STRATEGIES
+from harness.models.registry import subjects
+from harness.targets import TARGETS, check_precisions
+
+
+def strategies_of(component: str, frontend: str = DEFAULT_FRONTEND) -> tuple[str, ...]:
+    """The strategies that apply to a subject through a frontend.
+
+    All that go through the frontend, if the subject has rotary position encoding; otherwise only the default one.
+    """
+    return FRONTENDS[frontend].strategies if subjects()[component].uses_rope else (DEFAULT_STRATEGY,)
+
+
+def select(
+    components: Sequence[str] = (),
+    strategies: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    scales: Sequence[str] = (Scale.SHALLOW.value,),
+    seed: int = 0,
+    precisions: Sequence[str] = (DEFAULT_PRECISION,),
+    frontends: Sequence[str] = (DEFAULT_FRONTEND,),
+) -> tuple[Case, ...]:
+    """All cases of the given names; an empty sequence stands for every known one.
+
+    A whole model is not one of the components that no name stands for: it has to be named.
+
+    Raises:
+        HarnessError: If a name is unknown, a named target compiles in none of the precisions, or none of the
+            strategies and precisions applies to any of the components.
+    """
+    known = subjects()
+    precisions = checked("precision", precisions, tuple(PRECISIONS))
+    chosen = checked("target", targets, tuple(TARGETS))
+    for name in chosen if targets else ():
+        check_precisions(name, precisions)
+    parts = tuple(name for name, subject in known.items() if not subject.whole)
+    components = checked("component", components, tuple(known)) if components else parts
+    strategies = checked("strategy", strategies, tuple(STRATEGIES))
+    scales = checked("scale", scales, tuple(scale.value for scale in Scale))
+    frontends = checked("frontend", frontends, tuple(FRONTENDS))
+    cases = tuple(
+        Case(component, strategy, target, scale, seed, precision, frontend)
+        for target in chosen
+        for scale in scales
+        for precision in precisions
+        for component in components
+        if precision in TARGETS[target].precisions
+        for frontend in frontends
+        for strategy in strategies_of(component, frontend)
+        if strategy in strategies
+    )
+    if not cases:
+        raise HarnessError(
+            f"No case to run: of --strategy {' '.join(strategies)}, {', '.join(components)} takes only "
+            f"{', '.join(dict.fromkeys(s for c in components for f in frontends for s in strategies_of(c, f)))}."
+        )
+    return cases

@@ -1,0 +1,117 @@
+"""The stages of a case: build → export → import → compile → load → run → judge.
+
+Everything here happens in one process, which `harness.processes` isolates; the result is plain data.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
+from harness.core.progress import Progress
+from harness.core.settings import Settings
+from harness.execution.emulated import Emulation, emulates
+from harness.execution.place import place
+from harness.execution.remote.errors import DeviceLostError, RemoteError
+from harness.models.registry import models, subjects
+from harness.runtime.errors import Sam3Error
+from harness.runtime.loading import LoadError
+from harness.targets import TARGETS
+
+
+def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
+    """`run_case` as `harness.processes` calls it, on `harness.processes.threads.thread_count()` threads."""
+    from harness.processes.threads import configure_threads
+
+    configure_threads()
+    return run_case(*request, announce)
+
+
+def load_libraries() -> None:
+    """Imports what `run_request` takes seconds to import, for the template of its processes.
+
+    PyTorch and TVM import much of themselves on first use, so a small module is exported, imported and lowered. No
+    library is written, which would stay if this process is killed; no thread is left running, which forks would miss.
+    """
+    import torch
+
+    from harness.execution.run import Run  # noqa: F401
+    from harness.lowering.route import lower
+    from harness.targets.compiling import lower_module
+
+    for model in models().values():
+        model.prepare()
+    lowered = lower(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
+    target = TARGETS["llvm"]
+    lower_module(lowered.module, target, target.tvm_target())
+
+
+def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:
+    """Walk one case through its stages; every error of the case becomes part of the outcome.
+
+    Args:
+        case: What to run.
+        settings: Weights, inputs, expectation.
+        announce: Called with the name of each stage as it begins.
+
+    Raises:
+        HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
+    """
+    target = TARGETS[case.target]
+    progress = Progress(announce)
+    problem = target.compile_problem()
+    if problem is not None:
+        return progress.outcome(Status.UNAVAILABLE, CaseError("CannotCompile", problem))
+    try:
+        with models()[subjects()[case.component].model].context():
+            return _walk(case, settings, progress)
+    except LoadError as error:
+        return progress.outcome(Status.FAILED, _described(error))
+    except DeviceLostError as error:
+        return progress.outcome(Status.CRASHED, CaseError("DeviceLost", str(error)))
+    except RemoteError as error:
+        return progress.outcome(Status.FAILED, CaseError(error.type, str(error)[:4000], error.details))
+    except (HarnessError, Sam3Error):
+        raise
+    except MemoryError as error:
+        return progress.outcome(Status.OUT_OF_MEMORY, _described(error))
+    except Exception as error:
+        return progress.outcome(Status.FAILED, _described(error))
+
+
+def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
+    from harness.execution.run import Run
+    from harness.tuning.database import schedules_from
+
+    subject = subjects()[case.component]
+    emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate)
+    here = Emulation() if emulated else None
+    with closing(here or place(settings.remote)) as runs_at:
+        try:
+            with progress.during(Stage.BUILD):
+                workload = subject.open(case, settings)
+            run = Run(case, settings, progress, runs_at, schedules_from(settings.database, case.target))
+            ran = settings.judge_saved or workload.run(run)
+            if ran:
+                with progress.during(Stage.JUDGE):
+                    verdicts = workload.judge(settings.expectation)
+        finally:
+            progress.device = runs_at.device()
+            progress.emulated = here is not None and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
+        if not ran:
+            problem = runs_at.run_problem(case.target) or ""
+            return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
+    faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
+    if not faults:
+        return progress.outcome(Status.PASSED, verdicts=verdicts)
+    message = f"{len(faults)} of {len(verdicts)} outputs: {faults[0].name}: {faults[0].reason}"
+    return progress.outcome(Status.FAILED, CaseError("ParityError", message), verdicts)
+
+
+def _described(error: BaseException) -> CaseError:
+    details = "".join(traceback.format_exception(error))
+    return CaseError(type(error).__name__, str(error)[:4000], details[-8000:])
