@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.frontend.defect import TESTED_VERSION, RawOutcome, Reproduction
+from harness.lowering.frontends.torch_export.defect import TESTED_VERSION, RawOutcome, Reproduction
 
 if TYPE_CHECKING:
     import onnx_ir

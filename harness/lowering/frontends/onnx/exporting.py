@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -63,7 +63,7 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
     check_packages()
     import torch
 
-    from harness.frontend.exporting import export_program
+    from harness.lowering.frontends.torch_export.exporting import export_program
 
     program = export_program(module, args)
     with torch.no_grad(), quietly():

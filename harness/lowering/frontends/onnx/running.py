@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from harness.frontend.running import Arrays, run_module
+from harness.lowering.frontends.torch_export.running import Arrays, run_module
 from harness.lowering.frontends.onnx import import_module
 from harness.lowering.frontends.onnx.exporting import OPSET, quietly
 
