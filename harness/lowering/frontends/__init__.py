@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.lowering.frontends.frontend import Frontend
+from harness.lowering.frontends.onnx.frontend import ONNX
 from harness.lowering.frontends.torch_export.frontend import TORCH
 
-FRONTENDS: dict[str, Frontend] = {frontend.name: frontend for frontend in (TORCH,)}
+FRONTENDS: dict[str, Frontend] = {frontend.name: frontend for frontend in (TORCH, ONNX)}
 """Every frontend by name, in the order in which they are listed; a new one is one folder and one line here."""

@@ -1,0 +1,26 @@
+"""The route through ONNX: torch.export, PyTorch's ONNX exporter, and TVM's importer with its defects worked around."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.lowering.frontends.onnx.exporting import export_module
+from harness.lowering.frontends.onnx.importing import import_exported
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    import tvm
+
+
+def import_module(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...]
+) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    """From a PyTorch module and example inputs to a Relax module with the function `main` and its parameters' values.
+
+    Both stages at once; what is returned is `import_exported`'s, errors are those of both.
+    """
+    return import_exported(export_module(module, args))
+
+
+__all__ = ["export_module", "import_exported", "import_module"]

@@ -1,0 +1,48 @@
+"""Defect: one thing that goes wrong between PyTorch's ONNX exporter and Relax, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.lowering.frontends.torch_export.defect import TESTED_VERSION, RawOutcome, Reproduction
+
+if TYPE_CHECKING:
+    import onnx_ir
+    import tvm
+
+Converter = Callable[["tvm.relax.BlockBuilder", "list[Any]", dict[str, Any]], "tvm.relax.Expr"]
+"""Takes the block builder, the node's inputs (None where one is left out) and its attributes, returns the expression."""
+
+ModelPass = Callable[["onnx_ir.Model"], None]
+"""Rewrites the lifted ONNX model in place, before the import."""
+
+
+@dataclass(frozen=True)
+class OnnxDefect:
+    """One defect on the way through ONNX, and what is done about it here.
+
+    Attributes:
+        name: Identifier, also the test id.
+        title: One line.
+        where: The function in which the fault lies.
+        what: What happens and why, in a few sentences.
+        reproduction: The smallest module and inputs that show it.
+        raw: What unmodified PyTorch and TVM do with it.
+        workaround: What is done here, in a sentence or two.
+        converters: Importer functions that replace TVM's, by ONNX operator.
+        passes: Rewrites of the ONNX model before the import.
+        upstream: The release of apache-tvm in which it was seen.
+    """
+
+    name: str
+    title: str
+    where: str
+    what: str
+    reproduction: Reproduction
+    raw: RawOutcome
+    workaround: str
+    converters: Mapping[str, Converter] = field(default_factory=dict)
+    passes: tuple[ModelPass, ...] = ()
+    upstream: str = TESTED_VERSION

@@ -1,0 +1,81 @@
+"""ONNX's own Attention is taken for another operator of that name."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
+from harness.lowering.frontends.onnx.defect import OnnxDefect
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+_UNKNOWN = ("softcap", "qk_matmul_output_mode", "q_num_heads", "kv_num_heads")
+"""Attributes that PyTorch's exporter does not set for scaled_dot_product_attention."""
+
+
+class _Attention(torch.nn.Module):
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+
+
+def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([True, True, False, True])
+    return _Attention(), (*(torch.randn(1, 2, 4, 8, generator=generator) for _ in range(3)), mask)
+
+
+def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
+    """Operands are [batch, heads, length, width]; the result too."""
+    from tvm import relax
+
+    query, key, value, mask, *others = [*map(builder.normalize, inputs[:3]), *inputs[3:], None]
+    shapes = [[int(extent) for extent in operand.ty.shape] for operand in (query, key, value)]
+    unknown = [name for name in _UNKNOWN if attributes.get(name)]
+    if unknown or any(other is not None for other in others) or len(shapes[0]) != 4 or attributes["tvm_custom"]["num_outputs"] > 1:
+        raise NotImplementedError(f"Attention with {', '.join(unknown) or 'past keys, or of three dimensions'}")
+    if any(shape[:2] != shapes[0][:2] for shape in shapes):
+        raise NotImplementedError("Attention: operands with different numbers of heads")
+    operands = [relax.op.permute_dims(operand, [0, 2, 1, 3]) for operand in (query, key, value)]
+    scale = attributes.get("scale")
+    result = relax.op.nn.attention(
+        *operands,
+        bias=None if mask is None else _bias(builder.normalize(mask), shapes[0][2], shapes[1][2]),
+        scale=None if scale is None else float(scale),
+        causal_mask="TopLeft" if attributes.get("is_causal") else None,
+    )
+    return relax.op.permute_dims(result, [0, 2, 1, 3])
+
+
+def _bias(mask: relax.Expr, queries: int, keys: int) -> relax.Expr:
+    """The mask as numbers to add, [batch or 1, heads or 1, queries, keys]: 0 where a boolean one is true, else -inf."""
+    from tvm import relax
+
+    shape = [int(extent) for extent in mask.ty.shape]
+    if str(mask.ty.dtype) == "bool":
+        mask = relax.op.where(mask, relax.const(0.0, "float32"), relax.const(-math.inf, "float32"))
+    shape = [1] * (4 - len(shape)) + shape
+    return relax.op.broadcast_to(relax.op.reshape(mask, shape), [*shape[:2], queries, keys])
+
+
+DEFECTS = (
+    OnnxDefect(
+        name="attention_domain",
+        title="Attention of ONNX is taken for onnxruntime's operator of the same name",
+        where="ONNXGraphImporter._convert_operator",
+        what=(
+            "Operators are looked up by name without their domain. Under the name Attention there is a converter for "
+            "com.microsoft's, which has other inputs and attributes; ONNX's own, which PyTorch exports since opset 23, "
+            "is handed to it. Up to opset 22 the exporter writes products and a softmax instead."
+        ),
+        reproduction=_reproduction,
+        raw=RawOutcome(Symptom.REJECTED, "KeyError", "num_heads"),
+        workaround="A converter that maps it to relax.nn.attention, with masks as a bias.",
+        converters={"Attention": _convert},
+    ),
+)

@@ -1,0 +1,57 @@
+"""Gather with a constant index computes at run time what is known before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
+from harness.lowering.frontends.onnx.defect import OnnxDefect
+from harness.lowering.frontends.onnx.rewriting import constant_of, shape_of
+
+if TYPE_CHECKING:
+    from tvm import relax
+
+
+class _Select(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[-2]
+
+
+def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
+    """Negative indices are counted from the front, at once where they are constants."""
+    from tvm import relax
+    from tvm.relax.frontend.onnx.onnx_frontend import Gather
+
+    data, indices = inputs
+    if not all(isinstance(value.ty, relax.TensorType) for value in inputs):
+        return Gather._impl_v13(builder, inputs, attributes, [{}, {}])
+    data, indices = builder.normalize(data), builder.normalize(indices)
+    axis = attributes.get("axis", 0) % len(shape_of(data))
+    size, dtype, known = shape_of(data)[axis], str(indices.ty.dtype), constant_of(indices)
+    if known is not None:
+        indices = relax.const(np.where(known < 0, known + size, known), dtype)
+    else:
+        negative = relax.op.less(indices, relax.const(0, dtype))
+        indices = relax.op.where(negative, relax.op.add(indices, relax.const(size, dtype)), indices)
+    return relax.op.take(data, indices, axis)
+
+
+DEFECTS = (
+    OnnxDefect(
+        name="gather_constant",
+        title="Gather with a constant index looks at shapes at run time",
+        where="tvm.relax.frontend.onnx.onnx_frontend.Gather",
+        what=(
+            "To count negative indices from the end, the extent of the axis is taken from the tensor's shape at run "
+            "time and the index is chosen by a where, also if both are known. The index is no constant then, so that "
+            "no kernel reads the chosen part in place: SAM 3's rotary encoding takes query, key and value that way."
+        ),
+        reproduction=lambda: (_Select(), (torch.arange(12.0).reshape(3, 4),)),
+        raw=RawOutcome(Symptom.SLOW, absent="R.take(x, R.const(1", wrong="no relax.take with a constant index"),
+        workaround="A converter that counts from the front while it converts.",
+        converters={"Gather": _convert},
+    ),
+)

@@ -1,0 +1,88 @@
+"""From a PyTorch module to an ONNX model in memory, whose weights are still PyTorch's tensors."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from harness.core.errors import HarnessError
+
+if TYPE_CHECKING:
+    import onnx_ir
+    import torch
+
+OPSET = 23
+"""The first version in which attention is one operator; exact GELU is one since 20, layer normalization since 17."""
+
+PACKAGES = ("onnx", "onnxscript")
+"""What PyTorch's exporter and TVM's importer need besides themselves."""
+
+_CHATTY = ("onnxscript", "onnx_ir")
+"""Loggers that report each constant that was not folded."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An ONNX model and the names of its inputs.
+
+    Attributes:
+        model: One graph in operators of version `OPSET`; its first inputs are the module's, in order, and its
+            initializers share memory with the module where they are its tensors as they are.
+        inputs: Names that the module's forward gives its inputs, in order.
+    """
+
+    model: onnx_ir.Model
+    inputs: tuple[str, ...]
+
+
+def check_packages() -> None:
+    """Raises HarnessError, with what to install, if a package of this route is missing."""
+    missing = [package for package in PACKAGES if find_spec(package) is None]
+    if missing:
+        raise HarnessError(
+            f"the frontend onnx needs {' and '.join(missing)}, not installed here: pip install 'sam3-tvm[verify]'"
+        )
+
+
+def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Exported:
+    """Exports `module` for the shapes and dtypes of `args`, with no gradient, by way of torch.export in non-strict mode.
+
+    Args:
+        module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
+        args: Its positional inputs.
+
+    Raises:
+        HarnessError: A package of this route is missing.
+        torch.onnx.OnnxExporterError: PyTorch's exporter cannot translate an operator (its own message).
+    """
+    check_packages()
+    import torch
+
+    from harness.lowering.frontends.torch_export.exporting import export_program
+
+    program = export_program(module, args)
+    with torch.no_grad(), quietly():
+        exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+    assert exported is not None
+    return Exported(exported.model, tuple(program.graph_signature.user_inputs))
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Within the context, without the exporter's reports on every folded constant."""
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,53 @@
+"""Small tools for passes over ONNX models and for converters: constants, shapes, what nothing reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx_ir
+    from numpy.typing import NDArray
+    from tvm import relax
+
+
+def static_shape(value: onnx_ir.Value | None) -> tuple[int, ...] | None:
+    """A value's shape where all of it is known, else None."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        return None
+    return tuple(int(extent) for extent in value.shape.numpy())
+
+
+def is_empty(value: onnx_ir.Value | None) -> bool:
+    """Whether a value is known to have no elements."""
+    return 0 in (static_shape(value) or ())
+
+
+def add_constant(graph: onnx_ir.Graph, name: str, array: NDArray[Any]) -> onnx_ir.Value:
+    """Registers an initializer."""
+    import onnx_ir
+
+    tensor = onnx_ir.tensor(array, name=name)
+    value = onnx_ir.Value(name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def drop_dead_nodes(graph: onnx_ir.Graph) -> None:
+    """Removes the nodes whose results nothing reads."""
+    for node in reversed(graph):
+        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)
+
+
+def shape_of(value: relax.Expr) -> list[int]:
+    """The static shape of a Relax tensor."""
+    return [int(extent) for extent in value.ty.shape]
+
+
+def constant_of(value: Any) -> NDArray[Any] | None:
+    """The values of a Relax constant, None for anything else."""
+    from tvm import ir
+
+    return np.asarray(value.value.numpy()) if isinstance(value, ir.GenericConst) else None

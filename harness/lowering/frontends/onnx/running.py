@@ -1,0 +1,40 @@
+"""Small programs through ONNX and TVM and back: what the defects' reproductions and the tests run on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.lowering.frontends.torch_export.running import Arrays, run_module
+from harness.lowering.frontends.onnx import import_module
+from harness.lowering.frontends.onnx.exporting import OPSET, quietly
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def run_tvm(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
+    """Exports, imports with every workaround, builds and runs."""
+    imported, parameters = import_module(module, args)
+    return run_module(imported, [*(arg.numpy() for arg in args), *parameters.values()])
+
+
+def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.IRModule:
+    """Exports, and imports as TVM's own documentation does it, without a workaround."""
+    from tvm.relax.frontend.onnx import from_onnx
+
+    with torch.no_grad(), quietly():
+        exported = torch.onnx.export(module, args, dynamo=True, opset_version=OPSET, verbose=False)
+        assert exported is not None
+        return from_onnx(exported.model_proto)
+
+
+def run_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
+    """`run_tvm` without a workaround; TVM's importer returns a single output without a tuple around it."""
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(relax.build(import_raw(module, args), "llvm"), tvm.cpu())
+    results = machine["main"](*(tvm.runtime.tensor(arg.numpy()) for arg in args))
+    return [result.numpy() for result in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
