@@ -174,7 +174,7 @@ def explain_command(
     strategy: Annotated[
         list[str] | None, typer.Option(help=f"RoPE strategy; repeatable. Default: {DEFAULT_STRATEGY}.")
     ] = None,
-    target: Annotated[str, typer.Option(help="Target; only llvm can be explained.")] = "llvm",
+    target: Annotated[str, typer.Option(help="Target to lower for.")] = "llvm",
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
