@@ -43,6 +43,7 @@ class Progress:
     sizes: dict[str, int] = field(default_factory=dict)
     device: Device | None = None
     kernels: list[Kernel] = field(default_factory=list)
+    lost_schedules: list[str] = field(default_factory=list)
     emulated: bool = False
 
     @contextmanager
@@ -77,6 +78,7 @@ class Progress:
             device=self.device,
             kernels=tuple(self.kernels),
             emulated=self.emulated,
+            lost_schedules=tuple(self.lost_schedules),
         )
 
 
@@ -236,9 +238,11 @@ def _compile_and_run(
         libraries = {sample: Path(folder) / f"{sample}{LIBRARY_SUFFIX}" for sample in imported}
         with progress.during(Stage.COMPILE):
             for sample, (module, _) in imported.items():
-                progress.kernels += compile_module(
+                compiled = compile_module(
                     module, target, libraries[sample], schedules, keep_source=runs_at.reads_source
                 )
+                progress.kernels += compiled.kernels
+                progress.lost_schedules += compiled.lost_schedules
         progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
         if runs_at.run_problem(case.target) is not None:
             return None
