@@ -12,14 +12,11 @@ from harness import files
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
-from harness.models.sam3.components import COMPONENTS
+from harness.models.registry import subjects
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:
-    from harness.schedules.cpu.provenance import Operator
-
-EXPLAINED = "llvm"
-"""The target whose pipeline can be followed."""
+    from harness.schedules.common.provenance import Operator
 
 ADVICE = "choose another file with --json"
 """What to do where the file cannot be written."""
@@ -47,25 +44,17 @@ def explain(
     """Exports, imports and lowers a component in a worker process and tells what became of each operator.
 
     Args:
-        case: Its target must be `llvm`.
+        case: What to explain.
         on_stage: Called with the name of each stage, soon after it was entered.
         database: Of tuning, whose schedules to lower with; None for the default schedules.
 
     Raises:
-        HarnessError: The case is about the whole model, has another target, does not get as far as lowering, or this
-            machine cannot compile.
+        HarnessError: The case is about the whole model, or does not get as far as lowering.
     """
     from harness.processes import WorkerEnd, run_isolated
 
-    if case.component not in COMPONENTS:
+    if subjects()[case.component].whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
-    if case.target != EXPLAINED:
-        raise HarnessError(
-            f"cannot explain target {case.target}: only the CPU's pipeline is, with --target {EXPLAINED}"
-        )
-    problem = TARGETS[case.target].compile_problem()
-    if problem is not None:
-        raise HarnessError(f"cannot explain {case.id}: {problem}")
     ended = run_isolated("harness.explain:explain_request", (case, database), breadcrumb=on_stage)
     if ended.kind is not WorkerEnd.OK:
         first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
@@ -79,7 +68,7 @@ def explain(
 def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
     """`explain` as `harness.processes` calls it, in this process."""
     from harness.models.lowered import imported_module
-    from harness.schedules.cpu.provenance import trace
+    from harness.schedules.common.provenance import trace
     from harness.tuning.database import schedules_from
 
     case, database = request
@@ -96,7 +85,7 @@ def render(explanation: Explanation) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from harness.schedules.cpu.provenance import MEANINGS, How
+    from harness.schedules.common.provenance import MEANINGS, How
 
     groups: dict[tuple[Any, ...], list[Operator]] = {}
     for operator in explanation.operators:
@@ -117,7 +106,7 @@ def render(explanation: Explanation) -> Any:
 
 def summary(explanation: Explanation) -> str:
     """The totals in one line, and what fell to TVM's default, by operator."""
-    from harness.schedules.cpu.provenance import How
+    from harness.schedules.common.provenance import How
 
     totals = ", ".join(f"{count} {how}" for how, count in sorted(explanation.totals.items(), key=lambda item: -item[1]))
     at_load = sum(operator.at_load for operator in explanation.operators)
@@ -160,7 +149,7 @@ def _lowered(group: Sequence[Operator]) -> str:
 
 
 def _own_words(operator: Operator) -> str:
-    from harness.schedules.cpu.provenance import How
+    from harness.schedules.common.provenance import How
 
     others = Counter(operator.beside) - Counter([operator.name])
     names = dict.fromkeys("fused" if name.startswith("fused_") else name for name in operator.functions)

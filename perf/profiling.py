@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +20,6 @@ RUNS_SECONDS, MOST_RUNS = 0.5, 25
 
 _BUILTIN = "vm.builtin."
 """What the virtual machine does itself: memory, shapes, views."""
-
-_PRODUCT = re.compile(r"^(?:(\d+) times )?(\d+)x(\d+) · \3x(\d+),")
-_MINIMAL_FILTERING = re.compile(r"^(?:(\d+) x )?(\d+)x(\d+)x3x3 on (\d+)x(\d+),")
-_ATTENTION = re.compile(r"^(\d+) x (\d+) heads, (\d+) queries, (\d+) keys, (\d+) channels,")
-"""What the kernels of `harness/schedules/cpu` say of their sizes in the attribute `explain`."""
 
 
 def kernel_times(executable: Executable, inputs: Sequence[np.ndarray | tvm.runtime.Tensor]) -> list[dict[str, Any]]:
@@ -94,20 +88,11 @@ def work_of_functions(lowered: tvm.IRModule) -> dict[str, Work]:
     """The work of each compiled function, by name."""
     from tvm import tirx
 
-    return {
-        variable.name_hint: explained_work(str((function.attrs or {}).get("explain", "")))
-        for variable, function in lowered.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-    }
+    from harness.schedules.common.kernel_info import infos_of, size_of
 
-
-def explained_work(text: str) -> Work:
-    """The work of a kernel that says this of itself."""
-    for pattern, factor in ((_PRODUCT, 2), (_MINIMAL_FILTERING, 2 * 9), (_ATTENTION, 4)):
-        if match := pattern.match(text):
-            extents = [int(size) for size in match.groups() if size is not None]
-            return Work(match[0].rstrip(","), factor * math.prod(extents))
-    return Work()
+    functions = (v.name_hint for v, function in lowered.functions_items() if isinstance(function, tirx.PrimFunc))
+    told = {name: Work(size_of(info), info.flop) for name, info in infos_of(lowered).items() if info.flop is not None}
+    return {name: told.get(name, Work()) for name in functions}
 
 
 def flop_of_program(program: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -28,9 +27,10 @@ from harness.lowering.frontends.torch_export import export_program
 from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.upstream import upstream
+from harness.schedules.common.kernel_info import Kind, infos_of
+from harness.schedules.common.provenance import How, Operator, trace
 from harness.schedules.cpu import cpu_pipeline, rewrite
 from harness.schedules.cpu.product import Problem as Extents
-from harness.schedules.cpu.provenance import How, Operator, trace
 from harness.schedules.cpu.schedule import Product, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
@@ -66,6 +66,10 @@ def of(operator: Callable[..., relax.Expr], *shapes: tuple[int, ...]) -> list[Op
     return traced(module_of(operator, shapes))
 
 
+def schedules(operator: Operator) -> list[str]:
+    return [name for info in operator.facts for name in info.schedules]
+
+
 def ways(operators: list[Operator]) -> list[tuple[str, How]]:
     return [(operator.name, operator.how) for operator in operators]
 
@@ -81,14 +85,13 @@ def test_every_operator_is_told_once_and_every_compiled_function_is_somebodys(na
     operators = explained(name)
     assert [operator.name for operator in operators] == [call.op.name.removeprefix("relax.") for call in calls]
     target = TARGETS["llvm"].tvm_target()
-    compiled = {
-        variable.name_hint
-        for variable, function in cpu_pipeline(target)(imported(name)).functions_items()
-        if isinstance(function, tvm.tirx.PrimFunc)
-    }
+    lowered = cpu_pipeline(target)(imported(name))
+    facts = infos_of(lowered)
+    compiled = {v.name_hint for v, f in lowered.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
+    reshapes = {name for name in compiled if name.startswith("reshape")}
     told = {function for operator in operators for function in operator.functions}
-    helpers = {function for function in compiled - told if re.match(r"pack|reshape", function)}
-    assert compiled - told == helpers  # operands of kernels, brought into shape
+    # The rest brings operands of kernels into layout or shape.
+    assert {name for name in compiled - told if facts[name].kind is not Kind.HELPER} <= reshapes
     for operator in operators:
         assert bool(operator.functions) == (operator.how is not How.NOTHING)
         assert operator.name in operator.beside or operator.how is How.NOTHING
@@ -103,7 +106,9 @@ def test_products_convolutions_and_norms_have_kernels(name: str) -> None:
         if operator.name in own + norms:
             assert operator.how is How.KERNEL, operator
         if operator.name in own and operator.name != "nn.attention_bias":
-            assert "tile" in operator.detail or "depthwise" in operator.functions[0]
+            (info,) = operator.facts
+            assert info.kind is Kind.KERNEL and info.flop and info.extents
+            assert info.tile or info.algorithm in ("depthwise", "attention of few queries")
         assert operator.how is not How.UNSCHEDULED, operator
     assert any(operator.name in own for operator in operators)
 
@@ -112,7 +117,11 @@ def test_what_is_fused_is_told_with_the_kernel() -> None:
     first = next(operator for operator in explained("scoring_head") if operator.name == "matmul")
     assert first.functions == ("matmul_add_relu",)
     assert (first.inputs, first.output) == (("35x256", "256x2048"), "35x2048")
-    assert first.detail.startswith("35x256 · 256x2048, tile ")
+    (info,) = first.facts
+    assert info.extents == {"batch": 1, "rows": 35, "depth": 256, "columns": 2048}
+    assert (info.operator, info.writes) == ("matmul", ("add", "nn.relu"))
+    assert info.flop == 2 * 35 * 256 * 2048
+    assert info.bytes_moved is not None and info.bytes_moved >= 4 * (35 * 256 + 256 * 2048 + 2048 + 35 * 2048)
     assert [name for name in first.beside if name not in ("reshape", "permute_dims")] == ["matmul", "add", "nn.relu"]
     relu = next(operator for operator in explained("scoring_head") if operator.name == "nn.relu")
     assert (relu.how, relu.functions, relu.beside) == (How.FOLDED, first.functions, first.beside)
@@ -121,7 +130,8 @@ def test_what_is_fused_is_told_with_the_kernel() -> None:
 def test_attention_folds_the_permutations_around_it() -> None:
     attention = next(operator for operator in explained("transformer_encoder") if operator.name == "nn.attention_bias")
     assert attention.functions[0].startswith("attention")
-    assert re.match(r"1 x 8 heads, 5184 queries, \d+ keys, 32 channels, tiles", attention.detail)
+    (info,) = attention.facts
+    assert [info.extents[name] for name in ("batch", "heads", "queries", "channels")] == [1, 8, 5184, 32]
     assert Counter(attention.beside)["permute_dims"] >= 3
 
 
@@ -130,7 +140,7 @@ def test_a_kernel_of_the_import_that_attention_folds_is_told_with_it() -> None:
         operator for operator in traced(imported("vit", "tensorir")) if operator.name.startswith("call_tir")
     )
     assert (rotation.name, rotation.how, rotation.functions) == ("call_tir rotate_pairs", How.FOLDED, ("attention",))
-    assert rotation.detail.endswith("queries and keys computed while they are read")
+    assert [info.reads for info in rotation.facts] == [("queries", "keys")]
 
 
 def test_without_a_kernel_an_operator_falls_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +150,7 @@ def test_without_a_kernel_an_operator_falls_to_the_default(monkeypatch: pytest.M
     assert ways(of(product, (40, 50), (50, 60))) == [("matmul", How.KERNEL)]
     monkeypatch.delitem(rewrite.KERNELS, "relax.matmul")
     (alone,) = of(product, (40, 50), (50, 60))
-    assert (alone.how, alone.functions, alone.detail) == (How.DEFAULT, ("matmul",), "reduction")
+    assert (alone.how, alone.functions, schedules(alone)) == (How.DEFAULT, ("matmul",), ["reduction"])
 
 
 OTHERS: dict[str, tuple[Callable[..., relax.Expr], tuple[int, ...], list[tuple[str, How]], str]] = {
@@ -178,7 +188,7 @@ def test_loops_are_told_with_their_schedule(
     operators = of(operator, shape)
     assert ways(operators) == expected
     if detail:
-        assert operators[0].detail == detail
+        assert schedules(operators[0]) == [detail]
 
 
 def test_a_group_is_told_whole_and_what_nobody_needs_is_nothing() -> None:
@@ -208,6 +218,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+EXTENTS = {"batch": 1, "rows": 400, "depth": 256, "columns": 256}
 BOX_HEAD = Product(Extents(1, 400, 256, 256), "left")
 """The product of the box head's hidden layers."""
 TUNED = {"rows": 3, "vectors": 1}
@@ -216,8 +227,8 @@ TUNED = {"rows": 3, "vectors": 1}
 
 def tiles(document: dict[str, Any]) -> set[str]:
     """The tiles of the box head's hidden layers."""
-    details = [operator["detail"] for operator in document["cases"][0]["operators"]]
-    return {match[1] for detail in details if (match := re.match(r"400x256 · 256x256, tile (\d+x\d+)", detail))}
+    facts = [info for operator in document["cases"][0]["operators"] for info in operator["facts"]]
+    return {f"{i['tile']['rows']}x{i['tile']['columns']}" for i in facts if i["extents"] == EXTENTS}
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
@@ -250,7 +261,7 @@ def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--target", "metal", "--component", "box_head"), "cannot explain target metal: only the CPU's pipeline"),
+        (("--target", "metall", "--component", "box_head"), "did you mean 'metal'"),
         (("--component", "box_hed"), "did you mean 'box_head'"),
         (("--component", "box_head", "--json", "."), "choose another file with --json"),
         (("--component", "box_head", "--strategy", "none"), "--strategy real"),
@@ -277,3 +288,86 @@ def test_what_is_no_component_cannot_be_explained(component: str) -> None:
     words = f"^{component} is no component: explain the components that it is made of$"
     with pytest.raises(HarnessError, match=words):
         explain(Case(component, "real", "llvm", "shallow", 0))
+
+
+GPUS = ("cuda", "metal")
+
+
+def on(target: str, module: tvm.IRModule) -> list[Operator]:
+    tvm_target = TARGETS[target].tvm_target()
+    return trace(module, TARGETS[target].pipeline(tvm_target), tvm_target)
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("name", ["scoring_head", "transformer_encoder", "segmentation_head"])
+def test_every_operator_is_told_once_on_gpus(name: str, target: str) -> None:
+    calls = [b.value for block in imported(name)["main"].body.blocks for b in block.bindings]
+    operators = on(target, imported(name))
+    names = [call.op.name.removeprefix("relax.") for call in calls if isinstance(call, ir.Call)]
+    assert [operator.name for operator in operators] == names
+    kernels = ("nn.conv2d", "nn.attention", "nn.attention_bias", "nn.layer_norm", "nn.group_norm", "nn.softmax")
+    for operator in operators:
+        assert bool(operator.functions) == (operator.how is not How.NOTHING)
+        assert operator.how is not How.UNSCHEDULED, operator
+        assert operator.how is How.KERNEL or operator.name not in kernels, operator
+        if operator.how is How.DEFAULT:
+            assert schedules(operator), operator
+    assert not any(operator.at_load for operator in operators)
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_linear_layer_is_one_kernel_on_gpus(target: str) -> None:
+    def layer(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        builder = relax.BlockBuilder.current()
+        transposed = builder.emit(op.permute_dims(w, [1, 0]))
+        return op.nn.relu(builder.emit(op.add(builder.emit(op.matmul(x, transposed)), b)))
+
+    operators = on(target, module_of(layer, [(40, 50), (60, 50), (60,)]))
+    expected = [
+        ("permute_dims", How.FOLDED),
+        ("matmul", How.KERNEL),
+        ("add", How.FOLDED),
+        ("nn.relu", How.FOLDED),
+    ]
+    assert ways(operators) == expected
+    assert {operator.beside for operator in operators} == {("permute_dims", "matmul", "add", "nn.relu")}
+    (info,) = operators[1].facts
+    assert info.extents == {"batch": 1, "rows": 40, "depth": 50, "columns": 60}
+    assert (info.flop, info.bytes_moved) == (2 * 40 * 50 * 60, 4 * (40 * 50 + 60 * 50 + 60 + 40 * 60))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_layers_that_are_alike_are_told_apart(target: str) -> None:
+    """They are one function, and every operator of every layer is found in it."""
+
+    def layers(x: relax.Expr, w: relax.Expr, v: relax.Expr) -> relax.Expr:
+        builder = relax.BlockBuilder.current()
+        for weight in (w, v, w):
+            transposed = builder.emit(op.permute_dims(weight, [1, 0]))
+            x = builder.emit(op.nn.relu(builder.emit(op.matmul(x, transposed))))
+            x = builder.emit(op.tanh(builder.emit(op.sort(x, 1))))
+        return op.negative(x)
+
+    operators = on(target, module_of(layers, [(40, 50), (50, 50), (50, 50)]))
+    assert [o.how for o in operators if o.name == "matmul"] == [How.KERNEL] * 3
+    assert [o.how for o in operators if o.name in ("permute_dims", "nn.relu")] == [How.FOLDED] * 6
+    assert [o.how for o in operators if o.name == "tanh"] == [How.DEFAULT] * 3
+    products = [o.functions for o in operators if o.name == "matmul"]
+    assert len(set(products)) == 1
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_the_rule_is_named_with_loops_on_gpus(target: str) -> None:
+    (alone,) = on(target, module_of(lambda x: op.abs(x), [(64, 1024)]))
+    assert (alone.how, alone.functions, schedules(alone)) == (How.DEFAULT, ("abs",), ["Fallback"])
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_the_command_explains_gpus(target: str, tmp_path: Path) -> None:
+    file = tmp_path / "scoring_head.json"
+    done = run("--component", "scoring_head", "--target", target, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(file.read_text())["cases"]
+    assert (case["target"], case["totals"]["kernel"] > 0) == (target, True)
+    kernels = [operator for operator in case["operators"] if operator["how"] == "kernel"]
+    assert all(info["kind"] == "kernel" for operator in kernels for info in operator["facts"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,13 +18,15 @@ from harness.lowering.frontends.torch_export.operators import load_calls
 from harness.lowering.route import Route
 from harness.processes.threads import configure_threads
 from harness.runtime.executable import Executable
+from harness.schedules.common import kernel_info
+from harness.schedules.common.kernel_info import ATTENTION, PRODUCT, KernelInfo, Kind, with_info
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from perf.kernels import LEAST_MOVED, Group, Kernel, flop, kernels
 from perf.measuring import percentile
 from perf.probe import probe
 from perf.processes import BenchmarkProcess, BenchmarkProcessError
-from perf.profiling import explained_work, flop_of_program, kernel_times, with_work, work_of_functions
+from perf.profiling import Work, flop_of_program, kernel_times, with_work, work_of_functions
 from perf.tables import kernel_tables
 
 KERNELS = kernels()
@@ -194,32 +198,24 @@ def test_seconds_are_those_of_the_call_alone() -> None:
     assert min(calls) < 0.03
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "flop"),
-    [
-        ("5184x1024 · 1024x3072, tile 12x32", "5184x1024 · 1024x3072", 2 * 5184 * 1024 * 3072),
-        ("8 times 201x32 · 32x35, tile 12x32", "8 times 201x32 · 32x35", 8 * 2 * 201 * 32 * 35),
-        (
-            "256x128x3x3 on 72x36, 2x2 outputs with 16 multiplications, tile 12x32",
-            "256x128x3x3 on 72x36",
-            2 * 256 * 128 * 9 * 72 * 36,
-        ),
-        (
-            "2 x 256x128x3x3 on 72x36, 2x2 outputs with 16 multiplications",
-            "2 x 256x128x3x3 on 72x36",
-            4 * 256 * 128 * 9 * 72 * 36,
-        ),
-        (
-            "9 x 16 heads, 576 queries, 200 keys, 64 channels, tiles",
-            "9 x 16 heads, 576 queries, 200 keys, 64 channels",
-            4 * 9 * 16 * 576 * 200 * 64,
-        ),
-        ("merged, vectorized", "", None),
-        ("", "", None),
-    ],
-)
-def test_kernels_tell_their_work(text: str, size: str, flop: int | None) -> None:
-    assert (explained_work(text).size, explained_work(text).flop) == (size, flop)
+def told(info: KernelInfo) -> Work:
+    """The work of a module's only function, which has these facts."""
+    function = with_info(tvm.tirx.PrimFunc([], tvm.tirx.Evaluate(0)), info)
+    return work_of_functions(tvm.IRModule({"only": function}))["only"]
+
+
+def test_the_work_of_kernels_is_what_their_facts_tell() -> None:
+    extents = {"batch": 8, "rows": 201, "depth": 32, "columns": 35}
+    product = KernelInfo(Kind.KERNEL, "matmul", PRODUCT, extents, flop=1234)
+    assert told(product) == Work("8 times 201x32 · 32x35", 1234)
+    assert told(replace(product, extents=extents | {"batch": 1})) == Work("201x32 · 32x35", 1234)
+    heads = {"batch": 9, "heads": 16, "queries": 576, "keys": 200, "channels": 64}
+    attention = kernel_info.attention(ATTENTION, [True, False, False], 32, **heads)
+    size = "9 x 16 heads, 576 queries, 200 keys, 64 channels"
+    assert told(attention) == Work(size, 2 * 9 * 16 * 576 * 200 * (64 + 32))
+    assert told(KernelInfo(Kind.LOOPS, schedules=("flat",))) == Work()
+    functions = tvm.IRModule({"bare": tvm.tirx.PrimFunc([], tvm.tirx.Evaluate(0))})
+    assert work_of_functions(functions) == {"bare": Work()}
 
 
 class EveryKind(torch.nn.Module):

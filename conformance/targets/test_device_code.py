@@ -106,7 +106,7 @@ def test_a_library_carries_machine_code_of_every_architecture(nvcc, monkeypatch,
     if tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True):
         pytest.skip("with a driver TVM asks for the machine code of the device that is there")
     monkeypatch.delenv(cuda.ARCHITECTURE_VARIABLE, raising=False)
-    kernels = compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so")
+    kernels = compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so").kernels
     form, code = code_of(modules_of(tmp_path / "model.so")["cuda"])
     assert form == "fatbin"
     numbers = [int(name.removeprefix("sm_")) for name in cuda.ARCHITECTURES]

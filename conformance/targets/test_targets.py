@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
@@ -29,7 +28,9 @@ from harness.processes.threads import configure_threads, tvm_threads
 from harness.runtime import cpu
 from harness.runtime.executable import Executable
 from harness.runtime.threads import VARIABLE, cgroup_quota, usable_cpus
-from harness.targets import TARGETS, cuda, gpu, linking, llvm
+from harness.schedules.common.kernel_info import LostSchedule, info_of, lost_schedules
+from harness.schedules.gpu.rules import schedule_kernel, schedule_kernels
+from harness.targets import TARGETS, cuda, linking, llvm
 from harness.targets.compiling import compile_module
 from harness.targets.kernels import examined
 from harness.targets.metal_constants import exact_constants, survives
@@ -399,7 +400,7 @@ def scaled_in_metal(*finish: tvm.transform.Pass) -> str:
     )
     target = TARGETS["metal"].tvm_target()
     with target:
-        scheduled = tvm.transform.Sequential([gpu.schedule_kernels(), *finish])(tvm.IRModule({"scale": product}))
+        scheduled = tvm.transform.Sequential([schedule_kernels(), *finish])(tvm.IRModule({"scale": product}))
         return tvm.tirx.build(scheduled, target).imports[0].inspect_source("metal")
 
 
@@ -419,7 +420,7 @@ def test_maxima_are_spread_over_threads_in_metal():
     softmax = te.create_prim_func([x, topi.nn.softmax(x)])
     target = TARGETS["metal"].tvm_target()
     with target:
-        passes = tvm.transform.Sequential([gpu.schedule_kernels(), exact_constants()])
+        passes = tvm.transform.Sequential([schedule_kernels(), exact_constants()])
         source = tvm.tirx.build(passes(tvm.IRModule({"softmax": softmax})), target).imports[0].inspect_source("metal")
     assert "max(red_buf" in source and "-3.402823e+38f" in source
     check_metal(completed(source), {})
@@ -445,8 +446,7 @@ def test_a_macos_library_is_linked_anywhere(tmp_path):
         pytest.skip(problem)
     library = tmp_path / "model.so"
     program, _ = import_program(export_program(*MODULES["scoring"]))
-    kernels = compile_module(program, TARGETS["metal"], library)
-    assert kernels
+    assert compile_module(program, TARGETS["metal"], library).kernels
     assert library.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # 64-bit Mach-O
 
 
@@ -507,21 +507,26 @@ def copy_kernel() -> tvm.tirx.PrimFunc:
     return te.create_prim_func([source, te.compute((64,), lambda i: source[i] * 2.0, name="result")])
 
 
-def test_a_rule_that_crashes_is_passed_over_and_told(caplog):
+def test_a_rule_that_crashes_is_passed_over_and_told():
     from tvm.s_tir import dlight
 
     target = TARGETS["metal"].tvm_target()
-    with target, caplog.at_level(logging.WARNING, "harness.targets.gpu"):
-        scheduled = gpu.schedule_kernel("copy", copy_kernel(), target, [Declining(), Crashing(), dlight.gpu.Fallback()])
+    with target:
+        rules = [Declining(), Crashing(), dlight.gpu.Fallback()]
+        scheduled = schedule_kernel("copy", copy_kernel(), target, rules)
     assert "threadIdx.x" in scheduled.script()
     assert bool(scheduled.attrs["tirx.is_scheduled"])
-    assert caplog.messages == ["copy: rule Crashing crashed ('Add' object has no attribute 'value'), trying the next"]
+    info = info_of(scheduled)
+    assert info.schedules == ("Fallback",)
+    assert info.lost == (LostSchedule("Crashing", "'Add' object has no attribute 'value'"),)
+    (sentence,) = lost_schedules(tvm.IRModule({"copy": scheduled}))
+    assert sentence == "copy: schedule Crashing was lost: 'Add' object has no attribute 'value'"
 
 
 def test_a_kernel_that_no_rule_fits_is_an_error():
     target = TARGETS["metal"].tvm_target()
     with pytest.raises(RuntimeError, match="no schedule rule fits the kernel copy"):
-        gpu.schedule_kernel("copy", copy_kernel(), target, [Declining(), Crashing()])
+        schedule_kernel("copy", copy_kernel(), target, [Declining(), Crashing()])
 
 
 @pytest.mark.xfail(strict=True, raises=AttributeError, reason="DLight's GEMV rule on a product with one vector")

@@ -23,4 +23,5 @@ def test_component(
             pytest.fail(f"--require-target {case.target}: {result.problem}")
         pytest.skip(result.problem)
     flags = () if verification_settings.remote is None else verification_settings.remote.flags
+    assert not result.outcome.lost_schedules
     assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {repro_command(case, flags)}"

@@ -24,7 +24,7 @@ def explain(
     strategy: Annotated[
         list[str] | None, typer.Option(help=f"RoPE strategy; repeatable. Default: {DEFAULT_STRATEGY}.")
     ] = None,
-    target: Annotated[str, typer.Option(help="Target; only llvm can be explained.")] = HOST.name,
+    target: Annotated[str, typer.Option(help="Target to lower for.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")

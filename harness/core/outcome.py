@@ -154,6 +154,7 @@ class Outcome:
         device: The machine that ran it, if it was another one and got so far.
         kernels: Of a GPU target, every sample's, once per architecture.
         emulated: Whether the CPU ran the GPU's kernels.
+        lost_schedules: A sentence on each schedule that could not be applied to a function of any sample.
     """
 
     stage: Stage
@@ -166,6 +167,7 @@ class Outcome:
     device: Device | None = None
     kernels: tuple[Kernel, ...] = ()
     emulated: bool = False
+    lost_schedules: tuple[str, ...] = ()
 
     @property
     def compiled(self) -> bool:

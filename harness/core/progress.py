@@ -20,6 +20,7 @@ class Progress:
     sizes: dict[str, int] = field(default_factory=dict)
     device: Device | None = None
     kernels: list[Kernel] = field(default_factory=list)
+    lost_schedules: list[str] = field(default_factory=list)
     emulated: bool = False
 
     @contextmanager
@@ -54,4 +55,5 @@ class Progress:
             device=self.device,
             kernels=tuple(self.kernels),
             emulated=self.emulated,
+            lost_schedules=tuple(self.lost_schedules),
         )

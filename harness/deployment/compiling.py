@@ -46,10 +46,12 @@ class Compiled:
     Attributes:
         manifest: Of the folder.
         kernels: Those of a GPU target, once per architecture.
+        lost_schedules: A sentence on each schedule that could not be applied.
     """
 
     manifest: Manifest
     kernels: tuple[Kernel, ...] = ()
+    lost_schedules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def compile_into(
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
     }
     del modules
-    machine, kernels = _build(whole, target, tvm_target, tuple(entries), folder, schedules, keep_source)
+    machine, kernels, lost = _build(whole, target, tvm_target, tuple(entries), folder, schedules, keep_source)
     announce("pack")
     files: dict[str, File] = {}
     for name, parameters in _taken(imported):
@@ -218,7 +220,7 @@ def compile_into(
     made_of = files | _described(folder, files)
     manifest = _manifest(deployable, case, settings, capacity, schedules.origin, tvm_target, entries, made_of)
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    return Compiled(manifest, kernels)
+    return Compiled(manifest, kernels, lost)
 
 
 def pack_into(
@@ -311,23 +313,25 @@ def _build(
     folder: Path,
     schedules: ChosenSchedules,
     keep_source: bool,
-) -> tuple[VirtualMachine | None, tuple[Kernel, ...]]:
-    """Writes the library, and the one that packs the weights, which is loaded; also the kernels of a GPU target."""
+) -> tuple[VirtualMachine | None, tuple[Kernel, ...], tuple[str, ...]]:
+    """Writes the library, and the one that packs the weights, which is loaded; also kernels and lost schedules."""
     import tvm_ffi
 
     from harness.deployment.lowering import PACKING, reachable
     from harness.runtime.loading import load_library
+    from harness.schedules.common.kernel_info import lost_schedules
     from harness.targets.compiling import build_library, lower_module
 
     lowered = lower_module(whole, TARGETS[target], tvm_target, schedules.schedules)
+    lost = lost_schedules(lowered)
     kernels = build_library(reachable(lowered, entries), tvm_target, folder / LIBRARY, keep_source=keep_source)
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     packers = tuple(f"{entry}{PACKING}" for entry in entries if f"{entry}{PACKING}" in names)
     if not packers:
-        return None, kernels
+        return None, kernels, lost
     library = folder / PACKING_LIBRARY
     build_library(reachable(lowered, packers), HOST.tvm_target(), library)
-    return load_library(library, tvm_ffi.device("cpu", 0)), kernels
+    return load_library(library, tvm_ffi.device("cpu", 0)), kernels, lost
 
 
 def _manifest(

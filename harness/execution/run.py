@@ -57,13 +57,15 @@ class Run:
             with self.progress.during(Stage.COMPILE):
                 target = TARGETS[self.case.target]
                 for name, program in lowered.items():
-                    self.progress.kernels += compile_module(
+                    compiled = compile_module(
                         program.module,
                         target,
                         libraries[name],
                         self.schedules.schedules,
                         keep_source=self.place.reads_source,
                     )
+                    self.progress.kernels += compiled.kernels
+                    self.progress.lost_schedules += compiled.lost_schedules
             self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
             if self.place.run_problem(self.case.target) is not None:
                 return None

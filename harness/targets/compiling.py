@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 LIBRARY_SUFFIX = ".so"
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a module that was compiled.
+
+    Attributes:
+        kernels: Of a GPU target.
+        lost_schedules: A sentence on each schedule that could not be applied.
+    """
+
+    kernels: tuple[Kernel, ...]
+    lost_schedules: tuple[str, ...]
+
+
 def compile_module(
     module: tvm.IRModule,
     target: Target,
@@ -30,7 +44,7 @@ def compile_module(
     schedules: Schedules = UNTUNED,
     *,
     keep_source: bool = False,
-) -> tuple[Kernel, ...]:
+) -> Compiled:
     """Compile an imported module with the target's pipeline and write the library.
 
     Args:
@@ -41,15 +55,18 @@ def compile_module(
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Returns:
-        The kernels of a GPU target.
+        What became of it; the code is in the library.
 
     Raises:
         RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with; the
             target's `compile_problem` tells of the latter beforehand.
     """
+    from harness.schedules.common.kernel_info import lost_schedules
+
     tvm_target = target.tvm_target()
     lowered = lower_module(module, target, tvm_target, schedules)
-    return build_library(lowered, tvm_target, library, keep_source=keep_source)
+    kernels = build_library(lowered, tvm_target, library, keep_source=keep_source)
+    return Compiled(kernels, lost_schedules(lowered))
 
 
 def lower_module(

@@ -22,7 +22,6 @@ from harness.core.outcome import Kernel
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
 from harness.targets import llvm
-from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import link_problem
 from harness.targets.serialized import with_code
 from harness.targets.target import Target
@@ -87,6 +86,8 @@ def cuda_target() -> tvm.target.Target:
 
 def cuda_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """The GPU targets' passes, and nothing else."""
+    from harness.schedules.gpu.pipeline import gpu_pipeline
+
     return gpu_pipeline(target)
 
 

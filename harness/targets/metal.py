@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from harness.core.outcome import Kernel
 from harness.schedules import UNTUNED, Schedules
-from harness.targets.gpu import gpu_pipeline
 from harness.targets.linking import MACOS_TRIPLE, link_problem
 from harness.targets.metal_constants import exact_constants
 from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
@@ -48,6 +47,8 @@ def install_completion() -> None:
 
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
     """The GPU targets' passes, and constants that Metal's compiler reads as they are."""
+    from harness.schedules.gpu.pipeline import gpu_pipeline
+
     return gpu_pipeline(target, finish=[exact_constants()])
 
 

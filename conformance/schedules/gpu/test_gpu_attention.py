@@ -30,6 +30,7 @@ from harness.lowering.rope.real import rotate
 from harness.models.sam3.upstream import upstream
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.processes import WorkerEnd, run_isolated
+from harness.schedules.common.kernel_info import TENSOR_CORES, infos_of
 from harness.schedules.gpu.attention import Attention, layout_of, tiling_of
 from harness.targets import TARGETS
 from harness.targets.compiling import build_library, lower_module
@@ -168,7 +169,7 @@ def test_the_trunks_attention_rotates_while_it_loads(
     target = target_of("cuda")
     module = lower_module(program, TARGETS["cuda"], target)
     kernels = {v.name_hint: f for v, f in module.functions_items()}
-    assert "queries and keys computed while they are read" in kernels["attention"].attrs["explain"]
+    assert infos_of(module)["attention"].reads == ("queries", "keys")
     before = {name for name in kernels if "matmul" not in name} - {"main", "attention"}
     assert all(set(name.removeprefix("fused_").split("_")) <= {*MOVES} for name in before), before
     build_library(module, target, tmp_path / "trunk.so", keep_source=True)
@@ -193,7 +194,7 @@ def test_what_others_read_as_well_is_rotated_once() -> None:
         return torch.cat((scaled_dot_product_attention(q, k, v), q))
 
     module = lowered([Expression("returned", function, (random(3, 1, 2, 33, 32), *turns(33, 32)))], "cuda")
-    assert "channels, keys computed while they are read" in module["attention"].attrs["explain"]
+    assert infos_of(module)["attention"].reads == ("keys",)
 
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -219,9 +220,9 @@ def test_half_operands_are_multiplied_on_tensor_cores(
     skip_unless_emulated("cuda")
     monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
     chosen = [halved(expression, HALVES[dtype]) for expression in EXPRESSIONS if expression is not LARGE]
-    kernels = [str(f.attrs["explain"]) for f in lowered(chosen, "cuda").functions.values() if "explain" in f.attrs]
+    kernels = infos_of(lowered(chosen, "cuda")).values()
     few = {"one query", "few queries", "one key"}
-    assert sum("tensor cores" in kernel for kernel in kernels) == len(chosen) - len(few)
+    assert [kernel.algorithm for kernel in kernels].count(TENSOR_CORES) == len(chosen) - len(few)
     for results in emulated(chosen, "cuda", tmp_path, ["run" if dtype == "float16" else "run_descending"]):
         for expression, actual in zip(chosen, results, strict=True):
             expected = expression.function(*expression.arguments).numpy()

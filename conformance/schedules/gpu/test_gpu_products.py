@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tvm.relax import op
 from conformance.support.operators import EPSILON, rms
 from harness.core.outcome import Kernel
 from harness.processes import WorkerEnd, run_isolated
+from harness.schedules.common.kernel_info import PRODUCT, infos_of
 from harness.schedules.gpu import product
 from harness.schedules.gpu.tile import Tile, choose_tile
 from harness.targets import TARGETS, llvm
@@ -172,17 +172,15 @@ TILES = {
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_any_shape_with_what_is_fused_behind(name, monkeypatch, caplog):
+def test_any_shape_with_what_is_fused_behind(name, monkeypatch):
     """Shapes that no tile divides, in both orders of threads, with the tile that is chosen and with large ones."""
     tile, order = TILES[name]
     if tile is not None:
         monkeypatch.setattr(product, "choose_tile", lambda *_: tile)
-    with caplog.at_level(logging.INFO, logger="harness.targets.gpu"):
-        arrays = operands(CALLS)
-        results = emulated(name.split(",")[0], CALLS, arrays, order)
-    hold(CALLS, arrays, results)
-    others = [m for m in caplog.messages if ("matmul" in m or "conv2d" in m) and not m.endswith("by rule Product")]
-    assert not others
+    kind, arrays = name.split(",")[0], operands(CALLS)
+    hold(CALLS, arrays, emulated(kind, CALLS, arrays, order))
+    infos = infos_of(lower_module(module_of(CALLS), TARGETS[kind], here(kind)))
+    assert not [n for n, info in infos.items() if ("matmul" in n or "conv2d" in n) and info.algorithm != PRODUCT]
 
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 150), st.integers(1, 70), st.booleans())
@@ -232,13 +230,12 @@ def half_calls(dtype: str) -> list[Call]:
     ]
 
 
-def test_half_operands_on_tensor_cores(caplog):
+def test_half_operands_on_tensor_cores():
     calls = [*half_calls("float16"), *half_calls("bfloat16")]
     arrays = operands(calls)
-    with caplog.at_level(logging.INFO, logger="harness.targets.gpu"):
-        results = emulated("cuda", calls, arrays, "run_descending")
-    hold(calls, arrays, results)
-    assert sum(message.endswith("by rule Product") for message in caplog.messages) == len(calls)
+    hold(calls, arrays, emulated("cuda", calls, arrays, "run_descending"))
+    infos = infos_of(lower_module(module_of(calls), TARGETS["cuda"], here("cuda"))).values()
+    assert [info.decisions.get("multiplied on") for info in infos].count("tensor cores") == len(calls)
 
 
 @given(*[st.integers(1, 9000)] * 3, st.sampled_from([32768, 49152]))

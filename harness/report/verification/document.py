@@ -14,6 +14,7 @@ Schema 1:
                 "outputs": [{"name", "shape", "dtype", "elements", "outside", "max_abs", "mean_abs", "max_rel",
                              "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason"}],
                 "emulated": true where the CPU ran the GPU's kernels,
+                "lost_schedules": a sentence on each schedule that could not be applied, if there are any,
                 "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
                  "compiled_only": those of the unavailable that were compiled,
@@ -197,6 +198,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         **({} if case.frontend == DEFAULT_FRONTEND else {"frontend": case.frontend}),
         **({"device": _device(outcome.device)} if outcome.device else {}),
         **({"emulated": True} if outcome.emulated else {}),
+        **({"lost_schedules": list(outcome.lost_schedules)} if outcome.lost_schedules else {}),
         **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),
     }
 

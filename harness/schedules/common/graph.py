@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,31 @@ def facts_of(function: relax.Function) -> Facts:
     facts = Facts()
     _Collector(facts).visit_expr(function)
     return facts
+
+
+def between(
+    bindings: Mapping[relax.Var, relax.Expr], value: relax.Expr, inputs: Sequence[relax.Expr]
+) -> list[relax.Var]:
+    """The variables that a value is computed with from some inputs, and itself if it is bound; the inputs are not."""
+    found: dict[relax.Var, None] = {}
+    waiting: list[Any] = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, relax.Var):
+            if part in found or part not in bindings or any(part.same_as(x) for x in inputs):
+                continue
+            found[part] = None
+            part = bindings[part]
+        waiting.extend(_arguments(part))
+    return list(found)
+
+
+def _arguments(value: Any) -> list[Any]:
+    if isinstance(value, relax.Tuple):
+        return list(value.fields)
+    if isinstance(value, relax.TupleGetItem):
+        return [value.tuple_value]
+    return list(value.args) if isinstance(value, ir.Call) else []
 
 
 @visitor

@@ -7,18 +7,25 @@ Python. Every function is marked opaque and scheduled, so that no pass fuses or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.common.kernel_info import KernelInfo, Kind
 
 _SHORTEST = 64
 """Terms of a sum that one register accumulates at least, if there are as many."""
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
+KERNEL = KernelInfo(Kind.KERNEL)
+"""Of a kernel of which nothing is known but its arguments."""
+HELPER = KernelInfo(Kind.HELPER)
+"""Of a function that brings an operand of a kernel into its layout."""
 
 
 def chunk_length(terms: int) -> int:
@@ -39,20 +46,33 @@ class Argument:
     shape: tuple[int, ...]
     dtype: str = "float32"
 
+    @property
+    def bytes(self) -> int:
+        """Of all elements."""
+        return bytes_of(self.shape, self.dtype)
 
-def prim_func(name: str, arguments: Sequence[Argument], body: Callable[..., None], explain: str = "") -> tirx.PrimFunc:
+
+def bytes_of(shape: Iterable[Any], dtype: Any) -> int:
+    """Of a tensor of static shape."""
+    return math.prod(int(extent) for extent in shape) * int(tvm.DataType(str(dtype)).itemsize)
+
+
+def prim_func(
+    name: str, arguments: Sequence[Argument], body: Callable[..., None], info: KernelInfo = KERNEL
+) -> tirx.PrimFunc:
     """A function whose body is emitted by `body`, which gets one buffer per argument.
 
     Args:
         name: Its name.
         arguments: Its tensors, the result last.
         body: Emits the loops.
-        explain: Sizes, tile and what is folded in, for `sam3-tvm explain`; an attribute of that name.
+        info: Its facts; the type of the result and the bytes of the arguments are added.
     """
+    info = replace(info, dtype=arguments[-1].dtype, bytes_moved=sum(argument.bytes for argument in arguments))
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name(name)
-            T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE, "explain": explain})
+            T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE, **info.attributes})
             buffers = [T.arg(a.name, T.buffer(a.shape, a.dtype)) for a in arguments]
             # Relax asks some questions about the root block of every function.
             with T.sblock("root"):

@@ -27,6 +27,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import at_most, ceil_div, chunk_length, fp32, prim_func, registers
+from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention
@@ -204,10 +205,9 @@ def _kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
 
                         for_each_vector(width, lanes, write)
 
-    how = f"tiles {scores.rows}x{columns} and {output.rows}x{output.columns}"
-    if key_blocks > 1:
-        how += f", {keys_here} keys at a time"
-    return prim_func("attention", attention.arguments, body, attention.explain(how))
+    tile = {"score rows": scores.rows, "score columns": columns, "rows": output.rows, "columns": output.columns}
+    info = replace(attention.info(ATTENTION), tile=tile, decisions={"parts": parts, "keys at a time": keys_here})
+    return prim_func("attention", attention.arguments, body, info)
 
 
 def _key_blocks(count: int) -> int:

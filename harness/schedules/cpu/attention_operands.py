@@ -10,7 +10,9 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common import kernel_info
 from harness.schedules.common.kernel import Argument, fp32
+from harness.schedules.common.kernel_info import KernelInfo
 from harness.schedules.cpu.folding import Folded
 
 
@@ -91,13 +93,18 @@ class Attention:
         """Whether scores can be -inf."""
         return self.bias is not None or self.diagonal is not None
 
-    def explain(self, how: str) -> str:
-        """Sizes, and what is computed while it is read."""
+    def info(self, algorithm: str) -> KernelInfo:
+        """The facts of a kernel that computes it in this way."""
         batch, queries, heads, channels = self.query.shape
-        names = ("queries", "keys", "values")
-        computed = [name for name, operand in zip(names, self.operands, strict=True) if operand.operations]
-        return f"{batch} x {heads} heads, {queries} queries, {self.key.shape[1]} keys, {channels} channels, {how}" + (
-            f", {' and '.join(computed)} computed while they are read" if computed else ""
+        return kernel_info.attention(
+            algorithm,
+            [operand.operations > 0 for operand in self.operands],
+            self.value.shape[3],
+            batch=batch,
+            heads=heads,
+            queries=queries,
+            keys=self.key.shape[1],
+            channels=channels,
         )
 
     @property

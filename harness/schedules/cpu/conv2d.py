@@ -19,6 +19,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
+from harness.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
 from harness.schedules.cpu.emit import for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.gemm import Operand, matrix_product
@@ -121,7 +122,9 @@ def _columns(
         name = "conv2d" + epilogue.label
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
         arguments = [Argument("image", window.image), Argument("packed", packed_shape), *epilogue.arguments]
-        function = product_function(name, problem, "right", cut, [*arguments, Argument("result", window.result)], body)
+        info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
+        arguments = [*arguments, Argument("result", window.result)]
+        function = product_function(name, problem, "right", cut, arguments, body, info)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), place, build)
@@ -230,7 +233,9 @@ def _scatter(
         name = "conv2d_transpose" + epilogue.label
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
         arguments = [Argument("image", image), Argument("packed", packed_shape), *epilogue.arguments]
-        function = product_function(name, problem, "right", cut, [*arguments, Argument("result", result)], body)
+        info = KernelInfo(Kind.KERNEL, "nn.conv2d_transpose", writes=epilogue.operators)
+        arguments = [*arguments, Argument("result", result)]
+        function = product_function(name, problem, "right", cut, arguments, body, info)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), place, build)
@@ -276,7 +281,15 @@ def _depthwise(
 
         name = "depthwise" + epilogue.label
         arguments = [Argument("image", window.image), Argument("weight", weight), *epilogue.arguments]
-        function = prim_func(name, [*arguments, Argument("result", window.result)], body)
+        info = KernelInfo(
+            Kind.KERNEL,
+            "nn.conv2d",
+            DEPTHWISE,
+            window.sizes,
+            writes=epilogue.operators,
+            flop=2 * math.prod((*window.result, *window.kernel)),
+        )
+        function = prim_func(name, [*arguments, Argument("result", window.result)], body, info)
         return call(builder, name, function, inputs)
 
     return Lowering((data, weights), place, build)

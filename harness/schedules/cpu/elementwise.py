@@ -11,23 +11,28 @@ index arithmetic of fused operators, where TVM's explicit vectorization falls ba
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, sym, te, tirx
+from tvm.s_tir.schedule import ScheduleError
 
 from harness.schedules.common.graph import Legalize, default, static_shape
+from harness.schedules.common.kernel_info import (
+    UNSCHEDULED,
+    KernelInfo,
+    Kind,
+    LostSchedule,
+    first_line,
+    with_info,
+)
 from harness.schedules.cpu import math as elementary
 
-_log = logging.getLogger(__name__)
-
-UNSCHEDULED = "unscheduled"
-"""What `explain` says of a block that keeps its loops as they were."""
 _PARALLEL_FROM = 131072
 """Estimated operations below which starting threads costs more than the work."""
 _GRAIN = 4096
@@ -138,8 +143,9 @@ def _examine(block: _Block) -> _Body:
     return _Body(tuple(loads), counts["size"], counts["costly"] > 0, counts["binds"] > 0, moves)
 
 
-def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> None:
-    """Inlines intermediate elementwise blocks, unless that repeats costly work."""
+def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> list[LostSchedule]:
+    """Inlines intermediate elementwise blocks, unless that repeats costly work; returns those that TVM refuses."""
+    lost: list[LostSchedule] = []
     outputs = {sch.get(handle).name_hint for handle in sch.get_output_blocks(sch.get_sblock("root"))}
     for handle in handles:
         block = _block(sch, handle)
@@ -159,8 +165,9 @@ def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> None:
             continue
         try:
             sch.compute_inline(handle)
-        except Exception as error:
-            _log.debug("block %s is not inlined: %s", block.node.name_hint, error)
+        except ScheduleError as error:
+            lost.append(LostSchedule("inline", first_line(error), str(block.node.name_hint)))
+    return lost
 
 
 def _divisor(number: int, limit: int, multiple: int = 1) -> int:
@@ -240,12 +247,25 @@ def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> No
     sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
 
 
-def _schedule_spatial(sch: s_tir.Schedule, block: _Block) -> str:
-    """Schedules the block; returns the name of the schedule."""
+def _attempts(sch: s_tir.Schedule, block: _Block) -> dict[str, Callable[[], bool]]:
+    """The schedules of a block by name, in the order in which they are tried; each returns whether it is the one."""
+    if not block.spatial:
+        return {"split reduction": partial(_split_sum, sch, block), "reduction": partial(_reduce, sch, block)}
     body = _examine(block)
     worthwhile = block.domain * max(1, body.size // 8) >= _PARALLEL_FROM
-    attempts = {"flat": _flat, "tiled": _tiled, "banded": _banded, "rows": _rows}
-    return next(name for name, attempt in attempts.items() if attempt(sch, block, body, worthwhile))
+    schedules = {"flat": _flat, "tiled": _tiled, "banded": _banded, "rows": _rows}
+    return {name: partial(schedule, sch, block, body, worthwhile) for name, schedule in schedules.items()}
+
+
+def _schedule(sch: s_tir.Schedule, block: _Block) -> str | LostSchedule:
+    """Schedules a block; the name of the schedule, or the one that TVM refuses, which leaves loops half changed."""
+    for name, schedule in _attempts(sch, block).items():
+        try:
+            if schedule():
+                return name
+        except ScheduleError as error:
+            return LostSchedule(name, first_line(error), str(block.node.name_hint))
+    raise AssertionError("the last schedule takes every block")
 
 
 def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
@@ -388,7 +408,9 @@ def _is_long_sum(block: _Block) -> bool:
 
 
 def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
-    """Splits a long sum into partial sums that are added afterwards; False if no divisor fits."""
+    """Splits a long sum into partial sums that are added afterwards; False if it is none, or no divisor fits."""
+    if not _is_long_sum(block):
+        return False
     inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
     outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
     terms = math.prod(extent for extent, reduced in zip(block.extents, block.reduced, strict=True) if reduced)
@@ -431,36 +453,20 @@ def _ordered(sch: s_tir.Schedule, handle: Any) -> list[Any]:
     return [*first[:-1], *steps, first[-1]] if len(first) else steps
 
 
-def _schedule_reduction(sch: s_tir.Schedule, block: _Block) -> str:
-    """Schedules the block; returns the name of the schedule."""
-    if _is_long_sum(block):
-        saved = sch.copy()
-        try:
-            if _split_sum(sch, block):
-                return "split reduction"
-        except Exception as error:
-            _log.debug("sum %s is not split: %s", block.node.name_hint, error)
-            raise _Retry(saved) from error
+def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
+    """Parallel over what is not reduced, whose loops come first."""
     outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
     inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
     worthwhile = block.domain >= _PARALLEL_FROM
     sch.reorder(*outer, *inner)
     _parallel(sch, outer, worthwhile)
-    return "reduction"
-
-
-class _Retry(Exception):
-    """A block could not be scheduled; carries the schedule as it was before."""
-
-    def __init__(self, schedule: s_tir.Schedule) -> None:
-        super().__init__()
-        self.schedule = schedule
+    return True
 
 
 def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with loops in a good order for a CPU; unchanged where nothing is known to help.
 
-    The attribute `explain` of the result names the schedule of each block.
+    The facts of the result name the schedule of each block, and those that could not be applied.
     """
     root = function.body
     if not isinstance(root, s_tir.SBlockRealize) or root.block.name_hint != "root":
@@ -469,32 +475,32 @@ def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
     handles = sch.get_child_blocks(sch.get_sblock("root"))
     if not handles:
         return function
-    _inline(sch, handles)
+    lost = _inline(sch, handles)
     chosen: list[str] = []
-    for name in [sch.get(handle).name_hint for handle in sch.get_child_blocks(sch.get_sblock("root"))]:
+    for name in [str(sch.get(handle).name_hint) for handle in sch.get_child_blocks(sch.get_sblock("root"))]:
         handle = sch.get_sblock(name)
         block = _block(sch, handle)
         if block is None:
-            _log.debug("block %s of %s is not scheduled: not a plain loop nest", name, function.attrs)
+            lost.append(LostSchedule("of plain loops", "it is not a perfect nest of serial loops", name))
             chosen.append(UNSCHEDULED)
             continue
         saved = sch.copy()
-        try:
-            chosen.append((_schedule_spatial if block.spatial else _schedule_reduction)(sch, block))
-        except Exception as error:
-            _log.debug("block %s is not scheduled: %s", name, error)
+        schedule = _schedule(sch, block)
+        if isinstance(schedule, LostSchedule):
+            lost.append(schedule)
             chosen.append(UNSCHEDULED)
             sch = saved
-    attributes = {"tirx.is_scheduled": True, "explain": ", ".join(dict.fromkeys(chosen))}
-    return sch.mod["main"].with_attr(attributes)
+        else:
+            chosen.append(schedule)
+    info = KernelInfo(Kind.LOOPS, schedules=tuple(chosen), lost=tuple(lost))
+    return with_info(sch.mod["main"].with_attr("tirx.is_scheduled", True), info)
 
 
 def schedule_remaining() -> tvm.transform.Pass:
     """A module pass that gives every function without a schedule a good default one.
 
     Functions with the attribute `tirx.is_scheduled` and kernels written as plain loops (no blocks) stay as they are.
-    A block that cannot be scheduled is left alone and reported to the logger at level DEBUG; the pass itself does not
-    fail.
+    A block that cannot be scheduled is left alone, and the facts of its function tell why.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
@@ -503,10 +509,7 @@ def schedule_remaining() -> tvm.transform.Pass:
         for variable, function in list(module.functions_items()):
             if not isinstance(function, tirx.PrimFunc) or _is_scheduled(function):
                 continue
-            try:
-                module[variable] = schedule_function(function)
-            except Exception as error:
-                _log.debug("function %s is not scheduled: %s", variable.name_hint, error)
+            module[variable] = schedule_function(function)
         return module
 
     return run
@@ -527,8 +530,8 @@ def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
         def compute(x: te.Tensor) -> te.Tensor:
             return te.compute(x.shape, lambda *index: function(x(*index)), name=name)
 
-        attributes = {"explain": f"{name}, vectorized"}
-        return bb.call_te(compute, data, primfunc_name_hint=f"tir_{name}", primfunc_attrs=attributes)
+        info = KernelInfo(Kind.LEGALIZATION, name)
+        return bb.call_te(compute, data, primfunc_name_hint=f"tir_{name}", primfunc_attrs=info.attributes)
 
     return legalize
 

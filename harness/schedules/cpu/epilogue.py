@@ -113,9 +113,14 @@ class Epilogue:
         return [Argument(f"extra{n}", shape) for n, shape in enumerate(self.shapes)]
 
     @property
+    def operators(self) -> tuple[str, ...]:
+        """The Relax operators that change a value, without `relax.`."""
+        return tuple(step.op.removeprefix("relax.") for step in self.steps if step.shape is None)
+
+    @property
     def label(self) -> str:
         """Suffix for the kernel's name."""
-        return "".join("_" + step.op.rpartition(".")[2] for step in self.steps if step.shape is None)
+        return "".join("_" + operator.rpartition(".")[2] for operator in self.operators)
 
     def final(self, place: Place) -> Place:
         """Where the elements lie after the last step."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
+from harness.schedules.common.kernel_info import FEW_QUERIES
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.attention_operands import Attention
 from harness.schedules.cpu.folding import Folded, Reader
@@ -104,8 +106,8 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
         with T.serial(0, batch * heads) as m, T.serial(0, queries) as i:
             _put_together(attention, (m // heads, i, m % heads), lanes, highest, sums, results, result)
 
-    how = f"keys and values as they lie, in {parts} part{'s' if parts > 1 else ''}"
-    return prim_func("attention", attention.arguments, body, attention.explain(how))
+    info = replace(attention.info(FEW_QUERIES), decisions={"parts": parts})
+    return prim_func("attention", attention.arguments, body, info)
 
 
 def _reader(operand: Folded, source: Any, b: Any, h: Any, lanes: int) -> Callable[[Any, int, Any], Any]:

@@ -15,6 +15,7 @@ from tvm import ir, relax, sym, tirx
 
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, view
+from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.folding import moved, ravel, row_starts
 from harness.schedules.cpu.lowering import Context, Lowering
@@ -175,6 +176,7 @@ def matrix_product(
                 Argument("result", epilogue.final(place).shape),
             ],
             body,
+            KernelInfo(Kind.KERNEL, "matmul", writes=epilogue.operators),
             by_row,
         )
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])

@@ -14,6 +14,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import Legalize, call, default, reshaped
 from harness.schedules.common.kernel import Argument, prim_func
+from harness.schedules.common.kernel_info import kernel
 from harness.schedules.common.normalization import recognized
 from harness.schedules.cpu import reduction
 from harness.schedules.cpu.emit import for_each_vector
@@ -58,7 +59,8 @@ def layer_norm_kernel(rows: int, count: int, epsilon: float, scaled: bool, shift
 
     names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
     line = [Argument(name, (count,)) for name in names]
-    return prim_func("layer_norm", [Argument("data", (rows, count)), *line, Argument("out", (rows, count))], body)
+    arguments = [Argument("data", (rows, count)), *line, Argument("out", (rows, count))]
+    return prim_func("layer_norm", arguments, body, kernel("nn.layer_norm", lines=rows, count=count))
 
 
 def group_norm_kernel(
@@ -102,7 +104,8 @@ def group_norm_kernel(
     names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
     affine = [Argument(name, (groups, channels)) for name in names]
     shape = (lines, channels, inner)
-    return prim_func("group_norm", [Argument("data", shape), *affine, Argument("out", shape)], body)
+    info = kernel("nn.group_norm", lines=lines, channels=channels, inner=inner)
+    return prim_func("group_norm", [Argument("data", shape), *affine, Argument("out", shape)], body, info)
 
 
 def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:

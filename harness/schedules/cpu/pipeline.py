@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.common.origins import fuse_calls, keep_origins
 from harness.schedules.common.vm import lower_to_vm
 from harness.schedules.cpu import elementwise, normalization, roi_align, softmax
 from harness.schedules.cpu.memory import plan_memory
@@ -51,10 +52,11 @@ def _to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedu
         relax.transform.CanonicalizeBindings(),
         call_kernels(target, schedules),
         relax.transform.LegalizeOps(_LEGALIZE),
+        keep_origins,
         *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FuseOps(),
+        fuse_calls,
         relax.transform.FuseTIR(),
         elementwise.schedule_remaining(),
     ]

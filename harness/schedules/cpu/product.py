@@ -10,14 +10,16 @@ wide as the register tile on that side; `emit.multiply_panels` takes one right p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import Argument, at_most, ceil_div, fp32, prim_func, registers, view
+from harness.schedules.common.kernel import HELPER, Argument, at_most, ceil_div, fp32, prim_func, registers, view
+from harness.schedules.common.kernel_info import PRODUCT, KernelInfo
 from harness.schedules.cpu.emit import LINE, After, for_each_vector, multiply_panels, prefetch, spread
 from harness.schedules.cpu.tile import Tile
 
@@ -89,7 +91,7 @@ def pack_function(
                     value = T.if_then_else(at < width, value, fp32(0.0))
                 T.buffer_store(packed, value, [b, p, k, i])
 
-    return prim_func("pack", [source, Argument("packed", shape)], body)
+    return prim_func("pack", [source, Argument("packed", shape)], body, HELPER)
 
 
 def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
@@ -238,6 +240,7 @@ def product_function(
     cut: Cut,
     arguments: Sequence[Argument],
     body: Callable[..., Access],
+    info: KernelInfo,
     by_row: bool = False,
 ) -> tirx.PrimFunc:
     """The kernel.
@@ -249,6 +252,7 @@ def product_function(
         cut: Its tile, blocks and chunks.
         arguments: All tensors, the result last.
         body: Gets one buffer per argument.
+        info: The operator that it computes, and what it does to a result.
         by_row: Whether what it returns has `rows`, because packing goes along the rows of the left operand
             (`stream_rows`) and not across them.
     """
@@ -291,11 +295,16 @@ def product_function(
                     after=_write(problem, tile, access, totals, block, column),
                 )
 
-    size = f"{problem.rows}x{problem.depth} · {problem.depth}x{problem.columns}"
-    batch = f"{problem.batch} times " if problem.batch > 1 else ""
-    how = "read where it lies" if in_place else "packed on the way"
-    explain = f"{batch}{size}, tile {tile.rows}x{tile.columns}, the {streaming} operand {how}"
-    return prim_func(name, arguments, emit, explain)
+    extents = {"batch": problem.batch, "rows": problem.rows, "depth": problem.depth, "columns": problem.columns}
+    info = replace(
+        info,
+        algorithm=PRODUCT,
+        extents=extents,
+        tile={"rows": tile.rows, "columns": tile.columns},
+        decisions={"streaming": streaming, "read": "in place" if in_place else "packed", **asdict(blocking)},
+        flop=2 * math.prod(extents.values()),
+    )
+    return prim_func(name, arguments, emit, info)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import Legalize, call, default, reshaped, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
+from harness.schedules.common.kernel_info import kernel
 from harness.schedules.cpu.emit import for_each_vector
 
 LANES = 32
@@ -268,7 +269,8 @@ def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
             merges = [_merging(fold, partial, i) for fold, partial in zip(shapes, partials, strict=True)]
             T.buffer_store(out, reduction.finish(fold_line(chunks, merges), count), [i])
 
-    return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body)
+    info = kernel(reduction.name, lines=outer, count=count)
+    return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
 
 
 def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> tirx.PrimFunc:
@@ -297,7 +299,7 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> t
         each_block(outer, count, inner, block)
 
     arguments = [Argument("data", (outer, count, inner)), Argument("out", (outer, inner))]
-    return prim_func(reduction.name, arguments, body)
+    return prim_func(reduction.name, arguments, body, kernel(reduction.name, lines=outer * inner, count=count))
 
 
 def _fill(buffer: tirx.Buffer, width: int, value: Any) -> None:
@@ -315,7 +317,8 @@ def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
             T.buffer_store(out, narrow(tirx.sqrt(variance) if root else variance), [i])
 
     name = "std" if root else "variance"
-    return prim_func(name, [Argument("data", (outer, count)), Argument("out", (outer,))], body)
+    info = kernel(name, lines=outer, count=count)
+    return prim_func(name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
 
 
 def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] | None:
@@ -376,7 +379,8 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.P
                     T.buffer_store(out, narrow(running[0]), [i, k, j])
 
     shape = (outer, count, inner)
-    return prim_func("cumsum", [Argument("data", shape), Argument("out", shape)], body)
+    info = kernel("cumsum", lines=outer * inner, count=count)
+    return prim_func("cumsum", [Argument("data", shape), Argument("out", shape)], body, info)
 
 
 def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:

@@ -11,7 +11,8 @@ from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules import UNTUNED, Schedules
-from harness.schedules.common.graph import Facts, facts_of, is_call, permutation, static_shape
+from harness.schedules.common.graph import Facts, between, facts_of, is_call, permutation, static_shape
+from harness.schedules.common.origins import joined
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
@@ -75,11 +76,19 @@ def _context_of(
 
 @dataclass(frozen=True)
 class _Fused:
-    """A kernel to call in place of the last operator of a chain."""
+    """A kernel to call in place of the last operator of a chain.
+
+    Attributes:
+        lowering: How the first operator of the chain becomes a kernel.
+        operands: Of the epilogue.
+        epilogue: The operators that follow the first.
+        covers: What the kernel computes: the first operator, those that follow, and those that it does while it reads.
+    """
 
     lowering: Lowering
     operands: tuple[relax.Expr, ...]
     epilogue: Epilogue
+    covers: tuple[relax.Var, ...]
 
 
 @dataclass(frozen=True)
@@ -102,9 +111,10 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         fused = self.plan.kernels.get(binding.var)
         if fused is not None:
             inputs = [self.visit_expr(value) for value in (*fused.lowering.inputs, *fused.operands)]
-            value = fused.lowering.build(self.builder_, inputs, fused.epilogue)
-            local = isinstance(binding.var, relax.DataflowVar) or not self.builder_.current_block_is_dataflow()
-            self.set_var_remap(binding.var, self.builder_.emit(value) if local else self.builder_.emit_output(value))
+            value = self.builder_.normalize(fused.lowering.build(self.builder_, inputs, fused.epilogue))
+            variable = type(binding.var)(joined(fused.covers), value.ty)
+            self.builder_.emit_normalized(relax.VarBinding(variable, value))
+            self.set_var_remap(binding.var, variable)
         elif binding.var not in self.plan.covered:
             super().visit_var_binding_(binding)
 
@@ -131,7 +141,7 @@ def _plan(context: Context, facts: Facts) -> _Plan:
         lowering = KERNELS[value.op.name](context, value)
         if lowering is None:
             continue
-        last = variable
+        last, covers = variable, [variable]
         user = _only_user(facts, last)
         context.results.add(variable)
         if (
@@ -143,6 +153,7 @@ def _plan(context: Context, facts: Facts) -> _Plan:
             other = lowering.permuted(permutation(context.bindings[user]))
             if other is not None:
                 covered.add(last)
+                covers.append(user)
                 lowering, last = other, user
         place, steps, operands = lowering.place, [], []
         while place is not None and (following := _next_step(context, facts, place, last)) is not None:
@@ -150,12 +161,15 @@ def _plan(context: Context, facts: Facts) -> _Plan:
                 break  # the sum of two products: the first one's write-back does it
             covered.add(last)
             last, step, operand = following
+            covers.append(last)
             steps.append(step)
             operands += [] if operand is None else [operand]
             place = step.moved(place)
         shapes = tuple(static_shape(operand) or () for operand in operands)
         context.results.add(last)
-        kernels[last] = _Fused(lowering, tuple(operands), Epilogue(tuple(steps), shapes))
+        for argument in value.args:
+            covers += between(context.bindings, argument, lowering.inputs)
+        kernels[last] = _Fused(lowering, tuple(operands), Epilogue(tuple(steps), shapes), tuple(covers))
     return _Plan(kernels, frozenset(covered))
 
 

@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import Legalize, call, default, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
+from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.emit import for_each_vector
 from harness.schedules.cpu.reduction import scalar
 
@@ -85,7 +86,9 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> ti
                 for_each_vector(lanes, lanes, lambda c: T.buffer_store(out, total[c] / count, [b, first + c, i, j]))
 
     arguments = [Argument("data", image), Argument("boxes", (boxes, 5)), Argument("out", shape)]
-    return prim_func("roi_align", arguments, body, f"{boxes} boxes, {lanes} of {channels} channels at a time")
+    extents = {"boxes": boxes, "channels": channels, "rows": pooling.rows, "columns": pooling.columns}
+    info = KernelInfo(Kind.KERNEL, "vision.roi_align", extents=extents, tile={"channels": lanes})
+    return prim_func("roi_align", arguments, body, info)
 
 
 def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any, Any]:

@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import Legalize, call, default, reshaped, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
+from harness.schedules.common.kernel_info import KernelInfo, kernel
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.emit import for_each_vector
 from harness.schedules.cpu.reduction import LANES, Fold, each_block, fold_line, fp64, narrow, scalar, tasks, widen
@@ -18,6 +19,10 @@ from harness.schedules.cpu.reduction import LANES, Fold, each_block, fold_line, 
 
 def _greater(a: Any, b: Any) -> Any:
     return tirx.Select(a > b, a, b)
+
+
+def _info(log: bool, lines: int, count: int) -> KernelInfo:
+    return kernel("nn.log_softmax" if log else "nn.softmax", lines=lines, count=count)
 
 
 def row_kernel(rows: int, count: int, log: bool) -> tirx.PrimFunc:
@@ -41,7 +46,7 @@ def row_kernel(rows: int, count: int, log: bool) -> tirx.PrimFunc:
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, out[i, k] / normalizer, [i, k]))
 
     shape = (rows, count)
-    return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body)
+    return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body, _info(log, rows, count))
 
 
 def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFunc:
@@ -79,7 +84,8 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFun
         each_block(outer, count, inner, block)
 
     shape = (outer, count, inner)
-    return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body)
+    info = _info(log, outer * inner, count)
+    return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body, info)
 
 
 def _legalize(log: bool) -> Legalize:

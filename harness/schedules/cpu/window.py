@@ -51,6 +51,20 @@ class Window:
         return self.result[2] * self.result[3]
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """By name: the image, all filters with the channels that each reads, and the kernel."""
+        (batch, _, height, width), (kernel_height, kernel_width) = self.image, self.kernel
+        return {
+            "batch": batch,
+            "filters": self.result[1],
+            "channels": self.channels,
+            "kernel_height": kernel_height,
+            "kernel_width": kernel_width,
+            "height": height,
+            "width": width,
+        }
+
+    @property
     def pointwise(self) -> bool:
         """Whether every output pixel reads exactly the input pixel at its own place."""
         return self.kernel == (1, 1) and self.strides == (1, 1) and self.result[2:] == self.image[2:]

@@ -15,6 +15,7 @@ before it is stored, so that infinities and NaN end up where any other convoluti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import call
-from harness.schedules.common.kernel import Argument, ceil_div, fp32, prim_func, registers
+from harness.schedules.common.kernel import HELPER, Argument, ceil_div, fp32, prim_func, registers
+from harness.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
 from harness.schedules.cpu.emit import for_each_vector, multiply_panels, vectors
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.lowering import Lowering
@@ -45,19 +47,29 @@ def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
         arguments = [Argument("image", window.image), Argument("packed", shape), Argument("weight", weight)]
         arguments += [*epilogue.arguments, Argument("result", window.result)]
         name = "winograd" + epilogue.label
-        function = prim_func(name, arguments, lambda *buffers: _emit(plan, epilogue, *buffers), _explain(plan))
+        function = prim_func(name, arguments, lambda *buffers: _emit(plan, epilogue, *buffers), _info(plan, epilogue))
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
 
     return Lowering((data, weights), window.place, build)
 
 
-def _explain(plan: Plan) -> str:
-    n, window, tile = plan.filtering.inputs, plan.window, plan.blocking.tile
-    m = plan.filtering.outputs
-    images = f"{window.image[0]} x " if window.image[0] > 1 else ""
-    return (
-        f"{images}{window.filters}x{window.channels}x3x3 on {window.image[2]}x{window.image[3]}, "
-        f"{m}x{m} outputs with {n * n} multiplications, tile {tile.rows}x{tile.columns}"
+def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
+    window, blocking = plan.window, plan.blocking
+    return KernelInfo(
+        Kind.KERNEL,
+        "nn.conv2d",
+        FILTERING,
+        window.sizes,
+        tile={"rows": blocking.tile.rows, "columns": blocking.tile.columns},
+        decisions={
+            "outputs": plan.filtering.outputs**2,
+            "multiplications": plan.places,
+            "lines": blocking.lines,
+            "splits": blocking.splits,
+            "groups": blocking.groups,
+        },
+        writes=epilogue.operators,
+        flop=2 * math.prod(window.result) * window.depth,
     )
 
 
@@ -87,7 +99,7 @@ def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
                         value = T.if_then_else(at < filters, value, fp32(0.0))
                     T.buffer_store(packed, value, [a * n + b, panel, c, i])
 
-    return prim_func("pack", [Argument("source", weight), Argument("packed", shape)], body)
+    return prim_func("pack", [Argument("source", weight), Argument("packed", shape)], body, HELPER)
 
 
 def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = "float32") -> Any:

@@ -21,16 +21,18 @@ score, a total and a result of its own; they are merged when all keys are done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common import kernel_info
 from harness.schedules.common.graph import static_shape
 from harness.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import LANES, Place, Source
 from harness.schedules.gpu.threads import (
@@ -182,36 +184,44 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
 
 def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -> tirx.PrimFunc:
     """The kernel, see `kernel_of`."""
-    how = f"blocks of {tiling.queries} queries, steps of {tiling.keys} keys in {tiling.groups} groups"
-    return kernel_of(attention, operands, tiling.queries, tiling.threads, how, partial(_Emitter, attention, tiling))
+    tile = {"queries": tiling.queries, "keys": tiling.keys, "groups": tiling.groups, "threads": tiling.threads}
+    return kernel_of(attention, operands, ATTENTION, tile, partial(_Emitter, attention, tiling))
 
 
 def kernel_of(
-    attention: Attention, operands: Operands, queries: int, threads: int, how: str, emitter: Callable[..., Any]
+    attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Any]
 ) -> tirx.PrimFunc:
     """A kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel].
 
     Args:
         attention: The problem.
         operands: How queries, keys and values are loaded.
-        queries: Of a block.
-        threads: Of a block.
-        how: How the work is divided, in words.
+        algorithm: Its name among the facts of the kernel.
+        tile: Queries and threads of a block, keys of a step, and whatever else describes how the work is divided.
         emitter: (place, thread, buffer of the bias in a list, result) → what has `emit`, of three sources.
     """
-    heads = attention.heads
+    heads, queries = attention.heads, tile["queries"]
     blocks = ceil_div(attention.queries, queries)
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
         sources = [Source(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
-        with launch(attention.batch * heads * blocks, threads) as (block, thread):
+        with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
             m = T.Bind(block // blocks)
             place = Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
             emitter(place, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
-    explain = f"{_described(attention, operands)}, {how}, {threads} threads"
-    return prim_func("attention", _arguments_of(attention, operands), body, explain)
+    info = kernel_info.attention(
+        algorithm,
+        [operand.operations > 0 for operand in operands.all],
+        attention.width,
+        batch=attention.batch,
+        heads=heads,
+        queries=attention.queries,
+        keys=attention.keys,
+        channels=attention.channels,
+    )
+    return prim_func("attention", _arguments_of(attention, operands), body, replace(info, tile=tile))
 
 
 def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
@@ -225,16 +235,6 @@ def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
         *([] if attention.bias is None else [Argument("bias", attention.bias, attention.bias_dtype)]),
         Argument("result", result, attention.dtype),
     ]
-
-
-def _described(attention: Attention, operands: Operands) -> str:
-    """Extents, and what is computed on the way."""
-    computed = [name for name, x in zip(("queries", "keys", "values"), operands.all, strict=True) if x.operations]
-    return (
-        f"{attention.batch} x {attention.heads} heads, {attention.queries} queries, {attention.keys} keys, "
-        f"{attention.channels} channels"
-        + (f", {' and '.join(computed)} computed while they are read" if computed else "")
-    )
 
 
 def masked(

@@ -17,7 +17,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 
-from harness.schedules.common.graph import facts_of, is_call, static_shape
+from harness.schedules.common.graph import between, facts_of, is_call, static_shape
 from harness.schedules.cpu.epilogue import BINARY, UNARY
 from harness.schedules.cpu.folding import Folded, Reader, fold
 from harness.schedules.cpu.lowering import Context
@@ -143,31 +143,13 @@ class Folding:
 
     def _inside(self, value: relax.Expr, folded: Folded) -> set[relax.Var]:
         """Variables between an operand and what it reads from memory."""
-        found: set[relax.Var] = set()
-        waiting: list[Any] = [value]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, relax.Var):
-                if part in found or part not in self.bindings or any(part.same_as(x) for x in folded.inputs):
-                    continue
-                found.add(part)
-                part = self.bindings[part]
-            waiting.extend(_arguments(part))
-        return found
+        return set(between(self.bindings, value, folded.inputs))
 
     def _computes(self, context: Context, variable: relax.Var) -> bool:
         """Whether a variable takes arithmetic, from what is in memory."""
         if is_call(self.bindings[variable], "relax.call_tir"):
             return True
         return isinstance(variable.ty, relax.TensorType) and fold(context, variable).operations > 0
-
-
-def _arguments(value: Any) -> list[Any]:
-    if isinstance(value, relax.Tuple):
-        return list(value.fields)
-    if isinstance(value, relax.TupleGetItem):
-        return [value.tuple_value]
-    return list(value.args) if isinstance(value, ir.Call) else []
 
 
 def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:

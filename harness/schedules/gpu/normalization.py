@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import Legalize, call, default, reshaped
 from harness.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.schedules.common.kernel_info import kernel
 from harness.schedules.common.normalization import recognized
 from harness.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
@@ -50,9 +51,8 @@ def normalize_kernel(
 
     names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
     parameters = [Argument(name, (groups, channels), dtype) for name in names]
-    return prim_func(
-        "normalize", [Argument("data", extents, dtype), *parameters, Argument("out", extents, dtype)], body
-    )
+    arguments = [Argument("data", extents, dtype), *parameters, Argument("out", extents, dtype)]
+    return prim_func("normalize", arguments, body, kernel("normalize", lines=lines, count=count))
 
 
 def _centre(line: Line, count: Any) -> tuple[Any, Any, Any]:
@@ -87,9 +87,8 @@ def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
                 T.buffer_store(out, mean + left, [i, c, 0])
                 T.buffer_store(out, squares, [i, c, 1])
 
-    return prim_func(
-        "chunk_moments", [Argument("data", (lines, count), dtype), Argument("out", (lines, chunks, 2))], body
-    )
+    arguments = [Argument("data", (lines, count), dtype), Argument("out", (lines, chunks, 2))]
+    return prim_func("chunk_moments", arguments, body, kernel("moments", "of chunks", lines=lines, count=count))
 
 
 def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
@@ -122,7 +121,8 @@ def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFu
                 store(there, out, left, [i, 1])
                 store(there, out, _inverse_root(squares, count, epsilon), [i, 2])
 
-    return prim_func("merged_moments", [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))], body)
+    arguments = [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))]
+    return prim_func("merged_moments", arguments, body, kernel("moments", "merged", lines=lines, count=count))
 
 
 def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:

@@ -15,6 +15,7 @@ its own. Where the terms are split over groups of threads, their sums are added 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,8 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import ceil_div, chunk_length
+from harness.schedules.common.kernel import bytes_of, ceil_div, chunk_length
+from harness.schedules.common.kernel_info import PRODUCT, KernelInfo, Kind
 from harness.schedules.gpu import tensor_cores
 from harness.schedules.gpu.contraction import Contraction, recognised
 from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
@@ -68,7 +70,7 @@ def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name("main")
-            T.func_attr({"tirx.noalias": True})
+            T.func_attr({"tirx.noalias": True, **_info(contraction, tile).attributes})
             for parameter in contraction.parameters:
                 T.arg(parameter.name, parameter)
             with T.sblock("root"):
@@ -79,6 +81,23 @@ def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx
                 else:
                     _body(contraction, tile)
         return builder.get()
+
+
+def _info(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> KernelInfo:
+    groups = {"batch": "batch", "rows": "rows", "depth": "terms", "columns": "columns"}
+    extents = {name: getattr(contraction, group).size for name, group in groups.items()}
+    halves = isinstance(tile, tensor_cores.WarpTile)
+    shape = {"rows": tile.height, "columns": tile.width, "depth": tile.slab, "threads": tile.threads}
+    return KernelInfo(
+        Kind.KERNEL,
+        algorithm=PRODUCT,
+        extents=extents,
+        dtype=str(contraction.result.tensor.ty.dtype),
+        tile=shape,
+        decisions={"multiplied on": "tensor cores" if halves else "cores"},
+        flop=2 * math.prod(extents.values()),
+        bytes_moved=sum(bytes_of(p.ty.shape, p.ty.dtype) for p in contraction.parameters),
+    )
 
 
 def _body(contraction: Contraction, tile: Tile) -> None:

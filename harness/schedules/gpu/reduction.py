@@ -10,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import Legalize, call, default, reshaped, static_shape
 from harness.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.schedules.common.kernel_info import kernel
 from harness.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line, store
 from harness.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
@@ -40,7 +41,8 @@ def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) ->
             line.for_each(write)
 
     shape = (outer, count, inner)
-    return prim_func("softmax", [Argument("data", shape, dtype), Argument("out", shape, dtype)], body)
+    info = kernel("nn.log_softmax" if log else "nn.softmax", lines=outer * inner, count=count)
+    return prim_func("softmax", [Argument("data", shape, dtype), Argument("out", shape, dtype)], body, info)
 
 
 def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[str, str]) -> tirx.PrimFunc:
@@ -56,7 +58,8 @@ def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[s
                 store(there, out, converted(result, dtypes[1]), [i, j])
 
     arguments = [Argument("data", (outer, count, inner), dtypes[0]), Argument("out", (outer, inner), dtypes[1])]
-    return prim_func("sum", arguments, body)
+    info = kernel("sum" if divisor == 1 else "mean", lines=outer * inner, count=count)
+    return prim_func("sum", arguments, body, info)
 
 
 def chunk_sums_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
@@ -69,7 +72,8 @@ def chunk_sums_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
             with T.If(tirx.EQ(thread, 0)), T.Then():
                 T.buffer_store(out, total, [i, c])
 
-    return prim_func("chunk_sums", [Argument("data", (lines, count), dtype), Argument("out", (lines, chunks))], body)
+    arguments = [Argument("data", (lines, count), dtype), Argument("out", (lines, chunks))]
+    return prim_func("chunk_sums", arguments, body, kernel("sum", "of chunks", lines=lines, count=count))
 
 
 def _softmax(log: bool) -> Legalize:

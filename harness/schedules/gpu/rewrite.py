@@ -7,14 +7,19 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax
+from tvm.relax.dpl import is_op, wildcard
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from harness.schedules.common.graph import call, is_call, permutation, static_shape
+from harness.schedules.common.graph import between, call, is_call, permutation, static_shape
 from harness.schedules.common.kernel import ceil_div
+from harness.schedules.common.origins import joined, name_groups
 from harness.schedules.gpu.attention import Attention, attention_kernel, tiling_of
 from harness.schedules.gpu.folding import Folding
 from harness.schedules.gpu.tensor_attention import WarpTiling, warp_attention_kernel, warp_tiling_of
 from harness.schedules.gpu.threads import FLOATS
+
+_GROUP = "transpose_matmul_fuse"
+"""What FuseTransposeMatmul calls its groups."""
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -41,6 +46,24 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
     return run
 
 
+@tvm.transform.module_pass(opt_level=0, name="GroupTransposedProducts")
+def group_transposed_products(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Makes groups of transpositions and the products that read them, as FuseTransposeMatmul does.
+
+    That pass takes groups as it finds them, and they are named after their operators here, which it would forget.
+    """
+    operand, transposed = wildcard(), is_op("relax.permute_dims")(wildcard())
+    product = is_op("relax.matmul")(operand, transposed)
+
+    def swaps(found: relax.transform.PatternCheckContext) -> bool:
+        call = found.annotated_expr["transposed"]
+        rank = int(call.args[0].ty.ndim)
+        return rank >= 2 and permutation(call) == (*range(rank - 2), rank - 1, rank - 2)
+
+    pattern = (_GROUP, product, {"transposed": transposed}, swaps)
+    return name_groups(module, relax.transform.FuseOpsByPattern([pattern], bind_constants=False)(module))
+
+
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, module: tvm.IRModule, shared_bytes: int, tensor_cores: bool) -> None:
@@ -48,10 +71,14 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         self.shared_bytes, self.tensor_cores = shared_bytes, tensor_cores
         self.folding: Any = None
         self.current: relax.Var | None = None
+        self.folded: list[relax.Var] = []
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self.current = binding.var
-        super().visit_var_binding_(binding)
+        self.current, self.folded = binding.var, []
+        value = self.builder_.normalize(self.visit_expr(binding.value))
+        variable = type(binding.var)(joined([binding.var, *self.folded]), value.ty)
+        self.builder_.emit_normalized(relax.VarBinding(variable, value))
+        self.set_var_remap(binding.var, variable)
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
         node = super().visit_call_(op)
@@ -72,6 +99,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             return node
         first, second = permutation(inner), permutation(original)
         axes = [first[d] for d in second]
+        self.folded = [node.args[0]]
         return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
 
     def _unexpanded(self, bias: relax.Expr) -> relax.Expr:
@@ -119,6 +147,9 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         if tiling is None:
             return None
         folded = self.folding.operands(self.current, _BYTES[dtype], ceil_div(queries, tiling.queries))
+        arguments = self.folding.bindings[self.current].args[:3]
+        for argument, operand in zip(arguments, folded.all, strict=True):
+            self.folded += between(self.folding.bindings, argument, operand.inputs)
         kernel = (
             warp_attention_kernel(attention, tiling, folded)
             if isinstance(tiling, WarpTiling)

@@ -22,6 +22,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.kernel import ceil_div
+from harness.schedules.common.kernel_info import TENSOR_CORES
 from harness.schedules.gpu import fragments
 from harness.schedules.gpu.attention import LOWEST, Attention, fill, kernel_of, masked, steps_of, when
 from harness.schedules.gpu.folding import Operands
@@ -70,8 +71,8 @@ def warp_tiling_of(attention: Attention) -> WarpTiling | None:
 
 def warp_attention_kernel(attention: Attention, tiling: WarpTiling, operands: Operands) -> tirx.PrimFunc:
     """The kernel, see `harness.schedules.gpu.attention.kernel_of`."""
-    how = f"tensor cores, blocks of {tiling.queries} queries, steps of {tiling.keys} keys"
-    return kernel_of(attention, operands, tiling.queries, tiling.threads, how, partial(_Emitter, attention, tiling))
+    tile = {"queries": tiling.queries, "keys": tiling.keys, "threads": tiling.threads}
+    return kernel_of(attention, operands, TENSOR_CORES, tile, partial(_Emitter, attention, tiling))
 
 
 class _Emitter:

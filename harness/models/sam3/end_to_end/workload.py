@@ -153,6 +153,7 @@ def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> 
                 keep_source=place.reads_source,
             )
         progress.kernels += compiled.kernels
+        progress.lost_schedules += compiled.lost_schedules
         sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))

@@ -1,0 +1,72 @@
+"""No schedule is lost in any component on any target: a rule or a schedule that TVM refuses is a defect."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import tvm
+from harness.verify.importing import imported_module
+from tvm import s_tir
+from tvm.s_tir.schedule import ScheduleError
+
+from conformance.support.operators import module_of
+from harness.core.case import Case
+from harness.models.sam3.components import COMPONENTS
+from harness.schedules.common.kernel_info import UNSCHEDULED, infos_of, lost_schedules
+from harness.schedules.cpu import cpu_pipeline, elementwise
+from harness.targets import TARGETS
+from harness.targets.compiling import lower_module
+
+
+@cache
+def imported(component: str) -> tvm.IRModule:
+    return imported_module(Case(component, "real", "llvm", "shallow", 0), lambda stage: None)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_no_component_loses_a_schedule(component: str, target: str) -> None:
+    lowered = lower_module(imported(component), TARGETS[target], TARGETS[target].tvm_target())
+    assert lost_schedules(lowered) == ()
+
+
+def refused(*_: object) -> bool:
+    raise ScheduleError("the loop is not there\nand more")
+
+
+def lowered() -> tvm.IRModule:
+    target = TARGETS["llvm"].tvm_target()
+    with target:
+        return cpu_pipeline(target)(module_of(lambda x: tvm.relax.op.abs(x), [(64, 1024)]))
+
+
+def test_a_schedule_that_tvm_refuses_is_told_and_leaves_the_loops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elementwise, "_flat", refused)
+    module = lowered()
+    (info,) = infos_of(module).values()
+    assert info.schedules == (UNSCHEDULED,)
+    (sentence,) = lost_schedules(module)
+    assert sentence.startswith("abs: schedule flat of block ")
+    assert sentence.endswith(" was lost: the loop is not there")
+
+
+def test_what_is_no_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(elementwise, "_flat", mistaken)
+    with pytest.raises(ZeroDivisionError):
+        lowered()
+
+
+def test_a_block_that_tvm_does_not_inline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_inlined(*_: object) -> None:
+        raise ScheduleError("it has two consumers")
+
+    monkeypatch.setattr(s_tir.Schedule, "compute_inline", not_inlined)
+    target = TARGETS["llvm"].tvm_target()
+    with target:
+        module = cpu_pipeline(target)(module_of(lambda x: tvm.relax.op.abs(tvm.relax.op.negative(x)), [(64, 1024)]))
+    (sentence,) = lost_schedules(module)
+    assert "schedule inline of block" in sentence and sentence.endswith("it has two consumers")

@@ -1,0 +1,226 @@
+"""Facts of a compiled function, kept with it as one attribute: what it computes, how, and how much work that is.
+
+Whoever decides about a function attaches them: the module that emits a kernel, or the pass that schedules loops. They
+depend on nothing but the function's own loops, because calls that compute the same share one function: which operators
+of a model it computes, and whether it runs when the model is loaded, are facts of the calls (see `origins`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+ATTRIBUTE = "kernel_info"
+"""The attribute of a function that holds its facts as JSON."""
+
+UNSCHEDULED = "unscheduled"
+"""In place of a schedule's name: the block keeps its loops as they were."""
+
+PRODUCT = "product"
+FILTERING, DEPTHWISE = "minimal filtering", "depthwise"
+ATTENTION, FEW_QUERIES, TENSOR_CORES = "attention", "attention of few queries", "attention on tensor cores"
+"""Algorithms whose sizes are told in the words of their field: products, convolutions and attention."""
+
+
+class Kind(StrEnum):
+    """What a function is to this project."""
+
+    KERNEL = "kernel"
+    """This project wrote its loops."""
+    HELPER = "helper"
+    """This project wrote its loops, which bring an operand of a kernel into the layout that the kernel reads."""
+    LEGALIZATION = "legalization"
+    """This project says what an element is; the loops are fused and scheduled like any others."""
+    LOOPS = "loops"
+    """The loops are TVM's, or fused from several legalizations, and scheduled."""
+
+
+@dataclass(frozen=True)
+class LostSchedule:
+    """A schedule that was chosen and could not be applied, or loops that no schedule takes.
+
+    Attributes:
+        schedule: Name of the schedule.
+        reason: Why it could not be applied, in one line.
+        block: The block of the function, if it is one.
+    """
+
+    schedule: str
+    reason: str
+    block: str = ""
+
+    def __str__(self) -> str:
+        of_block = f" of block {self.block}" if self.block else ""
+        return f"schedule {self.schedule}{of_block} was lost: {self.reason}"
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """The facts of one function.
+
+    Attributes:
+        kind: Whose loops they are.
+        operator: The Relax operator that it computes, without `relax.`; empty for loops of several.
+        algorithm: How it computes that, where there are several ways.
+        extents: Its sizes, by name.
+        dtype: Of its result.
+        tile: Sizes of what a task, a block of threads or the registers hold at once, by name.
+        decisions: What else was decided about it, by name.
+        reads: What it computes while it reads: operands, by name.
+        writes: Relax operators, without `relax.`, that it does to a result before it stores it.
+        flop: Arithmetic operations of products, convolutions and attention, counted as `torch.utils.flop_counter` does:
+            a convolution by minimal filtering as a direct one, attention as its two products; None for anything else.
+        bytes_moved: Of all its arguments, each counted once; None where that is not known.
+        schedules: Names of the schedules of its blocks, in order; `UNSCHEDULED` for what has none.
+        lost: Schedules that could not be applied.
+    """
+
+    kind: Kind
+    operator: str = ""
+    algorithm: str = ""
+    extents: Mapping[str, int] = field(default_factory=dict)
+    dtype: str = ""
+    tile: Mapping[str, int] = field(default_factory=dict)
+    decisions: Mapping[str, int | str] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    flop: int | None = None
+    bytes_moved: int | None = None
+    schedules: tuple[str, ...] = ()
+    lost: tuple[LostSchedule, ...] = ()
+
+    def to_json(self) -> str:
+        """The value of the attribute; facts that are not known are left out."""
+        known = {name: value for name, value in asdict(self).items() if value not in (None, "", {}, ())}
+        return json.dumps(known, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> KernelInfo:
+        """The facts that `to_json` wrote."""
+        known = json.loads(text)
+        known["kind"] = Kind(known["kind"])
+        for name in ("reads", "writes", "schedules"):
+            known[name] = tuple(known.get(name, ()))
+        known["lost"] = tuple(LostSchedule(**lost) for lost in known.get("lost", ()))
+        return cls(**known)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What a function that is being built gets as attributes."""
+        return {ATTRIBUTE: self.to_json()}
+
+
+def kernel(operator: str, algorithm: str = "", **extents: int) -> KernelInfo:
+    """The facts of a kernel: what it computes, how, and its sizes by name."""
+    return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
+
+
+def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int) -> KernelInfo:
+    """The facts of a kernel that computes attention.
+
+    Args:
+        algorithm: How it does that.
+        reads: Whether queries, keys and values are computed while they are read.
+        width: Channels of a value.
+        extents: batch, heads, queries, keys and channels.
+    """
+    scores = math.prod(extents[name] for name in ("batch", "heads", "queries", "keys"))
+    return replace(
+        kernel("nn.attention", algorithm, **extents, width=width),
+        reads=tuple(name for name, computed in zip(("queries", "keys", "values"), reads, strict=True) if computed),
+        flop=2 * scores * (extents["channels"] + width),
+    )
+
+
+def info_of(function: tirx.PrimFunc) -> KernelInfo | None:
+    """The facts of a function; None where nobody attached any."""
+    attributes = function.attrs or {}
+    return KernelInfo.from_json(str(attributes[ATTRIBUTE])) if ATTRIBUTE in attributes else None
+
+
+def with_info(function: tirx.PrimFunc, info: KernelInfo) -> tirx.PrimFunc:
+    """The function with these facts in place of any others."""
+    return function.with_attr(ATTRIBUTE, info.to_json())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def infos_of(module: tvm.IRModule) -> dict[str, KernelInfo]:
+    """The facts of the compiled functions of a module that have any, by name."""
+    found = {
+        variable.name_hint: info_of(function)
+        for variable, function in module.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    return {name: info for name, info in found.items() if info is not None}
+
+
+def lost_schedules(module: tvm.IRModule) -> tuple[str, ...]:
+    """A sentence on each schedule that could not be applied to a function of a module."""
+    return tuple(f"{name}: {lost}" for name, info in sorted(infos_of(module).items()) for lost in info.lost)
+
+
+def size_of(info: KernelInfo) -> str:
+    """The sizes of a function in words; empty where it has none."""
+    words = _SIZES.get(info.algorithm, _named)
+    return words(info.extents) if info.extents else ""
+
+
+def describe(info: KernelInfo) -> str:
+    """The facts of a function as a sentence for people; programs read the facts themselves."""
+    parts = [size_of(info), info.algorithm if info.algorithm not in (PRODUCT, ATTENTION) else "", *_decided(info)]
+    if info.reads:
+        parts.append(f"{' and '.join(info.reads)} computed while they are read")
+    if info.schedules:
+        parts.append(", ".join(dict.fromkeys(info.schedules)))
+    parts += [f"unscheduled: {lost}" for lost in info.lost]
+    return ", ".join(filter(None, parts))
+
+
+def _decided(info: KernelInfo) -> list[str]:
+    """The tile and the other decisions in words."""
+    tile = info.tile
+    named = {name: extent for name, extent in tile.items() if name not in ("rows", "columns")}
+    words = [f"tile {tile['rows']}x{tile['columns']}"] if {"rows", "columns"} <= tile.keys() else []
+    return [*words, *(f"{name} {value}" for name, value in (named | dict(info.decisions)).items())]
+
+
+def _product(extents: Mapping[str, int]) -> str:
+    batch = f"{extents['batch']} times " if extents["batch"] > 1 else ""
+    return f"{batch}{extents['rows']}x{extents['depth']} · {extents['depth']}x{extents['columns']}"
+
+
+def _convolution(extents: Mapping[str, int]) -> str:
+    images = f"{extents['batch']} x " if extents["batch"] > 1 else ""
+    kernel = f"{extents['kernel_height']}x{extents['kernel_width']}"
+    filters = f"{extents['filters']}x{extents['channels']}x{kernel}"
+    return f"{images}{filters} on {extents['height']}x{extents['width']}"
+
+
+def _attention(extents: Mapping[str, int]) -> str:
+    heads = f"{extents['batch']} x {extents['heads']} heads"
+    return f"{heads}, {extents['queries']} queries, {extents['keys']} keys, {extents['channels']} channels"
+
+
+def _named(extents: Mapping[str, int]) -> str:
+    return ", ".join(f"{extent} {name}" for name, extent in extents.items())
+
+
+_SIZES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    PRODUCT: _product,
+    FILTERING: _convolution,
+    DEPTHWISE: _convolution,
+    ATTENTION: _attention,
+    FEW_QUERIES: _attention,
+    TENSOR_CORES: _attention,
+}
