@@ -47,7 +47,7 @@ doctor: $(STAMP)
 
 # GPU cases compile for minutes each and have jobs of their own: pytest -m cuda, pytest -m metal.
 # Exporting and compiling use one CPU each, so two processes share the files; JOBS=0 runs everything in one.
-# In the order of their names, because the longest file (test_components.py) has few tests and would come last.
+# The longest files come first (conformance/conftest.py): whoever gets one last would work on it alone.
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not cuda and not metal" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 

@@ -23,6 +23,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = ("test_components.py", "test_end_to_end.py", "test_operators.py")
+"""Files that take minutes: the first that processes of pytest-xdist get."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test module caches for its own tests, whole models among it, goes with the last of them."""
