@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.core.case import Scale
 from harness.targets import HOST, TARGETS
@@ -46,6 +46,6 @@ def tune_command(
     choose_threads(threads)
     configure_threads()
     request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key)
-    code = tune(Console(), request)
+    code = tune(console, request)
     if code:
         raise typer.Exit(code)

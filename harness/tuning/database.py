@@ -24,9 +24,9 @@ from harness.tuning.trials import Place, read_trials
 FORMAT = 1
 FILE = "schedules.json"
 TUNED = REPOSITORY / "fixtures" / "tuned"
-"""Where the databases lie that are used by default, a folder for each tag."""
+"""The folder of the databases that are used by default; it has one folder for each tag of a place."""
 ADVICE = "free some space or choose another folder with --db"
-"""What to do where a database cannot be written."""
+"""Advice for the user where a database cannot be written."""
 _LOCK = ".lock"
 _LOCK_SECONDS = 30.0
 
@@ -279,7 +279,7 @@ def describe_database(database: Path | None, target: str) -> str:
 
 
 def chosen_schedules(database: Path | None, target: str) -> ChosenSchedules:
-    """The schedules that a target is compiled with, and where they are from.
+    """The schedules that a target is compiled with, and their origin in words.
 
     Raises:
         HarnessError: The database cannot be used.
