@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Converter = Callable[["tvm.relax.BlockBuilder", "list[Any]", dict[str, Any]], "tvm.relax.Expr"]
 """Takes the block builder, the node's inputs (None where one is left out) and its attributes, returns the expression."""
 
+Translation = Callable[..., Any]
+"""Takes an operator's arguments as ONNX values, returns the result in ONNX operators (`custom_translation_table`)."""
+
 ModelPass = Callable[["onnx_ir.Model"], None]
 """Rewrites the lifted ONNX model in place, before the import."""
 
@@ -32,6 +35,7 @@ class OnnxDefect:
         raw: What unmodified PyTorch and TVM do with it.
         workaround: What is done here, in a sentence or two.
         converters: Importer functions that replace TVM's, by ONNX operator.
+        translations: What PyTorch's exporter writes instead of its own translation, by PyTorch's operator.
         passes: Rewrites of the ONNX model before the import.
         upstream: The release of apache-tvm in which it was seen.
     """
@@ -44,5 +48,6 @@ class OnnxDefect:
     raw: RawOutcome
     workaround: str
     converters: Mapping[str, Converter] = field(default_factory=dict)
+    translations: Mapping[Callable[..., Any], Translation] = field(default_factory=dict)
     passes: tuple[ModelPass, ...] = ()
     upstream: str = TESTED_VERSION

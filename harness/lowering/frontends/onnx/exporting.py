@@ -63,11 +63,15 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
     check_packages()
     import torch
 
+    from harness.lowering.frontends.onnx.defects import DEFECTS
     from harness.lowering.frontends.torch_export.exporting import export_program
 
+    translations = {operator: function for defect in DEFECTS for operator, function in defect.translations.items()}
     program = export_program(module, args)
     with torch.no_grad(), quietly():
-        exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+        exported = torch.onnx.export(
+            program, dynamo=True, opset_version=OPSET, custom_translation_table=translations, verbose=False
+        )
     assert exported is not None
     return Exported(exported.model, tuple(program.graph_signature.user_inputs))
 

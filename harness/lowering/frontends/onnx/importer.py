@@ -41,11 +41,22 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc]
         attributes = {"num_input": self._module_inputs}
         with self.bb.function("main", list(self._inputs.values()), attrs=attributes):
             with self.bb.dataflow():
+                self._fill_empty(graph)
                 self._construct_nodes(graph)
                 outputs = [self._nodes[output.name] for output in graph.output]
                 result = self.bb.emit_output(relax.Tuple(outputs))
             self.bb.emit_func_output(result)
         return self.bb.get()
+
+    def _fill_empty(self, graph: onnx.GraphProto) -> None:
+        """Makes constants without elements results of an operator: as constants, a library cannot be loaded with them.
+
+        (Its constants are stored in a format that has no empty tensors.)
+        """
+        for initializer in graph.initializer:
+            if 0 in initializer.dims:
+                dtype = str(self._nodes[initializer.name].ty.dtype)
+                self._nodes[initializer.name] = self.bb.emit(relax.op.zeros(list(initializer.dims), dtype))
 
     def _convert_operator(self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int) -> Any:
         converter = self._converters.get(op_name)

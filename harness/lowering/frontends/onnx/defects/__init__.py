@@ -5,11 +5,17 @@ from __future__ import annotations
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.defects import (
     attention,
+    booleans,
     clip,
     einsum,
     empty_tensors,
+    floor_divide,
     gather,
     group_norm,
+    power,
+    resize,
+    roi_align,
+    scatter_nd,
     tile,
 )
 
@@ -17,8 +23,14 @@ DEFECTS: tuple[OnnxDefect, ...] = (
     *attention.DEFECTS,
     *empty_tensors.DEFECTS,
     *gather.DEFECTS,
+    *scatter_nd.DEFECTS,
     *clip.DEFECTS,
     *einsum.DEFECTS,
     *group_norm.DEFECTS,
     *tile.DEFECTS,
+    *resize.DEFECTS,
+    *roi_align.DEFECTS,
+    *power.DEFECTS,
+    *booleans.DEFECTS,
+    *floor_divide.DEFECTS,
 )

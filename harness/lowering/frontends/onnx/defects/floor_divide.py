@@ -1,0 +1,55 @@
+"""Division with rounding down of floating-point numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.lowering.frontends.onnx.defect import OnnxDefect
+from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
+
+
+class _FloorDivide(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x // 0.1
+
+
+def _translate(left: Any, right: Any) -> Any:
+    """Divides as PyTorch does; see `div_floor_floating` in c10/util/generic_math.h for the meaning on floats."""
+    from onnxscript import opset23 as op
+
+    is_float = left.dtype.is_floating_point()
+    zero, one = op.CastLike(0, left), op.CastLike(1, left)
+    if is_float:
+        remainder = op.Mod(left, right, fmod=1)
+        quotient = op.Div(op.Sub(left, remainder), right)  # nearly whole, so that rounding it is safe
+    else:
+        quotient = op.Div(left, right)
+        remainder = op.Sub(left, op.Mul(quotient, right))
+    other_sign = op.Xor(op.Less(remainder, zero), op.Less(right, zero))
+    below = op.And(other_sign, op.Not(op.Equal(remainder, zero)))
+    quotient = op.Where(below, op.Sub(quotient, one), quotient)
+    if not is_float:
+        return quotient
+    floored = op.Floor(quotient)
+    over_half = op.Greater(op.Sub(quotient, floored), op.CastLike(0.5, left))
+    whole = op.Where(over_half, op.Add(floored, one), floored)
+    return op.Where(op.Equal(right, zero), op.Div(left, right), whole)
+
+
+DEFECTS = (
+    OnnxDefect(
+        name="floor_divide",
+        title="// of floating-point numbers is the floor of the rounded quotient",
+        where="torch.onnx, aten_floor_divide",
+        what=(
+            "1.0 // 0.1 is 9 in PyTorch, because 0.1 is a little more than a tenth in float32; the quotient rounds up "
+            "to 10 before the floor is taken. Divisors that are powers of two, as in SAM 3's decoder, are right."
+        ),
+        reproduction=lambda: (_FloorDivide(), (torch.tensor([1.0, -1.0, 0.35]),)),
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="10 instead of 9"),
+        workaround="A translation of our own, which divides what is left without the remainder.",
+        translations={torch.ops.aten.floor_divide.default: _translate},
+    ),
+)
