@@ -30,8 +30,9 @@ from harness.lowering.rope.real import rotate
 from harness.models.sam3.upstream import upstream
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.processes import WorkerEnd, run_isolated
+from harness.schedules.common.attention import Attention
 from harness.schedules.common.kernel_info import TENSOR_CORES, infos_of
-from harness.schedules.gpu.attention import Attention, layout_of, tiling_of
+from harness.schedules.gpu.attention import layout_of, tiling_of
 from harness.targets import TARGETS
 from harness.targets.compiling import build_library, lower_module
 from harness.targets.cuda import ARCHITECTURES

@@ -81,7 +81,7 @@ def kernel(tokens: Sequence[Parameter], cos: Parameter, sin: Parameter) -> tirx.
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as T
 
-    from harness.schedules.cpu.folding import ROTATES_PAIRS
+    from harness.schedules.common.folding import ROTATES_PAIRS
 
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):

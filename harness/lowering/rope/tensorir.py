@@ -1,7 +1,7 @@
 """Strategy `tensorir`: one operator of our own rotates queries and keys, and is one kernel in TensorIR.
 
 The rotation is that of `real`. On the CPU the kernel is folded into the attention that reads its results, where there
-is one (`harness.schedules.cpu.folding`).
+is one (`harness.schedules.common.folding`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ from typing import Any
 from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.graph import call, static_shape
+from harness.schedules.common.attention import recognized
+from harness.schedules.common.folding import Folded, Reader, fold, stored
+from harness.schedules.common.graph import call
 from harness.schedules.common.kernel import at_most, ceil_div, chunk_length, fp32, prim_func, registers
 from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.cpu import math as elementary
@@ -34,7 +36,6 @@ from harness.schedules.cpu.attention_operands import Attention
 from harness.schedules.cpu.emit import for_each_vector, multiply, multiply_panels
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.few_queries import few_queries_kernel
-from harness.schedules.cpu.folding import Folded, Reader, fold, stored
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.tile import Tile
 
@@ -61,30 +62,22 @@ class Cut:
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     """`relax.nn.attention` and `relax.nn.attention_bias`, fp32 and of static shape."""
-    attributes = attention.attrs
-    shapes = [static_shape(argument) for argument in attention.args[:3]]
-    if any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes) or attributes.window_size is not None:
+    bias = attention.args[3] if len(attention.args) > 3 else None
+    found = recognized(attention, ("float32",), bias)
+    if found is None:
         return None
     operands = [fold(context, argument) for argument in attention.args[:3]]
     query, key, value = operands
-    bias = attention.args[3] if len(attention.args) > 3 else None
-    if bias is not None and (static_shape(bias, None) is None or str(bias.ty.dtype) not in ("float32", "bool")):
-        return None
-    scale = 1.0 / math.sqrt(query.shape[3]) if attributes.scale is None else float(attributes.scale)
-    offset = {None: None, "TopLeft": 0, "BottomRight": key.shape[1] - query.shape[1]}
-    causal = None if attributes.causal_mask is None else str(attributes.causal_mask)
-    batch, queries, heads, channels = query.shape
-    shape = () if bias is None else static_shape(bias, None) or ()
     problem = schedule.Attention(
-        batch,
-        heads,
-        queries,
-        key.shape[1],
-        channels,
-        value.shape[3],
-        None if bias is None else str(bias.ty.dtype),
-        causal is not None,
-        shape,
+        found.batch,
+        found.heads,
+        found.queries,
+        found.keys,
+        found.channels,
+        found.width,
+        None if bias is None else found.bias_dtype,
+        found.diagonal is not None,
+        found.bias or (),
     )
     decided = context.decide(problem)
     if problem.few(context.unit):
@@ -93,14 +86,14 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
             operand if operand.period == 1 else stored(argument)
             for operand, argument in zip(operands, attention.args[:3], strict=True)
         )
-        few = Attention(query, key, value, bias, scale, offset[causal])
+        few = Attention(query, key, value, bias, found.scale, found.diagonal)
         return _lowering(few, lambda a: few_queries_kernel(a, context.unit.lanes, decided["parts"]))
     cut = Cut(
         schedule.tile_of(context.unit, decided),
         schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
         decided["parts"],
     )
-    return _lowering(Attention(query, key, value, bias, scale, offset[causal]), lambda a: _kernel(cut, a))
+    return _lowering(Attention(query, key, value, bias, found.scale, found.diagonal), lambda a: _kernel(cut, a))
 
 
 def _lowering(attention: Attention, kernel: Callable[[Attention], tirx.PrimFunc]) -> Lowering:

@@ -11,9 +11,9 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common import kernel_info
+from harness.schedules.common.folding import Folded
 from harness.schedules.common.kernel import Argument, fp32
 from harness.schedules.common.kernel_info import KernelInfo
-from harness.schedules.cpu.folding import Folded
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.folding import BINARY
 from harness.schedules.common.kernel import Argument, fp32, view
 from harness.schedules.cpu import math as elementary
 
@@ -23,14 +24,6 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "relax.sigmoid": elementary.sigmoid,
     "relax.negative": lambda x: fp32(0.0) - x,
 }
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "relax.add": lambda a, b: a + b,
-    "relax.subtract": lambda a, b: a - b,
-    "relax.multiply": lambda a, b: a * b,
-    "relax.divide": lambda a, b: a / b,
-}
-
-
 _Reader = Callable[[Any, Any, Any], Any]
 """(batch, row, column) → element of an operand."""
 

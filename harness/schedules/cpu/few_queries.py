@@ -22,11 +22,11 @@ from typing import Any
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.folding import Folded, Reader
 from harness.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
 from harness.schedules.common.kernel_info import FEW_QUERIES
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.attention_operands import Attention
-from harness.schedules.cpu.folding import Folded, Reader
 
 _LEAST_SUMS, _MOST_SUMS = 8, 16
 """Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""

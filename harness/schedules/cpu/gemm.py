@@ -13,11 +13,11 @@ from typing import Any
 
 from tvm import ir, relax, sym, tirx
 
+from harness.schedules.common.folding import moved, ravel, row_starts
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.epilogue import Epilogue, Place
-from harness.schedules.cpu.folding import moved, ravel, row_starts
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     Access,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tvm import ir, relax
+from tvm import relax
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation, static_shape
+from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.epilogue import Epilogue, Place
 from harness.schedules.cpu.schedule import Workload, decided
 from harness.schedules.cpu.tile import VectorUnit
@@ -34,25 +35,17 @@ class Lowering:
     permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
 
 
-@dataclass(frozen=True)
-class Context:
+@dataclass(frozen=True, kw_only=True)
+class Context(Scope):
     """What a lowering may ask about the function around it.
 
     Attributes:
         unit: The target's vector registers.
-        bindings: The value of every bound variable.
-        parameters: Variables that depend on nothing but parameters and constants.
-        results: Variables that hold what a kernel computes, as far as the function has been planned.
-        functions: The functions of the module, by the variables that calls name them by.
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
     """
 
     unit: VectorUnit
-    bindings: dict[relax.Var, relax.Expr]
-    parameters: frozenset[relax.Var]
-    results: set[relax.Var] = field(default_factory=set)
-    functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
 
@@ -64,14 +57,6 @@ class Context:
         """
         self.workloads.append(workload)
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
-
-    def is_parameter(self, value: relax.Expr) -> bool:
-        """Whether the value is known when the model is loaded."""
-        return isinstance(value, ir.Constant) or value in self.parameters
-
-    def definition(self, value: relax.Expr) -> relax.Expr:
-        """The expression that a variable is bound to; anything else is returned as it is."""
-        return self.bindings.get(value, value) if isinstance(value, relax.Var) else value
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
         """The source of a swap of the last two dimensions, or None."""

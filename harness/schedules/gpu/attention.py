@@ -30,6 +30,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common import kernel_info
+from harness.schedules.common.attention import Attention
 from harness.schedules.common.graph import static_shape
 from harness.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.schedules.common.kernel_info import ATTENTION
@@ -54,34 +55,6 @@ _MOST_RESULTS = 64
 """fp32 numbers of the result that a thread holds; as many again are sums of a step."""
 _MOST_SCORES = 32
 """Scores of a step that a thread holds."""
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Everything that the kernel depends on.
-
-    Attributes:
-        batch, queries, keys, heads: Extents.
-        channels: Of a query and of a key.
-        width: Channels of a value.
-        dtype: Of operands and result, one of `threads.FLOATS`.
-        scale: Factor of the scores.
-        diagonal: Query i sees keys up to i + diagonal; None if it sees all.
-        bias: Shape that broadcasts to [batch, head, query, key]; None if there is none.
-        bias_dtype: One of `threads.FLOATS`, which is added, or bool, where false masks a key out.
-    """
-
-    batch: int
-    queries: int
-    keys: int
-    heads: int
-    channels: int
-    width: int
-    dtype: str = "float32"
-    scale: float = 1.0
-    diagonal: int | None = None
-    bias: tuple[int, ...] | None = None
-    bias_dtype: str = "float32"
 
 
 @dataclass(frozen=True)

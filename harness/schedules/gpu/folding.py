@@ -1,10 +1,10 @@
 """Operands of attention that need no pass over memory: moved, widened or rotated while a block loads them.
 
 An operand is followed back through what only moves elements (slices of one product of queries, keys and values,
-permutations) and through a little arithmetic (rotary position encoding), as on the CPU
-(`harness.schedules.cpu.folding`). Moving costs nothing. Arithmetic is done again by every block that loads the operand:
-once for queries, and for keys once for each block of queries of a head. It replaces a pass that reads and writes the
-operand, as long as it is the shorter of the two by the counts in `pays`.
+permutations) and through a little arithmetic (rotary position encoding), as on the CPU (`common.folding`). Moving costs
+nothing. Arithmetic is done again by every block that loads the operand: once for queries, and for keys once for each
+block of queries of a head. It replaces a pass that reads and writes the operand, as long as it is the shorter of the
+two by the counts in `pays`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 
+from harness.schedules.common.folding import BINARY, Folded, Reader, fold
 from harness.schedules.common.graph import between, facts_of, is_call, static_shape
-from harness.schedules.cpu.epilogue import BINARY, UNARY
-from harness.schedules.cpu.folding import Folded, Reader, fold
-from harness.schedules.cpu.lowering import Context
-from harness.schedules.cpu.tile import VectorUnit
+from harness.schedules.common.scope import Scope
 
 _PER_BYTE = 8
 """Instructions of a thread in the time of a byte of memory: H100 10 (33.5·10¹² a second, 3.35 TB/s), A100 6."""
 
 _PRODUCTS = frozenset(f"relax.{name}" for name in ("matmul", "nn.conv2d", "nn.conv2d_transpose"))
-_FINISHES = frozenset((*UNARY, *BINARY, "relax.astype"))
+_UNARY = frozenset(f"relax.{name}" for name in ("nn.relu", "nn.gelu", "nn.silu", "sigmoid", "negative"))
+_FINISHES = frozenset((*_UNARY, *BINARY, "relax.astype"))
 """What a product does to its sums before it stores them."""
 
 
@@ -100,9 +99,7 @@ class Folding:
         self.bindings: dict[relax.Var, relax.Expr] = facts.bindings
         self._users: dict[relax.Var, list[relax.Var | None]] = facts.users
         # Nothing is a parameter here: what depends on weights alone is computed in every run, unless it is folded.
-        self._context = Context(
-            VectorUnit(4, 0), self.bindings, frozenset(), _finished_products(self.bindings), functions
-        )
+        self._scope = Scope(self.bindings, results=_finished_products(self.bindings), functions=functions)
 
     def operands(self, attention: relax.Var, item_bytes: int, turns: int) -> Operands:
         """The operands of the attention bound to a variable.
@@ -113,10 +110,10 @@ class Folding:
             turns: How often keys and values are loaded: blocks of queries of a head.
         """
         arguments = self.bindings[attention].args[:3]
-        context = self._context
+        scope = self._scope
         while True:
             folded = [
-                self._folded(context, value, item_bytes, often)
+                self._folded(scope, value, item_bytes, often)
                 for value, often in zip(arguments, (1, turns, turns), strict=True)
             ]
             inside: set[relax.Var] = set().union(
@@ -125,31 +122,31 @@ class Folding:
             shared = {
                 variable
                 for variable in inside
-                if self._computes(context, variable) and not set(self._users[variable]) <= {attention, *inside}
+                if self._computes(scope, variable) and not set(self._users[variable]) <= {attention, *inside}
             }
             if not shared:
                 return Operands(*folded)
             # What somebody else reads too is computed once, and stored.
             of_shared = {x for x in inside if getattr(self.bindings[x], "tuple_value", None) in shared}
-            context = replace(context, results=context.results | shared | of_shared)
+            scope = replace(scope, results=scope.results | shared | of_shared)
 
-    def _folded(self, context: Context, value: relax.Expr, item_bytes: int, turns: int) -> Folded:
-        folded = fold(context, value)
+    def _folded(self, scope: Scope, value: relax.Expr, item_bytes: int, turns: int) -> Folded:
+        folded = fold(scope, value)
         if pays(folded, item_bytes, turns) and follow(folded, folded.shape[3]):
             return folded
         # As far back as its elements are only moved.
-        computed = {variable for variable in self._inside(value, folded) if self._computes(context, variable)}
-        return fold(replace(context, results=context.results | computed), value)
+        computed = {variable for variable in self._inside(value, folded) if self._computes(scope, variable)}
+        return fold(replace(scope, results=scope.results | computed), value)
 
     def _inside(self, value: relax.Expr, folded: Folded) -> set[relax.Var]:
         """Variables between an operand and what it reads from memory."""
         return set(between(self.bindings, value, folded.inputs))
 
-    def _computes(self, context: Context, variable: relax.Var) -> bool:
+    def _computes(self, scope: Scope, variable: relax.Var) -> bool:
         """Whether a variable takes arithmetic, from what is in memory."""
         if is_call(self.bindings[variable], "relax.call_tir"):
             return True
-        return isinstance(variable.ty, relax.TensorType) and fold(context, variable).operations > 0
+        return isinstance(variable.ty, relax.TensorType) and fold(scope, variable).operations > 0
 
 
 def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:

@@ -11,8 +11,8 @@ import tvm
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.folding import Folded, Index, Reader, ravel
 from harness.schedules.common.kernel import ceil_div, view
-from harness.schedules.cpu.folding import Folded, Index, Reader, ravel
 from harness.schedules.gpu.threads import local
 
 LANES = 4

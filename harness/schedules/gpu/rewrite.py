@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tvm
@@ -10,10 +9,11 @@ from tvm import ir, relax
 from tvm.relax.dpl import is_op, wildcard
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.schedules.common.attention import recognized
 from harness.schedules.common.graph import between, call, is_call, permutation, static_shape
 from harness.schedules.common.kernel import ceil_div
 from harness.schedules.common.origins import joined, name_groups
-from harness.schedules.gpu.attention import Attention, attention_kernel, tiling_of
+from harness.schedules.gpu.attention import attention_kernel, tiling_of
 from harness.schedules.gpu.folding import Folding
 from harness.schedules.gpu.tensor_attention import WarpTiling, warp_attention_kernel, warp_tiling_of
 from harness.schedules.gpu.threads import FLOATS
@@ -114,39 +114,16 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return self._unexpanded(source)
 
     def _attention(self, node: ir.Call) -> relax.Expr | None:
-        operands, attributes = node.args[:3], node.attrs
-        shapes = [static_shape(operand, None) for operand in operands]
-        dtypes = {str(operand.ty.dtype) for operand in operands}
-        if any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes) or len(dtypes) != 1:
-            return None
-        (dtype,) = dtypes
         bias = self._unexpanded(node.args[3]) if len(node.args) > 3 else None
-        bias_shape = None if bias is None else static_shape(bias, None)
-        if dtype not in FLOATS or attributes.window_size is not None or (bias is not None and bias_shape is None):
-            return None
-        (batch, queries, heads, channels), (_, keys, _, _), (_, _, _, width) = (shape or () for shape in shapes)
-        offset = {None: None, "TopLeft": 0, "BottomRight": keys - queries}
-        causal = None if attributes.causal_mask is None else str(attributes.causal_mask)
-        attention = Attention(
-            batch,
-            queries,
-            keys,
-            heads,
-            channels,
-            width,
-            dtype,
-            1.0 / math.sqrt(channels) if attributes.scale is None else float(attributes.scale),
-            offset[causal],
-            bias_shape,
-            "float32" if bias is None else str(bias.ty.dtype),
-        )
-        if attention.bias_dtype not in (*FLOATS, "bool"):
+        attention = recognized(node, FLOATS, bias)
+        if attention is None:
             return None
         warps = warp_tiling_of(attention) if self.tensor_cores else None
         tiling = warps or tiling_of(attention, self.shared_bytes)
         if tiling is None:
             return None
-        folded = self.folding.operands(self.current, _BYTES[dtype], ceil_div(queries, tiling.queries))
+        turns = ceil_div(attention.queries, tiling.queries)
+        folded = self.folding.operands(self.current, _BYTES[attention.dtype], turns)
         arguments = self.folding.bindings[self.current].args[:3]
         for argument, operand in zip(arguments, folded.all, strict=True):
             self.folded += between(self.folding.bindings, argument, operand.inputs)

@@ -21,10 +21,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.attention import Attention
 from harness.schedules.common.kernel import ceil_div
 from harness.schedules.common.kernel_info import TENSOR_CORES
 from harness.schedules.gpu import fragments
-from harness.schedules.gpu.attention import LOWEST, Attention, fill, kernel_of, masked, steps_of, when
+from harness.schedules.gpu.attention import LOWEST, fill, kernel_of, masked, steps_of, when
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import Place, Source
 from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes

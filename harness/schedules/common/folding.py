@@ -18,8 +18,15 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.common.kernel import Argument
-from harness.schedules.cpu.epilogue import BINARY
-from harness.schedules.cpu.lowering import Context
+from harness.schedules.common.scope import Scope
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "relax.add": lambda a, b: a + b,
+    "relax.subtract": lambda a, b: a - b,
+    "relax.multiply": lambda a, b: a * b,
+    "relax.divide": lambda a, b: a / b,
+}
+"""By Relax operator: arithmetic on two elements that every kernel may do while it reads or writes."""
 
 _FLOATS = ("float32", "float16", "bfloat16")
 """Element types of what is moved; arithmetic is folded in fp32 alone."""
@@ -81,19 +88,19 @@ class Folded:
         ]
 
 
-def fold(context: Context, value: relax.Expr) -> Folded:
+def fold(scope: Scope, value: relax.Expr) -> Folded:
     """The tensor `value` of static shape, fp32 or half, as far back as that pays; its elements have its type."""
     shape = _shape(value)
     if shape is None:
         raise ValueError("only floating-point tensors of static shape can be folded")
-    definition = context.definition(value)
+    definition = scope.definition(value)
     folded = None
-    if value not in context.results and not context.is_parameter(value):
+    if value not in scope.results and not scope.is_parameter(value):
         if isinstance(definition, relax.TupleGetItem):
-            folded = _rotated(context, context.definition(definition.tuple_value), int(definition.index), shape)
+            folded = _rotated(scope, scope.definition(definition.tuple_value), int(definition.index), shape)
         elif isinstance(definition, ir.Call):
             rule = _RULES.get(getattr(definition.op, "name", ""))
-            folded = rule(context, definition, shape) if rule is not None else None
+            folded = rule(scope, definition, shape) if rule is not None else None
     if folded is None or folded.operations > _MOST_OPERATIONS:
         return stored(value)
     return folded
@@ -110,9 +117,9 @@ def stored(value: relax.Expr) -> Folded:
     return Folded((value,), static_shape(value, None) or (), lambda reader, at: _load(reader.buffers[0], at))
 
 
-def moved(context: Context, value: relax.Expr) -> Folded:
+def moved(scope: Scope, value: relax.Expr) -> Folded:
     """Like `fold`, but only as far back as elements are moved and nothing is computed."""
-    folded = fold(context, value)
+    folded = fold(scope, value)
     if folded.operations == 0 and len(folded.inputs) == 1:
         return folded
     return stored(value)
@@ -174,8 +181,8 @@ def _through(source: Folded, shape: tuple[int, ...], index: Callable[[Reader, In
     return Folded(source.inputs, shape, element, source.operations, period)
 
 
-def _permute_dims(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    source = fold(context, value.args[0])
+def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    source = fold(scope, value.args[0])
     axes = permutation(value)
 
     def index(_: Reader, at: Index) -> Index:
@@ -184,17 +191,17 @@ def _permute_dims(context: Context, value: ir.Call, shape: tuple[int, ...]) -> F
     return _through(source, shape, index, source.period if axes[-1] == len(axes) - 1 else 1)
 
 
-def _reshape(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _reshape(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
     before = value.args[0]
     # One reshape instead of several: the shapes between cut indices in ways that the analyzer cannot mend.
-    while before not in context.results and not context.is_parameter(before):
-        definition = context.definition(before)
+    while before not in scope.results and not scope.is_parameter(before):
+        definition = scope.definition(before)
         if not is_call(definition, *_RESHAPES):
             break
         before = definition.args[0]
     if _shape(before) is None:
         return None
-    source = fold(context, before)
+    source = fold(scope, before)
 
     def index(reader: Reader, at: Index) -> Index:
         return unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(ravel(at, shape))), source.shape)
@@ -202,8 +209,8 @@ def _reshape(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded
     return _through(source, shape, index, source.period if shape and shape[-1] % source.period == 0 else 1)
 
 
-def _strided_slice(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    operands = [_integers(context, argument) for argument in value.args[1:]]
+def _strided_slice(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    operands = [_integers(scope, argument) for argument in value.args[1:]]
     source_shape = _shape(value.args[0])
     if source_shape is None or any(operand is None for operand in operands):
         return None
@@ -216,31 +223,31 @@ def _strided_slice(context: Context, value: ir.Call, shape: tuple[int, ...]) -> 
         extent = source_shape[axis]
         first[axis] = min(max(start + extent if start < 0 else start, 0), extent)
         step[axis] = stride
-    source = fold(context, value.args[0])
+    source = fold(scope, value.args[0])
     return _through(source, shape, lambda _, at: [f + s * i for f, s, i in zip(first, step, at, strict=True)], 1)
 
 
-def _take(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _take(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
     source_shape = _shape(value.args[0])
-    chosen = _integers(context, value.args[1])
+    chosen = _integers(scope, value.args[1])
     if source_shape is None or chosen is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
         return None
     axis = int(value.attrs.axis) % len(source_shape)
     if not 0 <= chosen[0] < source_shape[axis]:
         return None
-    source = fold(context, value.args[0])
+    source = fold(scope, value.args[0])
     return _through(source, shape, lambda _, at: [*at[:axis], chosen[0], *at[axis:]], 1)
 
 
-def _concat(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    parts = _fields(context, value)
+def _concat(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    parts = _fields(scope, value)
     if parts is None or value.attrs.axis is None:
         return None
     return _beside(parts, shape, int(value.attrs.axis) % len(shape))
 
 
-def _stack(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    parts = _fields(context, value)
+def _stack(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    parts = _fields(scope, value)
     if parts is None:
         return None
     axis = int(value.attrs.axis or 0) % len(shape)
@@ -249,14 +256,14 @@ def _stack(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded |
     return _beside(expanded, shape, axis)
 
 
-def _fields(context: Context, value: ir.Call) -> list[Folded] | None:
+def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
     """The tensors of a tuple, a few at most."""
-    fields = context.definition(value.args[0])
+    fields = scope.definition(value.args[0])
     if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
         return None
     if any(_shape(field) is None for field in fields.fields):
         return None
-    return [fold(context, field) for field in fields.fields]
+    return [fold(scope, field) for field in fields.fields]
 
 
 def _beside(parts: Sequence[Folded], shape: tuple[int, ...], axis: int) -> Folded:
@@ -288,10 +295,10 @@ def _beside(parts: Sequence[Folded], shape: tuple[int, ...], axis: int) -> Folde
     return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
 
-def _astype(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _astype(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
     if _shape(value.args[0]) is None:
         return None
-    source, dtype = fold(context, value.args[0]), str(value.ty.dtype)
+    source, dtype = fold(scope, value.args[0]), str(value.ty.dtype)
 
     def element(reader: Reader, at: Index) -> Any:
         return tirx.Cast(dtype, source.element(reader, at))
@@ -299,10 +306,10 @@ def _astype(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded 
     return Folded(source.inputs, shape, element, 1 + source.operations, source.period)
 
 
-def _binary(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _binary(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
     if any(static_shape(argument) is None for argument in value.args):
         return None
-    parts = [fold(context, argument) for argument in value.args]
+    parts = [fold(scope, argument) for argument in value.args]
     inputs, placed = _joined(parts)
     operation = BINARY[value.op.name]
 
@@ -318,17 +325,17 @@ def _binary(context: Context, value: ir.Call, shape: tuple[int, ...]) -> Folded 
     return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
 
 
-def _rotated(context: Context, value: relax.Expr, result: int, shape: tuple[int, ...]) -> Folded | None:
+def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[int, ...]) -> Folded | None:
     """Result number `result` of a call of a function that rotates pairs."""
     if not is_call(value, "relax.call_tir"):
         return None
-    attributes = getattr(context.functions.get(value.args[0]), "attrs", None) or {}
+    attributes = getattr(scope.functions.get(value.args[0]), "attrs", None) or {}
     if ROTATES_PAIRS not in attributes:
         return None
     *tokens, cos, sin = value.args[1].fields
     if any(static_shape(operand) is None for operand in (tokens[result], cos, sin)):
         return None
-    parts = [fold(context, operand) for operand in (tokens[result], cos, sin)]
+    parts = [fold(scope, operand) for operand in (tokens[result], cos, sin)]
     inputs, placed = _joined(parts)
     positions = parts[1].shape[0]
 
@@ -367,9 +374,9 @@ def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[
     return tuple(inputs), placed
 
 
-def _integers(context: Context, value: relax.Expr) -> list[int] | None:
+def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
     """The values of a constant of integers, or of a tuple or shape of them."""
-    definition = context.definition(value)
+    definition = scope.definition(value)
     if isinstance(definition, relax.Tuple | relax.ShapeExpr):
         fields = definition.fields if isinstance(definition, relax.Tuple) else definition.values
         return [int(field) for field in fields] if all(isinstance(n, tirx.IntImm) for n in fields) else None
@@ -378,7 +385,7 @@ def _integers(context: Context, value: relax.Expr) -> list[int] | None:
     return None
 
 
-_RULES: dict[str, Callable[[Context, ir.Call, tuple[int, ...]], Folded | None]] = {
+_RULES: dict[str, Callable[[Scope, ir.Call, tuple[int, ...]], Folded | None]] = {
     "relax.permute_dims": _permute_dims,
     **dict.fromkeys(_RESHAPES, _reshape),
     "relax.strided_slice": _strided_slice,
@@ -386,7 +393,7 @@ _RULES: dict[str, Callable[[Context, ir.Call, tuple[int, ...]], Folded | None]] 
     "relax.concat": _concat,
     "relax.stack": _stack,
     "relax.astype": _astype,
-    "relax.call_tir": lambda context, value, shape: _rotated(context, value, 0, shape),
+    "relax.call_tir": lambda scope, value, shape: _rotated(scope, value, 0, shape),
     **dict.fromkeys(BINARY, _binary),
 }
 """By Relax operator: how its result is read without computing it beforehand."""
