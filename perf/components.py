@@ -124,13 +124,13 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, precision:
         names: Of the outputs, in order.
         reference: PyTorch's outputs that the precision is held to, and others.
         oracle: The same in float64.
-        precision: Outputs of a half precision may pass by the oracle.
+        precision: Says whether outputs may pass by the oracle.
     """
     expected = {name: reference[name] for name in names}
     exact = {name: oracle[name] for name in names if name in oracle}
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         actual = dict(zip(names, outputs, strict=True))
-        return judged(judge(actual, expected, exact, by_oracle=precision.is_half))
+        return judged(judge(actual, expected, exact, by_oracle=precision.judged_by_oracle))
 
     return check

@@ -25,7 +25,7 @@ from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.models.registry import subjects
 from harness.processes.threads import configure_threads
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 from perf import peers
 from perf.components import prepare
 from perf.options import Options
@@ -87,7 +87,7 @@ def test_component(
         best = next(side for side in reversed(OURS) if side in processes)
         processes[best].warm_up(RUN)
         # On a GPU, kernels are not waited for one by one, so that they have no times of their own.
-        times = processes[best].result(KERNELS) if case.target == "llvm" else []
+        times = processes[best].result(KERNELS) if target is HOST else []
         kernels = with_work(times, prepared.work[best])
     result = {"case": case.to_json(), "sides": sides, "ratios": ratios(sides), "flop": prepared.flop}
     result |= {"kernels": kernels, "profiled": best, "note": prepared.note} | circumstances(threads, peaks)

@@ -25,14 +25,15 @@ from harness.verify.selection import select
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
-from harness.core.settings import Settings
 from harness.deployment.compiling import compile_model
 from harness.models.sam3.end_to_end import END_TO_END
 from harness.models.sam3.model import DEPLOYABLE
+from harness.models.selection import select
 from harness.processes import WorkerEnd, run_isolated
 from harness.processes.threads import configure_threads
+from harness.schedules import DEFAULT_SCHEDULES
 from harness.targets import TARGETS
-from harness.tuning.database import schedules_from
+from harness.tuning.database import chosen_schedules
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, run_interleaved
@@ -91,11 +92,11 @@ def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
             return answer
 
         expected = add_side(TORCH, "torch_side", whole, {"compile_seconds": None})
-        database = options.database_for(TARGET)
-        for side in (UNTUNED, TUNED) if schedules_from(database, TARGET) else (UNTUNED,):
+        tuned = chosen_schedules(options.database_for(TARGET), TARGET)
+        for side in (UNTUNED, TUNED) if tuned.schedules else (UNTUNED,):
             artifact = Path(name) / side
             start = time.perf_counter()
-            compile_model(DEPLOYABLE, whole, artifact, Settings(database=database if side == TUNED else None))
+            compile_model(DEPLOYABLE, whole, artifact, schedules=tuned if side == TUNED else DEFAULT_SCHEDULES)
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": unchecked(artifact)}
             check(add_side(side, "tvm_side", artifact, facts), expected)
             found[side].facts["verdict"] = "same objects"
