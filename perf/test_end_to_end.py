@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.verify.selection import select
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
