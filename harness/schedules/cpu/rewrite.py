@@ -11,12 +11,12 @@ from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules import UNTUNED, Schedules
-from harness.schedules.common.folding import moved, row_starts
+from harness.schedules.common.folding import BINARY, moved, row_starts
 from harness.schedules.common.graph import Facts, between, facts_of, is_call, permutation, static_shape
 from harness.schedules.common.origins import joined
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
-from harness.schedules.cpu.epilogue import BINARY, UNARY, Epilogue, Place, Step
+from harness.schedules.cpu.epilogue import UNARY, Epilogue, Place, Step
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Problem
