@@ -47,16 +47,16 @@ def test_a_schedule_that_tvm_refuses_is_told_and_leaves_the_loops_alone(monkeypa
     (info,) = infos_of(module).values()
     assert info.schedules == (UNSCHEDULED,)
     (sentence,) = lost_schedules(module)
-    assert sentence.startswith("abs: schedule flat of block ")
+    assert "abs: schedule flat of block " in sentence
     assert sentence.endswith(" was lost: the loop is not there")
 
 
 def test_what_is_no_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def mistaken(*_: object) -> bool:
-        raise ZeroDivisionError
+        raise RuntimeError("mistaken")
 
     monkeypatch.setattr(elementwise, "_flat", mistaken)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(RuntimeError, match="mistaken"):
         lowered()
 
 
