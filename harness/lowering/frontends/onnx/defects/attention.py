@@ -26,7 +26,7 @@ class _Attention(torch.nn.Module):
 
 def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     generator = torch.Generator().manual_seed(0)
-    mask = torch.tensor([True, True, False, True])
+    mask = torch.tensor([[[[True, True, False, True]]]])
     return _Attention(), (*(torch.randn(1, 2, 4, 8, generator=generator) for _ in range(3)), mask)
 
 
