@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
+from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -67,8 +67,8 @@ DEFECTS = (
         title="Max and Min of tensors are the reduction of a stack of them",
         where="tvm.relax.frontend.onnx.onnx_frontend.MultiInputBase",
         what=(
-            "The operands are broadcast to one shape and stacked in memory, and the maximum is taken over the new axis. "
-            "A clamp with one bound is exported that way. A NaN is lost as well."
+            "The operands are broadcast to one shape and stacked in memory, and the maximum is taken over the new "
+            "axis. A clamp with one bound is exported that way. A NaN is lost as well."
         ),
         reproduction=lambda: (_Positive(), (torch.tensor([math.nan, -1.0, 1.0]),)),
         raw=RawOutcome(Symptom.SLOW, absent="R.maximum(", wrong="relax.stack and relax.max instead of relax.maximum"),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.rewriting import add_constant, drop_dead_nodes, is_empty, static_shape
+from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -24,8 +24,13 @@ def _drop_empty(model: onnx_ir.Model) -> None:
     """Makes every empty result a constant and takes empty operands out of Concat, so that no code runs on nothing."""
     graph = model.graph
     for node in list(graph):
-        if node.op_type.startswith("Scatter") and any(is_empty(value) for value in node.inputs[1:]):
-            node.outputs[0].replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
+        data = node.inputs[0] if node.inputs else None
+        if (
+            data is not None
+            and node.op_type.startswith("Scatter")
+            and any(is_empty(value) for value in node.inputs[1:])
+        ):
+            node.outputs[0].replace_all_uses_with(data, replace_graph_outputs=True)
         kept = [value for value in node.inputs if not is_empty(value)]
         if node.op_type == "Concat" and len(kept) < len(node.inputs) and kept:
             node.resize_inputs(len(kept))

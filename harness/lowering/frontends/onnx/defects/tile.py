@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.rewriting import constant_of
+from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -33,7 +33,7 @@ DEFECTS = (
         name="tile_function",
         title="Tile is imported as a compiled function instead of relax.tile",
         where="tvm.relax.frontend.onnx.onnx_frontend.Tile",
-        what="The loops are there from the start, so that no rule for relax.tile applies and no gradient of precision.",
+        what="The loops are there from the start, so that no rule for relax.tile applies.",
         reproduction=lambda: (_Repeat(), (torch.arange(4.0).reshape(2, 2),)),
         raw=RawOutcome(Symptom.SLOW, absent="R.tile(", wrong="no relax.tile in the module"),
         workaround="A converter that emits relax.tile.",
