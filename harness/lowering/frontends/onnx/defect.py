@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import tvm
 
 Converter = Callable[["tvm.relax.BlockBuilder", "list[Any]", dict[str, Any]], "tvm.relax.Expr"]
-"""Takes the block builder, the node's inputs (None where one is left out) and its attributes, returns the expression."""
+"""Takes the block builder, the node's inputs (None for one left out) and its attributes, returns the expression."""
 
 Translation = Callable[..., Any]
 """Takes an operator's arguments as ONNX values, returns the result in ONNX operators (`custom_translation_table`)."""

@@ -50,7 +50,7 @@ def check_packages() -> None:
 
 
 def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Exported:
-    """Exports `module` for the shapes and dtypes of `args`, with no gradient, by way of torch.export in non-strict mode.
+    """Exports `module` for the shapes and dtypes of `args`, with no gradient, by way of torch.export.
 
     Args:
         module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.

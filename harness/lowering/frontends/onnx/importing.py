@@ -38,6 +38,8 @@ def import_exported(exported: Exported) -> tuple[tvm.IRModule, dict[str, np.ndar
         for model_pass in defect.passes:
             model_pass(model)
     values = lift(model, exported.inputs)
-    converters: dict[str, Any] = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
+    converters: dict[str, Any] = {
+        name: converter for defect in DEFECTS for name, converter in defect.converters.items()
+    }
     importer = Importer(len(exported.inputs), converters)
     return importer.module(onnx_ir.to_proto(model)), values

@@ -29,7 +29,9 @@ def add_constant(graph: onnx_ir.Graph, name: str, array: NDArray[Any]) -> onnx_i
     import onnx_ir
 
     tensor = onnx_ir.tensor(array, name=name)
-    value = onnx_ir.Value(name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor)
+    value = onnx_ir.Value(
+        name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
+    )
     graph.register_initializer(value)
     return value
 

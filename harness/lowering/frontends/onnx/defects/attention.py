@@ -18,15 +18,13 @@ _UNKNOWN = ("softcap", "qk_matmul_output_mode", "q_num_heads", "kv_num_heads")
 
 
 class _Attention(torch.nn.Module):
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
 
 
 def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     generator = torch.Generator().manual_seed(0)
-    mask = torch.tensor([True, True, False, True])
+    mask = torch.tensor([[[[True, True, False, True]]]])
     return _Attention(), (*(torch.randn(1, 2, 4, 8, generator=generator) for _ in range(3)), mask)
 
 
@@ -37,7 +35,12 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
     query, key, value, mask, *others = [*map(builder.normalize, inputs[:3]), *inputs[3:], None]
     shapes = [[int(extent) for extent in operand.ty.shape] for operand in (query, key, value)]
     unknown = [name for name in _UNKNOWN if attributes.get(name)]
-    if unknown or any(other is not None for other in others) or len(shapes[0]) != 4 or attributes["tvm_custom"]["num_outputs"] > 1:
+    if (
+        unknown
+        or any(other is not None for other in others)
+        or len(shapes[0]) != 4
+        or attributes["tvm_custom"]["num_outputs"] > 1
+    ):
         raise NotImplementedError(f"Attention with {', '.join(unknown) or 'past keys, or of three dimensions'}")
     if any(shape[:2] != shapes[0][:2] for shape in shapes):
         raise NotImplementedError("Attention: operands with different numbers of heads")

@@ -1,7 +1,8 @@
-"""Clip: a compiled function instead of operators, and NaN."""
+"""Clip, Max and Min: what becomes of them, and NaN."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 class _Clamp(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-1, 1)
+
+
+class _Positive(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.clamp(min=0)
 
 
@@ -29,6 +35,18 @@ def _convert(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[
     return value if highest is None else relax.op.minimum(highest, value)
 
 
+def _convert_max(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    return functools.reduce(lambda value, other: relax.op.maximum(other, value), inputs)
+
+
+def _convert_min(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    return functools.reduce(lambda value, other: relax.op.minimum(other, value), inputs)
+
+
 DEFECTS = (
     OnnxDefect(
         name="clip_nan",
@@ -39,9 +57,22 @@ DEFECTS = (
             "tensor on the left. PyTorch's clamp keeps NaN. The converter also calls a compiled function where "
             "relax.maximum and relax.minimum would do, which no rule recognizes."
         ),
-        reproduction=lambda: (_Clamp(), (torch.tensor([math.nan, -1.0, 1.0]),)),
-        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="0 instead of NaN"),
+        reproduction=lambda: (_Clamp(), (torch.tensor([math.nan, -2.0, 2.0]),)),
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="-1 instead of NaN"),
         workaround="A converter that emits these operators, with the bound on the left.",
         converters={"Clip": _convert},
+    ),
+    OnnxDefect(
+        name="max_stack",
+        title="Max and Min of tensors are the reduction of a stack of them",
+        where="tvm.relax.frontend.onnx.onnx_frontend.MultiInputBase",
+        what=(
+            "The operands are broadcast to one shape and stacked in memory, and the maximum is taken over the new "
+            "axis. A clamp with one bound is exported that way. A NaN is lost as well."
+        ),
+        reproduction=lambda: (_Positive(), (torch.tensor([math.nan, -1.0, 1.0]),)),
+        raw=RawOutcome(Symptom.SLOW, absent="R.maximum(", wrong="relax.stack and relax.max instead of relax.maximum"),
+        workaround="Converters that emit relax.maximum or relax.minimum of two at a time.",
+        converters={"Max": _convert_max, "Min": _convert_min},
     ),
 )

@@ -17,10 +17,12 @@ class _FloorDivide(torch.nn.Module):
 
 def _translate(left: Any, right: Any) -> Any:
     """Divides as PyTorch does; see `div_floor_floating` in c10/util/generic_math.h for the meaning on floats."""
-    from onnxscript import opset23 as op
+    from onnxscript import opset23
+
+    op: Any = opset23
 
     is_float = left.dtype.is_floating_point()
-    zero, one = op.CastLike(0, left), op.CastLike(1, left)
+    zero, one, half = (op.CastLike(op.Constant(value_float=number), left) for number in (0.0, 1.0, 0.5))
     if is_float:
         remainder = op.Mod(left, right, fmod=1)
         quotient = op.Div(op.Sub(left, remainder), right)  # nearly whole, so that rounding it is safe
@@ -33,7 +35,7 @@ def _translate(left: Any, right: Any) -> Any:
     if not is_float:
         return quotient
     floored = op.Floor(quotient)
-    over_half = op.Greater(op.Sub(quotient, floored), op.CastLike(0.5, left))
+    over_half = op.Greater(op.Sub(quotient, floored), half)
     whole = op.Where(over_half, op.Add(floored, one), floored)
     return op.Where(op.Equal(right, zero), op.Div(left, right), whole)
 

@@ -44,7 +44,9 @@ DEFECTS = (
             "ones and zeros instead, and multiplies and adds afterwards."
         ),
         reproduction=_reproduction,
-        raw=RawOutcome(Symptom.SLOW, absent="R.nn.group_norm(data, weight, bias", wrong="no weight in relax.nn.group_norm"),
+        raw=RawOutcome(
+            Symptom.SLOW, absent="R.nn.group_norm(x, weight, bias", wrong="no weight in relax.nn.group_norm"
+        ),
         workaround="A converter that hands them on.",
         converters={"GroupNormalization": _convert},
     ),

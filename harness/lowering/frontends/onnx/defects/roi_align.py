@@ -22,10 +22,14 @@ class _Align(torch.nn.Module):
 
 
 def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    import torchvision  # noqa: F401  # the operator has to be there before the export begins
+
     return _Align(), (torch.arange(16.0).reshape(1, 1, 4, 4), torch.tensor([[0.0, 1.0, 1.0, 5.0, 6.0]]))
 
 
 def _reproduce_empty() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    import torchvision  # noqa: F401
+
     return _Align(), (torch.ones(1, 1, 4, 4), torch.tensor([[0.0, 2.0, 2.0, 2.0, 2.0]]))
 
 
@@ -57,7 +61,7 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
     first = relax.op.strided_slice(corners, axes=[1], begin=[0], end=[2])
     second = relax.op.strided_slice(corners, axes=[1], begin=[2], end=[4])
     smallest = relax.op.min(relax.op.subtract(second, first), axis=1)
-    filled = relax.op.reshape(relax.op.greater(smallest, relax.const(0.0, dtype)), [-1, 1, 1, 1])
+    filled = relax.op.expand_dims(relax.op.greater(smallest, relax.const(0.0, dtype)), [1, 2, 3])
     return relax.op.where(filled, result, relax.const(0.0, dtype))
 
 

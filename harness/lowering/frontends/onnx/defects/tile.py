@@ -33,7 +33,7 @@ DEFECTS = (
         name="tile_function",
         title="Tile is imported as a compiled function instead of relax.tile",
         where="tvm.relax.frontend.onnx.onnx_frontend.Tile",
-        what="The loops are there from the start, so that no rule for relax.tile applies and no gradient of precision.",
+        what="The loops are there from the start, so that no rule for relax.tile applies.",
         reproduction=lambda: (_Repeat(), (torch.arange(4.0).reshape(2, 2),)),
         raw=RawOutcome(Symptom.SLOW, absent="R.tile(", wrong="no relax.tile in the module"),
         workaround="A converter that emits relax.tile.",
