@@ -46,15 +46,16 @@ class Argument:
     shape: tuple[int, ...]
     dtype: str = "float32"
 
-    @property
-    def bytes(self) -> int:
-        """Of all elements."""
-        return bytes_of(self.shape, self.dtype)
 
 
-def bytes_of(shape: Iterable[Any], dtype: Any) -> int:
-    """Of a tensor of static shape."""
-    return math.prod(int(extent) for extent in shape) * int(tvm.DataType(str(dtype)).itemsize)
+def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
+    """The bytes of tensors, given as shape and dtype; None if an extent of one of them is symbolic."""
+    total = 0
+    for shape, dtype in tensors:
+        if not all(isinstance(extent, int | tirx.IntImm) for extent in shape):
+            return None
+        total += math.prod(int(extent) for extent in shape) * int(tvm.DataType(str(dtype)).itemsize)
+    return total
 
 
 def prim_func(
@@ -68,7 +69,8 @@ def prim_func(
         body: Emits the loops.
         info: Its facts; the type of the result and the bytes of the arguments are added.
     """
-    info = replace(info, dtype=arguments[-1].dtype, bytes_moved=sum(argument.bytes for argument in arguments))
+    moved = bytes_of_all((argument.shape, argument.dtype) for argument in arguments)
+    info = replace(info, dtype=arguments[-1].dtype, bytes_moved=moved)
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name(name)

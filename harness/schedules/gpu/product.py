@@ -23,7 +23,7 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import bytes_of, ceil_div, chunk_length
+from harness.schedules.common.kernel import bytes_of_all, ceil_div, chunk_length
 from harness.schedules.common.kernel_info import PRODUCT, KernelInfo, Kind
 from harness.schedules.gpu import tensor_cores
 from harness.schedules.gpu.contraction import Contraction, recognised
@@ -96,7 +96,7 @@ def _info(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> Kerne
         tile=shape,
         decisions={"multiplied on": "tensor cores" if halves else "cores"},
         flop=2 * math.prod(extents.values()),
-        bytes_moved=sum(bytes_of(p.ty.shape, p.ty.dtype) for p in contraction.parameters),
+        bytes_moved=bytes_of_all((p.ty.shape, p.ty.dtype) for p in contraction.parameters),
     )
 
 
