@@ -16,10 +16,10 @@ import pytest
 import torch
 import torchvision  # registers torchvision::roi_align
 import tvm
-from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+from conformance.support.batches import drawn
 from conformance.support.cpus import narrower
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.frontends.torch_export.operators import load_calls
@@ -40,6 +40,8 @@ MOST_WORK = 1e8
 """Multiplications of a recorded call that is run here."""
 MOST_CALLS = 24
 """Recorded calls of one operator that are run here, spread over all."""
+ANY = 24
+"""Calls of any shape of one operator: one program, because PyTorch takes a second to decompose even the smallest."""
 
 WORST_R_RMS = 1.5
 
@@ -479,7 +481,9 @@ def group_norm(draw: st.DrawFn) -> Use:
     channels = groups * draw(st.integers(1, 4))
     height, width = draw(st.integers(2, 12)), draw(st.integers(1, 12))
     affine = [draw(tensors((channels,))) for _ in range(2)] if draw(st.booleans()) else [None, None]
-    image = draw(tensors((batch, channels, height, width))) + draw(st.sampled_from((0.0, 3.0)))
+    # Of a few numbers, two that are close and far from zero differ by what PyTorch itself rounds away.
+    offset = draw(st.sampled_from((0.0, 3.0))) if channels // groups * height * width >= 16 else 0.0
+    image = draw(tensors((batch, channels, height, width))) + offset
     return Use(aten.native_group_norm.default, (image, *affine, batch, channels, height * width, groups, 1e-5))
 
 
@@ -711,9 +715,14 @@ def test_every_operator_has_a_strategy() -> None:
 
 @pytest.mark.parametrize("name", USES)
 def test_any_shape(name: str) -> None:
-    @settings(max_examples=4, phases=(Phase.generate,))
-    @given(st.lists(USES[name], min_size=6, max_size=6))
-    def holds(uses: list[Use]) -> None:
+    uses = drawn(USES[name], ANY)
+    try:
         check(uses)
-
-    holds()
+    except Exception:
+        for use in uses:
+            try:
+                check([use])
+            except Exception as error:
+                error.add_note(f"in {use}")
+                raise
+        raise
