@@ -149,7 +149,13 @@ def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> list[LostSchedule]:
     outputs = {sch.get(handle).name_hint for handle in sch.get_output_blocks(sch.get_sblock("root"))}
     for handle in handles:
         block = _block(sch, handle)
-        if block is None or not block.spatial or block.node.name_hint in outputs or len(block.node.writes) != 1:
+        if (
+            block is None
+            or not block.domain
+            or not block.spatial
+            or block.node.name_hint in outputs
+            or len(block.node.writes) != 1
+        ):
             continue
         body = _examine(block)
         found = [_block(sch, consumer) for consumer in sch.get_consumers(handle)]
@@ -482,6 +488,9 @@ def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
         block = _block(sch, handle)
         if block is None:
             lost.append(LostSchedule("of plain loops", "it is not a perfect nest of serial loops", name))
+            chosen.append(UNSCHEDULED)
+            continue
+        if not block.domain:  # of an empty tensor: TVM divides by the extents of loops that it fuses
             chosen.append(UNSCHEDULED)
             continue
         saved = sch.copy()
