@@ -12,6 +12,7 @@ from harness.lowering.frontends.onnx.defects import (
     floor_divide,
     gather,
     group_norm,
+    log_sigmoid,
     power,
     resize,
     roi_align,
@@ -33,4 +34,5 @@ DEFECTS: tuple[OnnxDefect, ...] = (
     *power.DEFECTS,
     *booleans.DEFECTS,
     *floor_divide.DEFECTS,
+    *log_sigmoid.DEFECTS,
 )
