@@ -1,7 +1,7 @@
 """Queries and keys rotated by one operator: the torch operator, and its kernel in TensorIR.
 
 The kernel is plain loops over blocks: a target schedules it like any other, or folds it into what reads its results,
-which it recognises by the attribute `ROTATES_PAIRS`.
+which it recognizes by the attribute `ROTATES_PAIRS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plain data between recognising an operator on Relax and emitting its kernel."""
+"""The plain data between recognizing an operator on Relax and emitting its kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognises a sum of products in the loops of a kernel, whatever its operands and whatever follows it.
+"""Recognizes a sum of products in the loops of a kernel, whatever its operands and whatever follows it.
 
     result[place(b, i, j)] = finish(Σ_k left(b, i, k) · right(b, k, j))
 
@@ -166,7 +166,7 @@ def plain_load(operand: Any) -> Element | None:
     return Element(operand.source, tuple(operand.indices), operand) if isinstance(operand, ir.TensorLoad) else None
 
 
-def recognised(function: tirx.PrimFunc) -> Contraction | None:
+def recognized(function: tirx.PrimFunc) -> Contraction | None:
     """The sum of products that a kernel is; None if it is anything else, or of unknown extents.
 
     Args:

@@ -26,7 +26,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.kernel import bytes_of_all, ceil_div, chunk_length
 from harness.schedules.common.kernel_info import PRODUCT, KernelInfo, Kind
 from harness.schedules.gpu import tensor_cores
-from harness.schedules.gpu.contraction import Contraction, recognised
+from harness.schedules.gpu.contraction import Contraction, recognized
 from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
 from harness.schedules.gpu.threads import barrier
 from harness.schedules.gpu.tile import Tile, choose_tile
@@ -43,7 +43,7 @@ class Product:
 
     def apply(self, function: tirx.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
         """The kernel as a schedule that is done; None if the function is no such sum."""
-        contraction = recognised(function)
+        contraction = recognized(function)
         if contraction is None or _is_thin(contraction):
             return None
         extents = (contraction.batch.size, contraction.rows.size, contraction.columns.size)
