@@ -17,9 +17,9 @@ from harness.lowering.frontends.onnx import import_module
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.defects import DEFECTS
 from harness.lowering.frontends.onnx.defects_page import PAGE, render
-from harness.lowering.frontends.onnx.running import import_raw, run_raw, run_tvm
+from harness.lowering.frontends.onnx.running import import_raw, run_raw
 from harness.lowering.frontends.torch_export.defect import Symptom
-from harness.lowering.frontends.torch_export.running import Arrays, run_torch
+from harness.lowering.frontends.torch_export.running import Arrays, run_module, run_torch
 
 
 class Predicted(Exception):
@@ -65,16 +65,13 @@ def test_unmodified_is_optimizable(defect: OnnxDefect) -> None:
         raise Predicted(defect.raw.absent)
 
 
-@pytest.mark.parametrize("defect", _named(Symptom.SLOW))
-def test_workaround_is_optimizable(defect: OnnxDefect) -> None:
-    module, _ = import_module(*defect.reproduction())
-    assert defect.raw.absent in module.script()
-
-
 @pytest.mark.parametrize("defect", _named(*Symptom))
 def test_workaround_is_right(defect: OnnxDefect) -> None:
     module, args = defect.reproduction()
-    assert _is_same(run_tvm(module, args), run_torch(module, args))
+    imported, parameters = import_module(module, args)
+    assert defect.raw.absent in imported.script()
+    actual = run_module(imported, [*(arg.numpy() for arg in args), *parameters.values()])
+    assert _is_same(actual, run_torch(module, args))
 
 
 def test_names_are_unique() -> None:
