@@ -53,7 +53,8 @@ def explain(
     """
     from harness.processes import WorkerEnd, run_isolated
 
-    if subjects()[case.component].whole:
+    known = subjects().get(case.component)
+    if known is None or known.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
     ended = run_isolated("harness.explain:explain_request", (case, database), breadcrumb=on_stage)
     if ended.kind is not WorkerEnd.OK:
