@@ -90,9 +90,10 @@ def kernel(tokens: Sequence[Parameter], cos: Parameter, sin: Parameter) -> tirx.
             named = [*((f"x{n}", x) for n, x in enumerate(tokens)), ("cos", cos), ("sin", sin)]
             *sources, cosines, sines = (T.arg(name, T.buffer(*parameter)) for name, parameter in named)
             results = [T.arg(f"rotated{n}", T.buffer(*parameter)) for n, parameter in enumerate(tokens)]
-            for shape in dict.fromkeys(shape for shape, _ in tokens):
+            for number, shape in enumerate(dict.fromkeys(shape for shape, _ in tokens)):
                 alike = [pair for pair in zip(sources, results, strict=True) if _shape(pair[0]) == shape]
-                _loops(shape, alike, cosines, sines)
+                # Schedules find blocks by name, so no two have the same.
+                _loops(shape, alike, cosines, sines, f"rotated_{number}" if number else "rotated")
         return builder.get()
 
 
@@ -100,12 +101,14 @@ def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
 
 
-def _loops(shape: tuple[int, ...], alike: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer) -> None:
-    """Emits the rotation of each of (source, result) of that shape."""
+def _loops(
+    shape: tuple[int, ...], alike: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str
+) -> None:
+    """Emits the rotation of each of (source, result) of that shape, as a block of that name."""
     from tvm.script.ir_builder import tirx as T
 
     positions = int(cosines.shape[0])
-    with T.grid(*shape[:-1], shape[-1] // 2) as loops, T.sblock("rotated"):
+    with T.grid(*shape[:-1], shape[-1] // 2) as loops, T.sblock(block):
         *around, token, pair = T.axis.remap("S" * len(shape), loops)
         position = token % positions if shape[-2] != positions else token
         for source, result in alike:
