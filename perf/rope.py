@@ -15,7 +15,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.lowering.rope import Strategy
-from harness.lowering.rope.rotation import Rotation, rotating
+from harness.lowering.rotation import Rotation, rotating
 from harness.lowering.route import Route, lower
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.targets import TARGETS

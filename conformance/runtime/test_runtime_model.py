@@ -197,8 +197,8 @@ def test_the_runtime_imports_nothing_else_of_the_project() -> None:
     script = (
         "import pkgutil, sys, harness.runtime\n"
         "sys.modules['torch'] = sys.modules['sam3'] = sys.modules['torchvision'] = None\n"
-        "for module in pkgutil.iter_modules(harness.runtime.__path__):\n"
-        "    __import__(f'harness.runtime.{module.name}')\n"
+        "for module in pkgutil.walk_packages(harness.runtime.__path__, 'harness.runtime.'):\n"
+        "    __import__(module.name)\n"
         "others = [name for name in sys.modules if name.startswith('harness.') and 'runtime' not in name]\n"
         "print(others, 'tvm' in sys.modules, 'harness.runtime.sam3.model' in sys.modules)\n"
     )

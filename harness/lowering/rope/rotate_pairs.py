@@ -13,7 +13,7 @@ import torch
 
 from harness.lowering.rope.real import check_table
 from harness.lowering.rope.real import rotate as rotate_real
-from harness.lowering.rope.rotation import Tables
+from harness.lowering.rotation import Tables
 
 if TYPE_CHECKING:
     from torch.fx import Node
