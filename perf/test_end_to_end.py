@@ -25,7 +25,7 @@ import pytest
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.deployment.compiling import compile_model
-from harness.models.sam3.end_to_end import END_TO_END
+from harness.models.sam3.end_to_end.subject import END_TO_END
 from harness.models.sam3.model import DEPLOYABLE
 from harness.models.selection import select
 from harness.processes import WorkerEnd, run_isolated

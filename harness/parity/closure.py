@@ -9,8 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from harness.core.errors import HarnessError
@@ -41,7 +40,7 @@ def import_closure(*modules: str) -> tuple[Path, ...]:
         found[name] = path
         around = name.rpartition(".")[0]
         waiting += [around] if around else []
-        waiting += [other for other in _imports(path, name) if other.partition(".")[0] in tops]
+        waiting += _imports(path, name, tops)
     return tuple(sorted(set(found.values())))
 
 
@@ -68,8 +67,8 @@ def _root_of(module: str) -> Path:
     return path.parent.parent
 
 
-def _imports(path: Path, module: str) -> Iterator[str]:
-    """The modules that a file imports; of `from a import b` it is `a.b` if that is a module, and `a` otherwise."""
+def _imports(path: Path, module: str, tops: Collection[str]) -> Iterator[str]:
+    """The modules below `tops` that a file imports; of `from a import b`, `a.b` if that is a module, and `a` otherwise."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (OSError, SyntaxError) as error:
@@ -77,12 +76,12 @@ def _imports(path: Path, module: str) -> Iterator[str]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in _run(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if _source_of(alias.name))
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in tops)
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")
             base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
             source = ".".join(part for part in (base, node.module) if part)
-            for alias in node.names:
+            for alias in node.names if source.partition(".")[0] in tops else ():
                 inner = f"{source}.{alias.name}"
                 yield inner if _source_of(inner) else source
 
@@ -97,7 +96,6 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
         yield from _run(child)
 
 
-@cache
 def _source_of(name: str) -> Path | None:
     """The source file of a module; None if there is none. Only top packages are looked up in the import system."""
     top, *rest = name.split(".")

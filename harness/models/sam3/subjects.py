@@ -9,7 +9,7 @@ from harness.core.settings import Settings
 from harness.core.subject import Subject, Workload
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
-from harness.models.sam3.end_to_end import END_TO_END
+from harness.models.sam3.end_to_end.subject import END_TO_END
 
 NAME = "sam3"
 """The name of the model."""
