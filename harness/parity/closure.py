@@ -68,7 +68,7 @@ def _root_of(module: str) -> Path:
 
 
 def _imports(path: Path, module: str, tops: Collection[str]) -> Iterator[str]:
-    """The modules below `tops` that a file imports; of `from a import b`, `a.b` if that is a module, and `a` otherwise."""
+    """The modules below `tops` that a file imports; `from a import b` is `a.b` if that is a module, else `a`."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (OSError, SyntaxError) as error:
