@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 import tvm
-from harness.verify.importing import imported_module
 from tvm import s_tir
 from tvm.s_tir.schedule import ScheduleError
 
 from conformance.support.operators import module_of
 from harness.core.case import Case
+from harness.models.lowered import imported_module
 from harness.models.sam3.components import COMPONENTS
 from harness.schedules.common.kernel_info import UNSCHEDULED, infos_of, lost_schedules
 from harness.schedules.cpu import cpu_pipeline, elementwise

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sam3.model.data_misc import interpolate
 from tvm import relax
 
-from harness.deployment import data_parallel
+from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, resize_masks_module
 from harness.schedules.common.vm import lower_to_vm
 from harness.targets import TARGETS

@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from tvm import relax
 
-from harness.deployment import data_parallel
+from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.preprocessing import RESOLUTION, preprocess_module
 from harness.models.sam3.images import preprocess
 from harness.schedules.common.vm import lower_to_vm
