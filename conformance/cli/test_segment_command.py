@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from pycocotools import mask as coco
+from pycocotools.coco import COCO
 
 from harness.runtime import Prompt, Sam3
+from harness.segment.journal import JOURNAL
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
 BARE = (
@@ -78,12 +79,17 @@ def test_results_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path
         "cat_masks/mine.png",
         "cat_overlay.png",
     ]
-    entries = json.loads((out / "annotations.json").read_text(encoding="utf-8"))
+    data_set = COCO(str(out / "annotations.json"))
+    assert [(image["file_name"], image["width"], image["height"]) for image in data_set.dataset["images"]] == [
+        ("cat.png", 451, 300)
+    ]
+    assert [category["name"] for category in data_set.dataset["categories"]] == ["a cat"]
+    entries = data_set.dataset["annotations"]
     assert [entry["score"] for entry in entries] == everything.scores[kept].tolist()
     for index, entry in enumerate(entries):
         mask = everything.masks[kept[index]]
-        assert (entry["image"], entry["category"]) == ("cat.png", "a cat")
-        np.testing.assert_array_equal(coco.decode(entry["segmentation"]).astype(bool), mask)
+        assert (entry["image_id"], entry["category_id"]) == (1, 1)
+        np.testing.assert_array_equal(data_set.annToMask(entry).astype(bool), mask)
         with Image.open(masks / f"{index:03}.png") as file:
             np.testing.assert_array_equal(np.asarray(file), mask)
     with Image.open(out / "cat_overlay.png") as overlay:
@@ -105,10 +111,50 @@ def test_a_folder_with_a_broken_image(shallow_artifact: Path, photographs: Path,
     assert "has 40 tokens; the model reads the first 30" in done.stdout
     assert "Box 1 reaches beyond the image of 451 x 300 pixels" in done.stdout
     assert "1 image in" in done.stdout
-    entries = json.loads((tmp_path / "out" / "annotations.json").read_text(encoding="utf-8"))
-    assert {entry["image"] for entry in entries} == {"a.png"}
-    assert len(entries) == 200
+    data_set = COCO(str(tmp_path / "out" / "annotations.json"))
+    assert [image["file_name"] for image in data_set.dataset["images"]] == ["a.png"]
+    assert len(data_set.dataset["annotations"]) == 200
     assert not (tmp_path / "out" / "c_overlay.png").exists()
+
+
+def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """Each class is a category; a run that was killed after the first image goes on with the second."""
+    (photographs / "b.jpg").unlink()
+    classes = tmp_path / "classes.txt"
+    classes.write_text("dog\nthing\n")
+    arguments = (photographs, "--text", "cat", "--classes", classes, "--threshold", "0")
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", BARE, "segment", *map(str, arguments), "--out", str(out)]
+    env = {**os.environ, "PYTHONPATH": str(CAT.parents[2])}
+    with subprocess.Popen(
+        [*command, "--model", str(shallow_artifact)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as killed:
+        journal = out / JOURNAL
+        deadline = time.monotonic() + 300
+        while not (journal.is_file() and journal.read_text(encoding="utf-8").count("\n") == 2):
+            assert killed.poll() is None, "it ended before the first image was done"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        killed.kill()
+    overlay = out / "a_overlay.png"
+    before = overlay.stat().st_mtime_ns
+    again = segment(*arguments, out=out, model=shallow_artifact)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "1 image had been done by an earlier run" in again.stdout
+    assert overlay.stat().st_mtime_ns == before
+    assert not journal.exists()
+    data_set = COCO(str(out / "annotations.json"))
+    names = {category["id"]: category["name"] for category in data_set.dataset["categories"]}
+    assert list(names.values()) == ["cat", "dog", "thing"]
+    assert [image["file_name"] for image in data_set.dataset["images"]] == ["a.png", "c.png"]
+    (image,) = data_set.loadImgs([1])
+    objects = data_set.loadAnns(data_set.getAnnIds(imgIds=[image["id"]]))
+    expected = Sam3.load(shallow_artifact).set_image(photographs / "a.png")
+    for name in names.values():
+        found = expected.segment(name, threshold=0)
+        scores = [entry["score"] for entry in objects if names[entry["category_id"]] == name]
+        assert scores == found.scores.tolist()
+    assert len(list((out / "a_masks").iterdir())) == len(objects) == 600
 
 
 @pytest.mark.parametrize(
@@ -118,6 +164,7 @@ def test_a_folder_with_a_broken_image(shallow_artifact: Path, photographs: Path,
         ([CAT, "--text", ""], "The text '' is empty"),
         ([CAT, "--box", "5,5,1"], "is not x0,y0,x1,y1"),
         (["nowhere.png", "--text", "cat"], "nowhere.png does not exist"),
+        ([CAT, "--text", "cat", "--text", "dog", "--box", "1,2,30,40"], "Boxes and points go with one text"),
         ([CAT, "--text", "cat", "--threads", "0"], "cannot run on 0 threads"),
         ([CAT, "--text", "cat", "--threshold", "2"], "--threshold"),
     ],

@@ -218,7 +218,7 @@ def test_segmenting_goes_on_after_a_session_that_crashed(
     images = [tmp_path / "a.png", tmp_path / "b.png"]
     for image in images:
         shutil.copy(CAT, image)
-    job = Job(images, Prompt("a cat"), tmp_path / "out", 0.0)
+    job = Job(images, [Prompt("a cat")], tmp_path / "out", 0.0)
     (here,) = run(Sam3.load(shallow_artifact), dataclasses.replace(job, images=images[1:], out=tmp_path / "here"))
     model = RemoteModel(remote, shallow_artifact)
     assert model.sent_bytes > 1e8

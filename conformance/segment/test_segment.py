@@ -14,26 +14,29 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 from pycocotools import mask as coco
+from pycocotools.coco import COCO
 from rich.console import Console
 
-from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompt
+from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
 from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
 from harness.segment import Segmented, find_images, unique_names
-from harness.segment.coco import coco_annotations, run_lengths
+from harness.segment.coco import AnnotatedImage, annotations, data_set, run_lengths
 from harness.segment.images import write_png
+from harness.segment.journal import JOURNAL, Journal
+from harness.segment.objects import Objects, joined, objects_of
 from harness.segment.overlay import NEGATIVE, POSITIVE, colors, draw, outline
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 NOTHING = np.zeros((0,), np.float32)
 
 
-def found_in(masks: Any, boxes: Any, scores: Any) -> Found:
-    """A result with these objects; overlays and annotations do not read the model's raw outputs."""
+def objects_in(masks: Any, boxes: Any, scores: Any, category: str = "cat") -> Objects:
+    """These objects, as they are taken out of what a prompt found."""
     masks = np.asarray(masks, bool)
     height, width = masks.shape[1:]
-    return Found(
+    found = Found(
         masks,
         np.asarray(boxes, np.float32).reshape(-1, 4),
         np.asarray(scores, np.float32),
@@ -41,19 +44,20 @@ def found_in(masks: Any, boxes: Any, scores: Any) -> Found:
         Outputs(*[NOTHING] * 7),
         (width, height),
     )
+    return objects_of(found, category)
 
 
-def two_squares() -> tuple[np.ndarray, Found]:
+def two_squares() -> tuple[np.ndarray, Objects]:
     pixels = np.full((300, 400, 3), 100, np.uint8)
     masks = np.zeros((2, 300, 400), bool)
     masks[0, 100:200, 50:150] = True
     masks[1, 150:250, 120:320] = True
-    return pixels, found_in(masks, [(50, 100, 150, 200), (120, 150, 320, 250)], [0.9, 0.6])
+    return pixels, objects_in(masks, [(50, 100, 150, 200), (120, 150, 320, 250)], [0.9, 0.6])
 
 
 def test_overlay_tints_masks_and_leaves_the_rest() -> None:
     pixels, found = two_squares()
-    drawn = np.asarray(draw(pixels, found, "cat"))
+    drawn = np.asarray(draw(pixels, found))
     assert drawn.shape == pixels.shape
     first, second = (np.array(color) for color in colors(2))
     np.testing.assert_allclose(drawn[120, 80], 100 * 0.58 + first * 0.42, atol=1)
@@ -65,13 +69,13 @@ def test_overlay_tints_masks_and_leaves_the_rest() -> None:
 
 def test_the_best_is_on_top() -> None:
     pixels, found = two_squares()
-    drawn = np.asarray(draw(pixels, found, "cat"))
+    drawn = np.asarray(draw(pixels, found))
     np.testing.assert_array_equal(drawn[190:198, 149], np.tile(colors(2)[0], (8, 1)))
 
 
 def test_labels_are_written_near_their_boxes() -> None:
     pixels, found = two_squares()
-    drawn = np.asarray(draw(pixels, found, "cat")).astype(int)
+    drawn = np.asarray(draw(pixels, found)).astype(int)
     color = np.array(colors(2)[0])
     chip = drawn[84:99, 52:110].reshape(-1, 3)
     assert (chip == color).all(axis=1).mean() > 0.3
@@ -84,7 +88,7 @@ def test_marks_of_the_prompt() -> None:
     prompt = Prompt(
         boxes=[(350, 20, 390, 60)], box_labels=[False], points=[(370, 250), (30, 250)], point_labels=[True, False]
     )
-    plain, marked = (np.asarray(draw(pixels, found, "x", asked)) for asked in (None, prompt))
+    plain, marked = (np.asarray(draw(pixels, found, asked)) for asked in ((), (prompt,)))
     assert (plain[20:60, 350:390] == 100).all()
     assert (marked[20:60, 350:390] == NEGATIVE).all(axis=2).any()
     assert (marked[240:260, 360:380] == POSITIVE).all(axis=2).any()
@@ -106,16 +110,16 @@ def test_anything_can_be_drawn(size: Any, objects: Any, category: str, seed: int
     rng = np.random.default_rng(seed)
     masks = rng.random((len(objects), height, width)) > 0.5
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    found = found_in(masks, [box for box, _ in objects], [score for _, score in objects])
-    drawn = draw(pixels, found, category, Prompt(boxes=[box for box, _ in objects]))
+    found = objects_in(masks, [box for box, _ in objects], [score for _, score in objects], category)
+    drawn = draw(pixels, found, [Prompt(boxes=[box for box, _ in objects])])
     assert drawn.size == size
     assert drawn.mode == "RGB"
 
 
 def test_nothing_found_is_the_photograph() -> None:
     pixels, _ = two_squares()
-    found = found_in(np.zeros((0, 300, 400)), [], [])
-    np.testing.assert_array_equal(np.asarray(draw(pixels, found, "cat")), pixels)
+    found = objects_in(np.zeros((0, 300, 400)), [], [])
+    np.testing.assert_array_equal(np.asarray(draw(pixels, found)), pixels)
 
 
 def test_colors_are_distinct() -> None:
@@ -145,17 +149,56 @@ def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
     assert coco.area(again) == mask.sum()
 
 
-def test_annotations() -> None:
+def test_objects_of_several_prompts() -> None:
+    _, cats = two_squares()
+    dogs = objects_in(cats.masks[:1], cats.boxes[:1], [0.7], "dog")
+    none = objects_in(np.zeros((0, 300, 400)), [], [], "bird")
+    both = joined([cats, none, dogs])
+    assert both.categories == ("cat", "cat", "dog")
+    assert both.scores.tolist() == [*cats.scores.tolist(), *dogs.scores.tolist()]
+    np.testing.assert_array_equal(both.masks[2], cats.masks[0])
+    assert both.size == (400, 300)
+    assert joined([none]).masks.shape == (0, 300, 400)
+
+
+def test_the_data_set_is_cocos(tmp_path: Path) -> None:
+    """pycocotools loads it, and finds every image, category, box and mask in it."""
     _, found = two_squares()
-    first, second = coco_annotations(found, "photo.jpg", "кошка")
-    assert {name: first[name] for name in ("image", "category", "bbox", "area")} == {
-        "image": "photo.jpg",
-        "category": "кошка",
-        "bbox": [50, 100, 100, 100],
-        "area": 10_000,
-    }
-    assert first["score"] == pytest.approx(0.9)
-    np.testing.assert_array_equal(coco.decode(second["segmentation"]).astype(bool), found.masks[1])
+    other = objects_in(found.masks[1:], found.boxes[1:], [0.5], "собака")
+    images = [
+        AnnotatedImage("a/photo.jpg", (400, 300), annotations(joined([found, other]))),
+        AnnotatedImage("b/empty.jpg", (20, 10), []),
+    ]
+    written = data_set(images, ["cat", "собака", "cat"])
+    (tmp_path / "annotations.json").write_text(json.dumps(written), encoding="utf-8")
+    loaded = COCO(str(tmp_path / "annotations.json"))
+    assert [category["name"] for category in loaded.loadCats(loaded.getCatIds())] == ["cat", "собака"]
+    photo, empty = loaded.loadImgs(loaded.getImgIds())
+    assert (photo["file_name"], photo["width"], photo["height"]) == ("a/photo.jpg", 400, 300)
+    assert not loaded.getAnnIds(imgIds=[empty["id"]])
+    assert len(loaded.getAnnIds(imgIds=[photo["id"]], catIds=loaded.getCatIds(catNms=["cat"]))) == 2
+    first, second, third = loaded.loadAnns(loaded.getAnnIds(imgIds=[photo["id"]]))
+    assert (first["bbox"], first["area"], first["iscrowd"]) == ([50, 100, 100, 100], 10_000, 0)
+    assert [entry["score"] for entry in (first, second, third)] == pytest.approx([0.9, 0.6, 0.5])
+    for entry, mask in zip((first, second, third), (*found.masks, found.masks[1]), strict=True):
+        np.testing.assert_array_equal(loaded.annToMask(entry).astype(bool), mask)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 10_000])
+def test_a_journal_survives_being_cut_anywhere(tmp_path: Path, cut: int) -> None:
+    question = {"prompts": ["cat"], "threshold": 0.5}
+    journal = Journal(tmp_path, question)
+    for index in range(3):
+        journal.add(f"image {index}", {"seconds": index})
+    file = tmp_path / JOURNAL
+    written = file.read_bytes()
+    file.write_bytes(written[: max(0, len(written) - cut)])
+    again = Journal(tmp_path, question)
+    expected = {0: 3, 1: 3, 30: 2, 10_000: 0}[cut]
+    assert list(again.done) == [f"image {index}" for index in range(expected)]
+    again.add("image 9", {"seconds": 9})
+    assert list(Journal(tmp_path, question).done) == [*again.done]
+    assert not Journal(tmp_path, question | {"threshold": 0.4}).done
 
 
 def test_images_and_folders(tmp_path: Path) -> None:
@@ -198,18 +241,34 @@ def test_masks_are_one_bit(tmp_path: Path) -> None:
 
 
 def test_prompts_of_the_command() -> None:
-    prompt = make_prompt("cat", ["1,2,3.5,4"], ["5,6,7,8"], ["-1, 2"], ["3,4"])
+    prompts = make_prompts(["cat"], ["1,2,3.5,4"], ["5,6,7,8"], ["-1, 2"], ["3,4"])
     expected = Prompt("cat", [[1, 2, 3.5, 4], [5, 6, 7, 8]], [True, False], [[-1, 2], [3, 4]], [True, False])
-    assert prompt == expected
+    assert prompts == [expected]
+    assert [prompt.text for prompt in make_prompts(["cat", "dog", "cat"], [], [], [], [])] == ["cat", "dog"]
+    assert [prompt.text for prompt in make_prompts([], ["1,2,3,4"], [], [], [])] == [None]
+    with pytest.raises(HarnessError, match="Boxes and points go with one text, and 2 were given"):
+        make_prompts(["cat", "dog"], [], [], ["1,2"], [])
+
+
+def test_classes_of_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "classes.txt"
+    file.write_bytes("\ufeffcat\r\n\r\n  red car \n猫".encode())
+    assert read_classes(file) == ["cat", "red car", "猫"]
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HarnessError, match="cannot be read as text in UTF-8"):
+        read_classes(file)
+    file.write_text(" \n")
+    with pytest.raises(HarnessError, match="has no noun phrase"):
+        read_classes(file)
 
 
 @pytest.mark.parametrize("given", ["1,2,3", "1,2,3,4,5", "1 2 3 4", "a,b,c,d", ""])
 def test_boxes_of_the_command_that_are_none(given: str) -> None:
     for boxes, negative, option in (([given], [], "--box"), ([], [given], "--negative-box")):
         with pytest.raises(HarnessError, match=f"{option} .* is not x0,y0,x1,y1"):
-            make_prompt("cat", boxes, negative, [], [])
+            make_prompts(["cat"], boxes, negative, [], [])
     with pytest.raises(HarnessError, match=r"--point .* is not x,y;"):
-        make_prompt(None, [], [], [given], [])
+        make_prompts([], [], [], [given], [])
 
 
 def test_default_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +288,8 @@ def printed(table: Any) -> str:
 
 def test_tables() -> None:
     _, found = two_squares()
-    result = Segmented(Path("photo.jpg"), (400, 300), coco_annotations(found, "photo.jpg", "[red]cat"), (), 1.25)
+    entries = annotations(objects_in(found.masks, found.boxes, found.scores, "[red]cat"))
+    result = Segmented(Path("photo.jpg"), (400, 300), entries, (), 1.25)
     one = printed(objects_table(result))
     assert "photo.jpg, 400 x 300: 2 objects" in one
     assert "[red]cat" in one

@@ -22,7 +22,10 @@ DEFAULT_MODEL = Path("dist/sam3-llvm")
 def segment(
     images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.", metavar="IMAGE…")],
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
-    text: Annotated[str | None, typer.Option(help="What to look for: a noun phrase.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="What to look for: a noun phrase; repeatable.")] = None,
+    classes: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="File of noun phrases to look for, one a line.")
+    ] = None,
     box: Annotated[
         list[str] | None, typer.Option(help="What to look for is here: x0,y0,x1,y1 in pixels; repeatable.")
     ] = None,
@@ -35,7 +38,9 @@ def segment(
     remote: RemoteOption = None,
     key: KeyOption = "",
 ) -> None:
-    """Find what a text, boxes and points mean in images: overlays, masks, and COCO annotations.
+    """Find what texts, boxes and points mean in images: overlays, masks, and a data set in COCO's format.
+
+    A run that was interrupted goes on where it was when it is started again.
 
     Exit code 0: all images were done; 1: some were not; 2: wrong usage or environment.
     """
@@ -43,8 +48,9 @@ def segment(
     from harness.processes.threads import choose_threads, configure_threads
     from harness.segment import Job, failures, find_images
 
-    prompt = make_prompt(text, box or (), negative_box or (), point or (), negative_point or ())
-    job = Job(find_images(images), prompt, out, threshold)
+    texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
+    prompts = make_prompts(texts, box or (), negative_box or (), point or (), negative_point or ())
+    job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
     devices = chosen_remote(remote, key)
     choose_threads(threads)
@@ -72,22 +78,43 @@ def choose_model(folder: Path | None) -> Path:
     )
 
 
-def make_prompt(
-    text: str | None,
+def read_classes(file: Path) -> list[str]:
+    """Reads noun phrases from a text file in UTF-8, one a line; empty lines are left out.
+
+    Raises:
+        HarnessError: The file cannot be read, or has none.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(f"{file} cannot be read as text in UTF-8 ({error}); give a file of noun phrases.") from error
+    phrases = [phrase for line in lines if (phrase := line.strip())]
+    if not phrases:
+        raise HarnessError(f"{file} has no noun phrase; write one on each line.")
+    return phrases
+
+
+def make_prompts(
+    texts: Sequence[str],
     boxes: Sequence[str],
     negative_boxes: Sequence[str],
     points: Sequence[str],
     negative_points: Sequence[str],
-) -> Prompt:
-    """The prompt that the options give, positive boxes and points first.
+) -> list[Prompt]:
+    """Makes the prompts that the options give: one for each text, which counts once; positive boxes and points first.
 
     Raises:
-        HarnessError: A box or point is not numbers with commas between them.
+        HarnessError: A box or point is not numbers with commas between them, or goes with several texts.
     """
     from harness.runtime import Prompt
 
-    return Prompt(
-        text,
+    distinct = list(dict.fromkeys(texts))
+    if len(distinct) > 1 and any((boxes, negative_boxes, points, negative_points)):
+        raise HarnessError(
+            f"Boxes and points go with one text, and {len(distinct)} were given; give one --text, or leave them out."
+        )
+    with_geometry = Prompt(
+        distinct[0] if distinct else None,
         [_numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
         + [_numbers("--negative-box", "x0,y0,x1,y1", box) for box in negative_boxes],
         [True] * len(boxes) + [False] * len(negative_boxes),
@@ -95,6 +122,7 @@ def make_prompt(
         + [_numbers("--negative-point", "x,y", point) for point in negative_points],
         [True] * len(points) + [False] * len(negative_points),
     )
+    return [with_geometry, *(Prompt(text) for text in distinct[1:])]
 
 
 def _numbers(option: str, form: str, given: str) -> list[float]:

@@ -97,10 +97,16 @@ def _tell(console: Console, results: Sequence[Result], seconds: float, out: Path
         console.print(images_table(done))
     for note in dict.fromkeys(note for result in done for note in result.notes):
         console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+    if resumed := sum(result.resumed for result in done):
+        console.print(f"{_images(resumed)} had been done by an earlier run.", highlight=False, soft_wrap=True)
     if done:
-        count = f"{len(done)} image{'s' if len(done) > 1 else ''}"
-        speed = f"{len(done) / seconds:.2f} images/s"
-        console.print(f"{count} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True)
+        now = len(done) - resumed
+        speed = f"{now / seconds:.2f} images/s"
+        console.print(f"{_images(now)} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True)
+
+
+def _images(count: int) -> str:
+    return f"{count} image{'' if count == 1 else 's'}"
 
 
 def objects_table(result: Segmented) -> Table:

@@ -1,43 +1,85 @@
-"""What was found, as COCO writes it: run-length encoded masks, boxes as (x, y, width, height)."""
+"""COCO's format of annotated images: a data set that `pycocotools.coco.COCO` loads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime import Found
+from harness.segment.objects import Objects
 
 
-def coco_annotations(found: Found, image: str, category: str) -> list[dict[str, Any]]:
-    """One entry for each object, in the order of `found`.
+@dataclass(frozen=True)
+class AnnotatedImage:
+    """An image and the objects that were found in it.
 
-    Args:
-        found: What was found.
-        image: Name of the image.
-        category: What was asked for.
+    Attributes:
+        file_name: The image, below the folder that all images of the data set lie in.
+        size: Width and height in pixels.
+        annotations: Entries of `annotations`.
+    """
+
+    file_name: str
+    size: tuple[int, int]
+    annotations: Sequence[dict[str, Any]]
+
+
+def annotations(objects: Objects) -> list[dict[str, Any]]:
+    """Makes an entry for each object, in their order.
 
     Returns:
-        Entries of COCO's results format with names instead of numbers for image and category: `bbox` in pixels,
-        `area` in pixels of the mask, `segmentation` with `size` (height, width) and `counts`, COCO's compressed
-        run-length encoding, which `pycocotools.mask.decode` reads.
+        `category` is the object's name and `score` its score; the rest is COCO's: `bbox` is (x, y, width, height) in
+        pixels, `area` counts the pixels of the mask, and `segmentation` has `size` (height, width) and `counts`, COCO's
+        compressed run-length encoding, which `pycocotools.mask.decode` reads.
     """
     return [
         {
-            "image": image,
             "category": category,
             "score": float(score),
             "bbox": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
             "area": int(mask.sum()),
             "segmentation": run_lengths(mask),
         }
-        for mask, (x0, y0, x1, y1), score in zip(found.masks, found.boxes, found.scores, strict=True)
+        for mask, (x0, y0, x1, y1), score, category in zip(
+            objects.masks, objects.boxes, objects.scores, objects.categories, strict=True
+        )
     ]
 
 
+def data_set(images: Sequence[AnnotatedImage], categories: Sequence[str]) -> dict[str, Any]:
+    """Makes a data set in COCO's format (https://cocodataset.org/#format-data), ids counted from 1.
+
+    Args:
+        images: The images; one without objects is an image of the data set as well.
+        categories: All names that annotations may have; a name counts once.
+
+    Returns:
+        `info`, `licenses`, `images`, `categories` and `annotations`; each annotation has its `score` besides.
+    """
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(categories), 1)}
+    entries = [
+        {"image_id": image_id, "category_id": numbers[entry["category"]], "iscrowd": 0}
+        | {name: value for name, value in entry.items() if name != "category"}
+        for image_id, image in enumerate(images, 1)
+        for entry in image.annotations
+    ]
+    return {
+        "info": {"description": "Objects that SAM 3 found, with their scores"},
+        "licenses": [],
+        "images": [
+            {"id": image_id, "file_name": image.file_name, "width": image.size[0], "height": image.size[1]}
+            for image_id, image in enumerate(images, 1)
+        ],
+        "categories": [{"id": number, "name": name, "supercategory": ""} for name, number in numbers.items()],
+        "annotations": [{"id": number} | entry for number, entry in enumerate(entries, 1)],
+    }
+
+
 def run_lengths(mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """COCO's compressed run-length encoding of a mask [h, w]."""
+    """Encodes a mask [h, w] in COCO's compressed run-length encoding."""
     from pycocotools import mask as coco
 
     encoded = coco.encode(np.asfortranarray(mask, np.uint8))

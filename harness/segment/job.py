@@ -1,21 +1,32 @@
-"""Images one after another: ask the model, write what it found; one that fails does not keep the others waiting."""
+"""Images one after another: ask the model, write what it found; one that fails does not keep the others waiting.
+
+A job that was interrupted or killed goes on where it was when it is run again (`harness.segment.journal`).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from harness.core.errors import HarnessError
 from harness.execution.remote.errors import RemoteError
 from harness.files import make_folder, write_json
-from harness.runtime import EncodedImage, Found, Prompt
+from harness.runtime import EncodedImage, Prompt
 from harness.runtime.errors import Sam3Error
-from harness.segment.coco import coco_annotations
+from harness.runtime.manifest import Manifest
+from harness.segment.coco import AnnotatedImage, annotations, data_set
 from harness.segment.images import unique_names, write_png
+from harness.segment.journal import Journal
+from harness.segment.objects import Objects, joined, objects_of
 
 ANNOTATIONS = "annotations.json"
 VISUAL = "object"
@@ -30,21 +41,28 @@ class Job:
 
     Attributes:
         images: Files.
-        prompt: What to ask of each of them.
+        prompts: What to ask of each of them; each image is encoded once.
         out: Folder for the results: for each image `NAME_overlay.png` and `NAME_masks/000.png` and so on, one for each
-            object in the order of `annotations.json`, which has those of all images.
+            object in the order of `annotations.json`, which is a data set in COCO's format of all images.
         threshold: What scores above it is kept.
     """
 
     images: Sequence[Path]
-    prompt: Prompt
+    prompts: Sequence[Prompt]
     out: Path
     threshold: float
 
     @property
-    def category(self) -> str:
-        """What objects are called."""
-        return VISUAL if self.prompt.text is None else self.prompt.text
+    def categories(self) -> tuple[str, ...]:
+        """What the objects of each prompt are called."""
+        return tuple(VISUAL if prompt.text is None else prompt.text for prompt in self.prompts)
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """What the data set calls each image: its path below the folder that all of them lie in."""
+        paths = [image.resolve() for image in self.images]
+        above = Path(os.path.commonpath([path.parent for path in paths]))
+        return tuple(path.relative_to(above).as_posix() for path in paths)
 
 
 @dataclass(frozen=True)
@@ -54,9 +72,10 @@ class Segmented:
     Attributes:
         image: The file.
         size: Width and height in pixels.
-        annotations: What was found, as in `annotations.json`.
-        notes: A sentence for each part of the prompt that was not used as it was given.
+        annotations: What was found, entries of `harness.segment.coco.annotations`.
+        notes: A sentence for each part of a prompt that was not used as it was given.
         seconds: From reading the file to the last result written.
+        resumed: Whether an earlier run did it.
     """
 
     image: Path
@@ -64,6 +83,7 @@ class Segmented:
     annotations: Sequence[dict[str, Any]]
     notes: Sequence[str]
     seconds: float
+    resumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,10 @@ Result = Segmented | Failed
 class Model(Protocol):
     """What a job asks of `harness.runtime.Sam3`, or of `harness.execution.remote.model.RemoteModel`."""
 
+    @property
+    def manifest(self) -> Manifest:
+        """What the model says about itself."""
+
     def check_prompt(self, prompt: Prompt, /) -> None:
         """Checks everything of a prompt that does not depend on the image."""
 
@@ -91,7 +115,9 @@ class Model(Protocol):
 
 
 def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
-    """Does all images; `annotations.json` is written in the end, also when the user interrupts.
+    """Does all images that no earlier run of the same job has done.
+
+    `annotations.json` is written in the end, also when the user interrupts; the journal stays until all are done.
 
     Args:
         model: Whom to ask.
@@ -100,24 +126,71 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
 
     Raises:
         HarnessError: A file cannot be written, or would replace an image of the job.
-        Sam3Error: The prompt makes no sense for any image.
+        Sam3Error: A prompt makes no sense for any image.
     """
-    model.check_prompt(job.prompt)
+    for prompt in job.prompts:
+        model.check_prompt(prompt)
     names = unique_names(job.images)
     inputs = {image.resolve() for image in job.images}
     for name in names:
         if overlay_path(job.out, name).resolve() in inputs:
             raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
     make_folder(job.out)
+    journal = Journal(job.out, _question(model, job))
     results: list[Result] = []
     try:
         for image, name in zip(job.images, names, strict=True):
-            results.append(_segment(model, job, image, name))
-            on_done(results[-1])
+            key = _key(image, name)
+            earlier = journal.done.get(key)
+            if earlier is not None and overlay_path(job.out, name).is_file():
+                result: Result = _resumed(image, earlier)
+            else:
+                result = _segment(model, job, image, name)
+                if isinstance(result, Segmented):
+                    journal.add(key, {field: asdict(result)[field] for field in _KEPT})
+            results.append(result)
+            on_done(result)
     finally:
-        done = [entry for result in results if isinstance(result, Segmented) for entry in result.annotations]
-        write_json(job.out / ANNOTATIONS, done)
+        done = [
+            AnnotatedImage(file_name, result.size, result.annotations)
+            for file_name, result in zip(job.file_names, results, strict=False)
+            if isinstance(result, Segmented)
+        ]
+        write_json(job.out / ANNOTATIONS, data_set(done, job.categories))
+    if len(done) == len(job.images):
+        journal.remove()
     return results
+
+
+_KEPT = ("size", "annotations", "notes", "seconds")
+"""The fields of a `Segmented` that the journal keeps."""
+
+
+def _question(model: Model, job: Job) -> dict[str, Any]:
+    """All that the results depend on besides the images, as JSON."""
+    files = json.dumps({name: asdict(file) for name, file in model.manifest.files.items()}, sort_keys=True)
+    prompts = [
+        {
+            name: value if value is None or name == "text" else np.asarray(value).tolist()
+            for name, value in vars(prompt).items()
+        }
+        for prompt in job.prompts
+    ]
+    return {"model": hashlib.sha256(files.encode()).hexdigest(), "prompts": prompts, "threshold": job.threshold}
+
+
+def _key(image: Path, name: str) -> str:
+    """What says in a journal that an image is the same file, and that its results have the same name."""
+    try:
+        status = image.stat()
+    except OSError:
+        return f"{image} cannot be read"  # the model says why
+    return json.dumps([str(image.resolve()), name, status.st_size, status.st_mtime_ns])
+
+
+def _resumed(image: Path, entry: dict[str, Any]) -> Segmented:
+    width, height = entry["size"]
+    return Segmented(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
 
 
 def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
@@ -127,18 +200,23 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
     start = time.perf_counter()
     try:
         pixels = to_pixels(image)
-        # What is wrong with the prompt is told before the image is encoded, which takes long.
-        model.encode_prompt(job.prompt, (pixels.shape[1], pixels.shape[0]))
+        # What is wrong with a prompt is told before the image is encoded, which takes long.
+        for prompt in job.prompts:
+            model.encode_prompt(prompt, (pixels.shape[1], pixels.shape[0]))
         encoded = model.set_image(pixels)
-        (found,) = encoded.segment_batch([job.prompt], job.threshold)
+        objects = joined(
+            [
+                objects_of(encoded.segment_batch([prompt], job.threshold)[0], category)
+                for prompt, category in zip(job.prompts, job.categories, strict=True)
+            ]
+        )
     except Sam3Error as error:
         return Failed(image, str(error))
     except RemoteError as error:
         return Failed(image, f"the device raised {error.type}: {error}")
-    write_png(overlay_path(job.out, name), draw(pixels, found, job.category, job.prompt))
-    _write_masks(job.out / f"{name}_masks", found)
-    entries = coco_annotations(found, image.name, job.category)
-    return Segmented(image, found.size, entries, found.notes, time.perf_counter() - start)
+    write_png(overlay_path(job.out, name), draw(pixels, objects, job.prompts))
+    _write_masks(job.out / f"{name}_masks", objects)
+    return Segmented(image, objects.size, annotations(objects), objects.notes, time.perf_counter() - start)
 
 
 def overlay_path(out: Path, name: str) -> Path:
@@ -146,13 +224,13 @@ def overlay_path(out: Path, name: str) -> Path:
     return out / f"{name}_overlay.png"
 
 
-def _write_masks(folder: Path, found: Found) -> None:
+def _write_masks(folder: Path, objects: Objects) -> None:
     """One 1-bit PNG for each object; those of an earlier run that are not replaced are removed."""
     from PIL import Image
 
     make_folder(folder)
     written = set()
-    for index, mask in enumerate(found.masks):
+    for index, mask in enumerate(objects.masks):
         path = folder / f"{index:03}.png"
         write_png(path, Image.fromarray(mask))
         written.add(path.name)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime import Found, Prompt
+from harness.runtime import Prompt
 from harness.runtime.sam3.prompts import Coordinates, Labels
+from harness.segment.objects import Objects
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw, ImageFont
@@ -51,33 +52,32 @@ class Style:
         return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
 
 
-def draw(pixels: npt.NDArray[np.uint8], found: Found, category: str, prompt: Prompt | None = None) -> Image.Image:
-    """The photograph with what was found in it; what scores highest is on top.
+def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prompt] = ()) -> Image.Image:
+    """Draws the objects of a photograph into it; what scores highest is on top.
 
     Args:
         pixels: The photograph, uint8 [h, w, 3].
-        found: What was found in it.
-        category: What objects are called.
-        prompt: Whose boxes and points to mark: green where positive, red where negative.
+        objects: What was found in it.
+        prompts: Whose boxes and points to mark: green where positive, red where negative.
 
     Returns:
         RGB, of the photograph's size.
     """
     from PIL import Image, ImageDraw
 
-    style = Style.suiting(found.size)
-    palette = colors(len(found.scores))
-    lowest_first = np.argsort(found.scores, kind="stable").tolist()
+    style = Style.suiting(objects.size)
+    palette = colors(len(objects.scores))
+    lowest_first = np.argsort(objects.scores, kind="stable").tolist()
     canvas = np.array(pixels)
     for index in lowest_first:
-        _tint(canvas, found.masks[index], palette[index], style)
+        _tint(canvas, objects.masks[index], palette[index], style)
     image = Image.fromarray(canvas)
     pen = ImageDraw.Draw(image)
     for index in lowest_first:
-        _rectangle(pen, found.boxes[index].tolist(), palette[index], style.line, found.size)
-    if prompt is not None:
-        _mark_prompt(pen, prompt, style, found.size)
-    _write_labels(pen, found, palette, _shortened(category), style)
+        _rectangle(pen, objects.boxes[index].tolist(), palette[index], style.line, objects.size)
+    for prompt in prompts:
+        _mark_prompt(pen, prompt, style, objects.size)
+    _write_labels(pen, objects, palette, style)
     return image
 
 
@@ -142,18 +142,18 @@ def _labelled(places: Coordinates, labels: Labels) -> list[tuple[list[float], bo
     return list(zip(told, [True] * len(told) if labels is None else map(bool, labels), strict=True))
 
 
-def _write_labels(
-    pen: ImageDraw.ImageDraw, found: Found, palette: Sequence[Color], category: str, style: Style
-) -> None:
-    """A label on each box, the highest score's where it belongs, the others' where there is room near it."""
-    font = _font(category, style.text)
+def _write_labels(pen: ImageDraw.ImageDraw, objects: Objects, palette: Sequence[Color], style: Style) -> None:
+    """Writes a label on each box, the highest score's where it belongs, the others' where there is room near it."""
+    names = {category: _shortened(category) for category in objects.categories}
+    fonts = {category: _font(name, style.text) for category, name in names.items()}
     margin = max(2, style.text // 4)
     placed: list[tuple[float, float, float, float]] = []
-    for index in np.argsort(-found.scores, kind="stable").tolist():
-        text = f"{category} {found.scores[index]:.2f}"
+    for index in np.argsort(-objects.scores, kind="stable").tolist():
+        category = objects.categories[index]
+        text, font = f"{names[category]} {objects.scores[index]:.2f}", fonts[category]
         left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
         width, height = right - left + 2 * margin, bottom - top + 2 * margin
-        x, y = _place(found.boxes[index].tolist(), width, height, found.size, placed)
+        x, y = _place(objects.boxes[index].tolist(), width, height, objects.size, placed)
         placed.append((x, y, x + width, y + height))
         color = palette[index]
         pen.rounded_rectangle((x, y, x + width, y + height), radius=margin, fill=color)
