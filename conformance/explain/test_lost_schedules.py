@@ -7,21 +7,25 @@ from functools import cache
 import pytest
 import tvm
 from tvm import s_tir
+from tvm.s_tir import dlight
 from tvm.s_tir.schedule import ScheduleError
+from tvm.script import tirx as T
 
 from conformance.support.operators import module_of
 from harness.core.case import Case
+from harness.lowering.rope import STRATEGIES
 from harness.models.lowered import imported_module
 from harness.models.sam3.components import COMPONENTS
 from harness.schedules.common.kernel_info import UNSCHEDULED, infos_of, lost_schedules
 from harness.schedules.cpu import cpu_pipeline, elementwise
+from harness.schedules.gpu.rules import GEMV
 from harness.targets import TARGETS
 from harness.targets.compiling import lower_module
 
 
 @cache
-def imported(component: str) -> tvm.IRModule:
-    return imported_module(Case(component, "real", "llvm", "shallow", 0), lambda stage: None)
+def imported(component: str, strategy: str = "real") -> tvm.IRModule:
+    return imported_module(Case(component, strategy, "llvm", "shallow", 0), lambda stage: None)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -29,6 +33,33 @@ def imported(component: str) -> tvm.IRModule:
 def test_no_component_loses_a_schedule(component: str, target: str) -> None:
     lowered = lower_module(imported(component), TARGETS[target], TARGETS[target].tvm_target())
     assert lost_schedules(lowered) == ()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in ("none", "real")])
+def test_no_strategy_loses_a_schedule(strategy: str, target: str) -> None:
+    lowered = lower_module(imported("vit", strategy), TARGETS[target], TARGETS[target].tvm_target())
+    assert lost_schedules(lowered) == ()
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="DLight's GEMV asserts that a block writes one element")
+def test_gemv_of_dlight_refuses_a_block_that_writes_two_elements() -> None:
+    with TARGETS["cuda"].tvm_target() as target:
+        assert dlight.gpu.GEMV().apply(writes_pairs, target, False) is None
+
+
+def test_gemv_refuses_a_block_that_writes_two_elements() -> None:
+    with TARGETS["cuda"].tvm_target() as target:
+        assert GEMV().apply(writes_pairs, target, False) is None
+
+
+@T.prim_func(s_tir=True)
+def writes_pairs(x: T.Buffer((4, 8, 2), "float32"), y: T.Buffer((4, 8, 2), "float32")) -> None:
+    for i, j in T.grid(4, 8):
+        with T.sblock("pairs"):
+            row, pair = T.axis.remap("SS", [i, j])
+            for k in range(2):
+                y[row, pair, k] = x[row, pair, 1 - k]
 
 
 def refused(*_: object) -> bool:

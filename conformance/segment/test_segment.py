@@ -22,7 +22,7 @@ from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
 from harness.segment import Segmented, find_images, unique_names
-from harness.segment.coco import AnnotatedImage, annotations, data_set, run_lengths
+from harness.segment.coco import AnnotatedImage, coco_annotations, data_set, run_lengths
 from harness.segment.images import write_png
 from harness.segment.journal import JOURNAL, Journal
 from harness.segment.objects import Objects, joined, objects_of
@@ -166,7 +166,7 @@ def test_the_data_set_is_cocos(tmp_path: Path) -> None:
     _, found = two_squares()
     other = objects_in(found.masks[1:], found.boxes[1:], [0.5], "собака")
     images = [
-        AnnotatedImage("a/photo.jpg", (400, 300), annotations(joined([found, other]))),
+        AnnotatedImage("a/photo.jpg", (400, 300), coco_annotations(joined([found, other]))),
         AnnotatedImage("b/empty.jpg", (20, 10), []),
     ]
     written = data_set(images, ["cat", "собака", "cat"])
@@ -288,7 +288,7 @@ def printed(table: Any) -> str:
 
 def test_tables() -> None:
     _, found = two_squares()
-    entries = annotations(objects_in(found.masks, found.boxes, found.scores, "[red]cat"))
+    entries = coco_annotations(objects_in(found.masks, found.boxes, found.scores, "[red]cat"))
     result = Segmented(Path("photo.jpg"), (400, 300), entries, (), 1.25)
     one = printed(objects_table(result))
     assert "photo.jpg, 400 x 300: 2 objects" in one

@@ -19,7 +19,7 @@ class AnnotatedImage:
     Attributes:
         file_name: The image, below the folder that all images of the data set lie in.
         size: Width and height in pixels.
-        annotations: Entries of `annotations`.
+        annotations: Entries of `coco_annotations`.
     """
 
     file_name: str
@@ -27,7 +27,7 @@ class AnnotatedImage:
     annotations: Sequence[dict[str, Any]]
 
 
-def annotations(objects: Objects) -> list[dict[str, Any]]:
+def coco_annotations(objects: Objects) -> list[dict[str, Any]]:
     """Makes an entry for each object, in their order.
 
     Returns:

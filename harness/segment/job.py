@@ -23,7 +23,7 @@ from harness.files import make_folder, write_json
 from harness.runtime import EncodedImage, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Manifest
-from harness.segment.coco import AnnotatedImage, annotations, data_set
+from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import unique_names, write_png
 from harness.segment.journal import Journal
 from harness.segment.objects import Objects, joined, objects_of
@@ -72,7 +72,7 @@ class Segmented:
     Attributes:
         image: The file.
         size: Width and height in pixels.
-        annotations: What was found, entries of `harness.segment.coco.annotations`.
+        annotations: What was found, entries of `harness.segment.coco.coco_annotations`.
         notes: A sentence for each part of a prompt that was not used as it was given.
         seconds: From reading the file to the last result written.
         resumed: Whether an earlier run did it.
@@ -216,7 +216,7 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
         return Failed(image, f"the device raised {error.type}: {error}")
     write_png(overlay_path(job.out, name), draw(pixels, objects, job.prompts))
     _write_masks(job.out / f"{name}_masks", objects)
-    return Segmented(image, objects.size, annotations(objects), objects.notes, time.perf_counter() - start)
+    return Segmented(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
 
 
 def overlay_path(out: Path, name: str) -> Path:
