@@ -22,6 +22,7 @@ from conformance.support.remotes import KEY, Served, device, end, free_port, tra
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage, Status
+from harness.core.processors import Processors
 from harness.core.remote import Remote
 from harness.core.settings import Settings
 from harness.execution.place import Elsewhere
@@ -38,6 +39,7 @@ from harness.runtime.loading import LoadError
 from harness.segment import Failed, Job, Segmented, run
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module
+from harness.targets.llvm import cpu_name
 from harness.verify.runner import UNLIMITED, verify_cases
 from harness.verify.stages import run_case
 
@@ -122,6 +124,8 @@ def test_a_device_says_what_it_is(remote: Remote) -> None:
     description = registered(remote)
     assert "llvm" in description.hardware
     assert {*description.hardware, *description.problems} == set(TARGETS)
+    assert description.processors.cpu == description.mcpu == cpu_name()
+    assert Processors("x86-64-v3").otherwise(description.processors).cpu == "x86-64-v3"
     elsewhere = Elsewhere(remote)
     assert elsewhere.run_problem("llvm") is None
     for target in description.problems:

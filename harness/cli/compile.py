@@ -11,6 +11,8 @@ from harness.cli.console import stages, tell_artifact
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
+    CpuOption,
+    CudaArchOption,
     DatabaseOption,
     PartialOption,
     SeedOption,
@@ -21,6 +23,7 @@ from harness.cli.options import (
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
@@ -47,6 +50,8 @@ def compile_(
     boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
+    cpu: CpuOption = None,
+    cuda_arch: CudaArchOption = None,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     require_compiler()
@@ -60,11 +65,12 @@ def compile_(
         ("frontend", frontend, FRONTENDS),
     ):
         checked(kind, (name,), tuple(known))
-    chosen = chosen_database(db, untuned, {target})
+    processors = Processors(cpu, cuda_arch)
+    chosen = chosen_database(db, untuned, {target}, processors)
     deployable = chosen_deployable(model)
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
-    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
-    schedules = database.chosen_schedules(chosen, target)
+    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
+    schedules = database.chosen_schedules(chosen, target, processors)
     with stages(f"Compiling for {target}") as announce:
         manifest = compile_model(deployable, case, out, settings, Capacity(points, boxes), schedules, announce)
     tell_artifact(out, manifest)

@@ -9,7 +9,9 @@ import typer
 
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
+from harness.cli.options import CpuOption
 from harness.core.case import Scale
+from harness.core.processors import Processors
 from harness.targets import HOST, TARGETS
 from harness.tuning.request import Request
 
@@ -34,6 +36,7 @@ def tune_command(
     threads: Annotated[
         int | None, typer.Option(help="Threads to measure on. Default: every CPU that may be used.")
     ] = None,
+    cpu: CpuOption = None,
 ) -> None:
     """Search for better schedules, and keep what is found in a database that verify and compile use.
 
@@ -45,7 +48,7 @@ def tune_command(
 
     choose_threads(threads)
     configure_threads()
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key)
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key, Processors(cpu))
     code = tune(console, request)
     if code:
         raise typer.Exit(code)

@@ -12,6 +12,8 @@ from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
+    CpuOption,
+    CudaArchOption,
     DatabaseOption,
     KeyOption,
     PartialOption,
@@ -24,6 +26,7 @@ from harness.core.case import DEFAULT_FRONTEND, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
@@ -69,6 +72,8 @@ def verify(
     ] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
+    cpu: CpuOption = None,
+    cuda_arch: CudaArchOption = None,
     remote: RemoteOption = None,
     key: KeyOption = "",
 ) -> None:
@@ -79,7 +84,7 @@ def verify(
     """
     require_compiler()
     from harness.core.settings import Settings
-    from harness.execution.place import compile_for
+    from harness.execution.remote.client import registered
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
     from harness.processes.threads import choose_threads, share_cpus
@@ -107,8 +112,12 @@ def verify(
     if image is not None:
         load_image(image)
     devices = chosen_remote(remote, key)
-    where = {} if devices is None else {"runs on": f"{compile_for(devices)}, {devices}"}
-    chosen = chosen_database(db, untuned, {case.target for case in cases})
+    processors = Processors(cpu, cuda_arch)
+    where: dict[str, str] = {}
+    if devices is not None:
+        device = registered(devices)
+        processors, where = processors.otherwise(device.processors), {"runs on": f"{device}, {devices}"}
+    chosen = chosen_database(db, untuned, {case.target for case in cases}, processors)
     settings = Settings(
         checkpoint,
         allow_partial,
@@ -117,9 +126,10 @@ def verify(
         database=chosen,
         remote=devices,
         emulate=emulate,
+        processors=processors,
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name)} | where
+    machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name, processors)} | where
     installed = versions()
     results = show(
         console,

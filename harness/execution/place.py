@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.core.outcome import Device
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
 from harness.targets import TARGETS
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from harness.execution.remote.client import DeviceSession, RemoteExecutable
-    from harness.execution.remote.description import Description
     from harness.runtime.executable import Executable
     from harness.runtime.sam3.model import Sam3
 
@@ -58,9 +57,12 @@ class Here:
 
     reads_source = False
 
+    def __init__(self, processors: Processors = THIS_MACHINE) -> None:
+        self._processors = processors
+
     def run_problem(self, target: str) -> str | None:
         """See `Place`."""
-        return TARGETS[target].run_problem()
+        return TARGETS[target].run_problem(self._processors)
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """See `Place`."""
@@ -172,28 +174,6 @@ class Elsewhere:
         return self._session
 
 
-def place(remote: Remote | None) -> Place:
-    """Where a case is run."""
-    return Here() if remote is None else Elsewhere(remote)
-
-
-def compile_for(remote: Remote) -> Description:
-    """Makes this process, and what it starts, compile for a device's processors, unless the environment names others.
-
-    Returns:
-        The device.
-
-    Raises:
-        HarnessError: There is no tracker or no device, or the server is another one.
-    """
-    from harness.execution.remote.client import registered
-    from harness.runtime.cpu import architecture
-    from harness.targets.cuda import ARCHITECTURE_VARIABLE
-    from harness.targets.llvm import MCPU_VARIABLE
-
-    description = registered(remote)
-    if description.architecture == architecture():  # LLVM's names of CPUs are those of one architecture
-        os.environ.setdefault(MCPU_VARIABLE, description.mcpu)
-    if description.cuda_arch:
-        os.environ.setdefault(ARCHITECTURE_VARIABLE, description.cuda_arch)
-    return description
+def place(remote: Remote | None, processors: Processors = THIS_MACHINE) -> Place:
+    """Where a case is run that is compiled for these processors."""
+    return Here(processors) if remote is None else Elsewhere(remote)

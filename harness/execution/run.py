@@ -29,7 +29,7 @@ class Run:
 
     Attributes:
         case: How it is lowered and what it is compiled for.
-        settings: Weights and inputs.
+        settings: Weights, inputs and the processors to compile for.
         progress: Told which stage it is, and what was made.
         place: Where compiled code runs.
         schedules: What tuning found for the target.
@@ -62,6 +62,7 @@ class Run:
                         target,
                         libraries[name],
                         self.schedules.schedules,
+                        processors=self.settings.processors,
                         keep_source=self.place.reads_source,
                     )
                     self.progress.kernels += compiled.kernels

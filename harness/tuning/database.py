@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import REPOSITORY
 from harness.files import write_json, writing
 from harness.schedules import DEFAULT_SCHEDULES, UNTUNED, ChosenSchedules, Schedule, Schedules
@@ -102,14 +103,14 @@ class Database:
     target: str
     records: tuple[Record, ...] = ()
 
-    def schedules(self) -> dict[str, Schedule]:
-        """The schedules that were found with this version of TVM, for this CPU and this number of threads."""
-        place = this_place(self.target)
+    def schedules(self, processors: Processors = THIS_MACHINE) -> dict[str, Schedule]:
+        """The schedules that were found with this version of TVM, for a CPU and this number of threads."""
+        place = this_place(self.target, processors)
         return {record.task: record.schedule for record in self.records if record.place == place}
 
-    def notices(self) -> list[str]:
+    def notices(self, processors: Processors = THIS_MACHINE) -> list[str]:
         """One sentence for each other place, whose records are left out."""
-        place = this_place(self.target)
+        place = this_place(self.target, processors)
         others: dict[Place, int] = {}
         for record in self.records:
             if record.place != place:
@@ -133,13 +134,13 @@ def _describe_differences(other: Place, place: Place) -> str:
     return " and ".join(ways)
 
 
-def this_place(target: str) -> Place:
-    """The place of this process, for the target of that name."""
+def this_place(target: str, processors: Processors = THIS_MACHINE) -> Place:
+    """The place of this process, for the target of that name and the CPU among the processors."""
     from harness.machine import versions
     from harness.processes.threads import thread_count
-    from harness.targets.llvm import host_cpu
+    from harness.targets.llvm import cpu_name
 
-    return Place(target, host_cpu(), thread_count(), versions()["apache-tvm"] or "unknown")
+    return Place(target, cpu_name(processors), thread_count(), versions()["apache-tvm"] or "unknown")
 
 
 def open_database(path: Path, target: str | None = None) -> Database:
@@ -260,34 +261,35 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def default_database(target: str) -> Path | None:
-    """The folder in `fixtures/tuned` that fits this machine, even if its search found nothing; None without one."""
+def default_database(target: str, processors: Processors = THIS_MACHINE) -> Path | None:
+    """The folder in `fixtures/tuned` that fits the processors, even if its search found nothing; None without one."""
     if not (TARGETS[target].tunable and TUNED.is_dir()):
         return None
-    path = TUNED / this_place(target).tag
+    path = TUNED / this_place(target, processors).tag
     return path if (path / FILE).is_file() or (path / TRIALS).is_file() else None
 
 
-def describe_database(database: Path | None, target: str) -> str:
+def describe_database(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> str:
     """The schedules that a target is compiled with, in words."""
     if database is None or not TARGETS[target].tunable:
         return DEFAULT_SCHEDULES.origin
-    count, name = len(open_database(database, target).schedules()), database.resolve().name
+    count, name = len(open_database(database, target).schedules(processors)), database.resolve().name
     if not count:
         return f"untuned: the default ones, the database {name} has none that is better"
     return f"tuned: {count} from the database {name}, the default ones otherwise"
 
 
-def chosen_schedules(database: Path | None, target: str) -> ChosenSchedules:
+def chosen_schedules(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> ChosenSchedules:
     """The schedules that a target is compiled with, and their origin in words.
 
     Raises:
         HarnessError: The database cannot be used.
     """
-    return ChosenSchedules(dict(schedules_from(database, target)), describe_database(database, target))
+    found = schedules_from(database, target, processors)
+    return ChosenSchedules(dict(found), describe_database(database, target, processors))
 
 
-def schedules_from(database: Path | None, target: str) -> Schedules:
+def schedules_from(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> Schedules:
     """The schedules that a target is compiled with; there are none without a database or a tunable target.
 
     Raises:
@@ -295,4 +297,4 @@ def schedules_from(database: Path | None, target: str) -> Schedules:
     """
     if database is None or not TARGETS[target].tunable:
         return UNTUNED
-    return open_database(database, target).schedules()
+    return open_database(database, target).schedules(processors)

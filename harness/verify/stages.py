@@ -87,13 +87,14 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.tuning.database import chosen_schedules
 
     subject = subjects()[case.component]
-    emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate)
-    here = Emulation() if emulated else None
-    with closing(here or place(settings.remote)) as runs_at:
+    emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)
+    here = Emulation(settings.processors) if emulated else None
+    with closing(here or place(settings.remote, settings.processors)) as runs_at:
         try:
             with progress.during(Stage.BUILD):
                 workload = subject.open(case, settings)
-            run = Run(case, settings, progress, runs_at, chosen_schedules(settings.database, case.target))
+            schedules = chosen_schedules(settings.database, case.target, settings.processors)
+            run = Run(case, settings, progress, runs_at, schedules)
             ran = settings.judge_saved or workload.run(run)
             if ran:
                 with progress.during(Stage.JUDGE):

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import HarnessError
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
 from harness.execution.remote.description import DESCRIBE, INFO, Description
 from harness.execution.remote.store import Store
@@ -59,6 +60,7 @@ class Serving:
         host: Address to listen at.
         port: To listen on; 0 for any.
         advertised: The address that clients are told; None for the one that the tracker sees.
+        processors: The CPU that clients compile for, if it is not to be this machine's.
     """
 
     remote: Remote
@@ -66,6 +68,7 @@ class Serving:
     host: str = "0.0.0.0"
     port: int = 0
     advertised: str | None = None
+    processors: Processors = THIS_MACHINE
 
 
 def serve(serving: Serving, tell: Callable[[str], None]) -> None:
@@ -81,7 +84,7 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
     """
     with _listening(serving.host, serving.port) as listener, _spare() as spare:
         port = int(listener.getsockname()[1])
-        description = spare.describe()
+        description = spare.describe(serving.processors)
         for line in told(description):
             tell(line)
         tracker = _registered(serving, description, port)
@@ -246,13 +249,13 @@ class _Process:
         """
         socket.send_fds(self._channel, [given.encode()], [client.fileno()])
 
-    def describe(self) -> Description:
-        """What it says that this machine is.
+    def describe(self, processors: Processors) -> Description:
+        """What it says that this machine is, of which clients compile for these processors.
 
         Raises:
             HarnessError: It ends instead.
         """
-        self._channel.sendall(DESCRIBE)
+        self._channel.sendall(json.dumps({DESCRIBE: asdict(processors)}).encode())
         with self._channel.makefile("rb") as lines:
             line = lines.readline()
         if not line:
@@ -281,9 +284,9 @@ class _Spare:
     def __init__(self) -> None:
         self._process = _Process()
 
-    def describe(self) -> Description:
+    def describe(self, processors: Processors) -> Description:
         """See `_Process`."""
-        return self._process.describe()
+        return self._process.describe(processors)
 
     def serve(self, client: socket.socket, seconds: float | None, store: Path, description: Description) -> str:
         """Lets the process serve a client and waits until it has ended; returns how that went, in a sentence."""

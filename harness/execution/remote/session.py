@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.processors import Processors
 from harness.execution.remote.description import DESCRIBE, describe
 from harness.execution.remote.store import Store
 from harness.runtime.artifact import Artifact
@@ -178,8 +179,9 @@ def main(channel: socket.socket) -> None:
 
     faulthandler.enable()
     text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
-    if text == DESCRIBE:
-        channel.sendall(describe().to_json().encode() + b"\n")
+    if text and not connections:
+        processors = Processors(**json.loads(text)[DESCRIBE])
+        channel.sendall(describe(processors).to_json().encode() + b"\n")
         text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
     if not connections:  # the server ended before there was a client
         return
