@@ -25,7 +25,7 @@ from harness.parity.verdict import judge
 from harness.schedules import UNTUNED as NO_SCHEDULES
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.tuning.database import schedules_from, this_place
+from harness.tuning.database import current_conditions, schedules_from
 from harness.tuning.tasks import tasks_of
 from harness.tuning.trials import nothing_found, read_trials
 from perf.profiling import Work, flop_of_program, work_of_functions
@@ -112,7 +112,7 @@ def _compile(
         before, lowered = lowered, lower_module(prepared.module, target, tvm_target, chosen)
         if database is not None and side == TUNED and tvm_ffi.structural_equal(before, lowered):
             tasks = {task.key for task in tasks_of(prepared.module, tvm_target)}
-            prepared.note = nothing_found(read_trials(database)[0], this_place(case.target, processors), tasks)
+            prepared.note = nothing_found(read_trials(database)[0], current_conditions(case.target, processors), tasks)
             break
         library = folder / f"{side}{LIBRARY_SUFFIX}"
         build_library(lowered, tvm_target, library)

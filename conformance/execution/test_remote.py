@@ -25,7 +25,7 @@ from harness.core.outcome import Stage, Status
 from harness.core.processors import Processors
 from harness.core.remote import Remote
 from harness.core.settings import Settings
-from harness.execution.place import Elsewhere
+from harness.execution.executors import RemoteExecutor
 from harness.execution.remote.client import DeviceSession, RemoteExecutable, registered
 from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.execution.remote.model import RemoteModel
@@ -126,10 +126,10 @@ def test_a_device_says_what_it_is(remote: Remote) -> None:
     assert {*description.hardware, *description.problems} == set(TARGETS)
     assert description.processors.cpu == description.mcpu == cpu_name()
     assert Processors("x86-64-v3").otherwise(description.processors).cpu == "x86-64-v3"
-    elsewhere = Elsewhere(remote)
-    assert elsewhere.run_problem("llvm") is None
+    executor = RemoteExecutor(remote)
+    assert executor.run_problem("llvm") is None
     for target in description.problems:
-        problem = elsewhere.run_problem(target)
+        problem = executor.run_problem(target)
         assert problem is not None
         assert description.name in problem
         assert description.problems[target] in problem

@@ -33,8 +33,8 @@ def emulates(case: Case, cheap_in: Collection[str], every: bool = False, process
     return target.run_problem(processors) is not None
 
 
-class Emulation:
-    """The CPU in place of a GPU; see `harness.execution.place.Place`."""
+class EmulatedExecutor:
+    """Runs a GPU's kernels on the CPU; see `harness.execution.executors.Executor`."""
 
     reads_source = True
 
@@ -42,11 +42,11 @@ class Emulation:
         self._processors = processors
 
     def run_problem(self, target: str) -> str | None:
-        """See `Place`."""
+        """See `Executor`."""
         return None if TARGETS[target].emulated else TARGETS[target].run_problem(self._processors)
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """See `Place`; nothing can be compiled for the target in this process any more."""
+        """See `Executor`; nothing can be compiled for the target in this process any more."""
         from harness.execution.emulation.device import install
         from harness.runtime.executable import Executable
 
@@ -54,7 +54,7 @@ class Emulation:
         return Executable(library, TARGETS[target].device(), parameters)
 
     def model(self, folder: Path) -> Sam3:
-        """See `Place`; nothing can be compiled for the target in this process any more."""
+        """See `Executor`; nothing can be compiled for the target in this process any more."""
         from harness.execution.emulation.device import install
         from harness.runtime.manifest import read_manifest
         from harness.runtime.sam3.model import Sam3
@@ -63,7 +63,7 @@ class Emulation:
         return Sam3.load(folder)
 
     def device(self) -> None:
-        """See `Place`."""
+        """See `Executor`."""
 
     def close(self) -> None:
-        """See `Place`."""
+        """See `Executor`."""

@@ -43,8 +43,8 @@ def tune(console: Console, request: Request) -> int:
         HarnessError: The request makes no sense, there is nothing to tune, or the database cannot be used.
     """
     cases = request.cases()
-    place = database.this_place(request.target, request.processors)
-    folder = request.folder or database.TUNED / place.tag
+    conditions = database.current_conditions(request.target, request.processors)
+    folder = request.folder or database.TUNED / conditions.tag
     make_folder(folder, advice=database.ADVICE)
 
     from harness.machine import describe_machine
@@ -68,9 +68,8 @@ def tune(console: Console, request: Request) -> int:
         # Before any work, because there may be no tracker or no server.
         runner = RemoteRunner(request.remote, request.key)
         machine = f"servers known as {request.key}"
-    states = begin(
-        _collect_all_tasks(console, cases, request.processors), vector_unit(target), place, trials, opened.records
-    )
+    tasks = _collect_all_tasks(console, cases, request.processors)
+    states = begin(tasks, vector_unit(target), conditions, trials, opened.records)
     earlier = sum(len(state.trials) for state in states)
     if earlier:
         print_line(console, f"Going on after {earlier} trials in {folder}.")
@@ -85,7 +84,7 @@ def tune(console: Console, request: Request) -> int:
             # PyTorch runs on this machine, so its time says nothing about the servers.
             return seconds if request.remote is None else None, exact
 
-        bench = Bench(builder, runner, run_in_torch, place, folder, machine, request.seed)
+        bench = Bench(builder, runner, run_in_torch, conditions, folder, machine, request.seed)
         budget = Budget.of(request.minutes, request.trials)
         with progress_bar(console, budget, f"{len(states)} tasks") as advance:
             try:
