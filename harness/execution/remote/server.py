@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ from harness.execution.remote.wire import (
     send_json,
     send_number,
 )
-from harness.processes import child_environment
+from harness.processes import kill_and_collect, start_python
 
 _PING_SECONDS = 2.0
 """How often the tracker is asked whether a session was given away."""
@@ -231,14 +230,11 @@ class _Process:
         self._channel, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.execution.remote.session", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl-C is for the server
+            self.process = start_python(
+                "harness.execution.remote.session",
+                str(theirs.fileno()),
+                stdout=self._output.fileno(),
+                pass_fds=(theirs.fileno(),),
             )
 
     def give(self, client: socket.socket, given: str) -> None:
@@ -271,9 +267,7 @@ class _Process:
 
     def close(self) -> None:
         """Ends it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        kill_and_collect(self.process)
         self._channel.close()
         self._output.close()
 

@@ -22,10 +22,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +36,7 @@ import numpy.typing as npt
 from harness.core.processors import Processors
 from harness.execution.remote.description import DESCRIBE, describe
 from harness.execution.remote.store import Store
+from harness.processes.child import die_with_parent
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.executable import Executable
@@ -186,7 +185,6 @@ def main(channel: socket.socket) -> None:
     if not connections:  # the server ended before there was a client
         return
     given = json.loads(text)
-    threading.Thread(target=_end_with_the_server, args=(channel,), daemon=True).start()
     session = Session(Path(given["work"]), Store(Path(given["store"])), given["description"])
     for name, function in session.functions().items():
         tvm.register_global_func(name, function, override=True)
@@ -195,10 +193,6 @@ def main(channel: socket.socket) -> None:
     os._exit(0)
 
 
-def _end_with_the_server(channel: socket.socket) -> None:
-    channel.recv(1)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
+    die_with_parent()
     main(socket.socket(fileno=int(sys.argv[1])))
