@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -19,7 +20,7 @@ from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.processes import Template
-from harness.processes.threads import choose_threads, configure_threads, share_cpus
+from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.targets import TARGETS
 from harness.verify.runner import libraries_loaded
 
@@ -56,7 +57,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
     group.addoption(
-        "--threads", type=int, help="threads of TVM and PyTorch in every process; default: every CPU that may be used"
+        "--threads",
+        type=int,
+        default=os.environ.get(OPTION_VARIABLE) or None,
+        help=f"threads of TVM and PyTorch in every process; default: {OPTION_VARIABLE}, or every CPU that may be used",
     )
     group.addoption(
         "--cpu", metavar="NAME", help=f"CPU to compile for, as LLVM names it; default: {CPU_VARIABLE} or this one"
@@ -92,8 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = chosen_settings(config)
     if (threads := config.getoption("threads")) is not None:
         try:
-            choose_threads(threads)
-            configure_threads()
+            configure_threads(threads)
         except HarnessError as error:
             raise pytest.UsageError(str(error)) from error
 

@@ -16,6 +16,7 @@ from harness.cli.options import (
     DatabaseOption,
     PartialOption,
     SeedOption,
+    ThreadsOption,
     UntunedOption,
     chosen_database,
     chosen_deployable,
@@ -52,11 +53,14 @@ def compile_(
     untuned: UntunedOption = False,
     cpu: CpuOption = None,
     cuda_arch: CudaArchOption = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     require_compiler()
     from harness.deployment.compiling import compile_model
+    from harness.processes.threads import configure_threads
 
+    configure_threads(threads)
     for kind, name, known in (
         ("target", target, TARGETS),
         ("scale", scale, [entry.value for entry in Scale]),

@@ -9,7 +9,14 @@ import typer
 
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
-from harness.cli.options import CpuOption, CudaArchOption, DatabaseOption, UntunedOption, chosen_database
+from harness.cli.options import (
+    CpuOption,
+    CudaArchOption,
+    DatabaseOption,
+    ThreadsOption,
+    UntunedOption,
+    chosen_database,
+)
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.processors import Processors
 from harness.files import check_writable
@@ -34,6 +41,7 @@ def explain(
     untuned: UntunedOption = False,
     cpu: CpuOption = None,
     cuda_arch: CudaArchOption = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Tell what becomes of each operator: which kernel, which loops, and what falls to TVM's default.
 
@@ -41,7 +49,9 @@ def explain(
     """
     require_compiler()
     from harness.explain import ADVICE, render, summary, write_json
+    from harness.processes.threads import configure_threads
 
+    configure_threads(threads)
     cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)

@@ -14,6 +14,7 @@ from harness.core.names import checked
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.deployment.deployable import Deployable
 from harness.models.registry import models
+from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuning import database
 
@@ -22,7 +23,10 @@ CheckpointOption = Annotated[
 ]
 PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the weights.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads to run on. Default: every CPU that may be used.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(envvar=OPTION_VARIABLE, help="Threads of TVM and PyTorch. Default: every CPU that may be used."),
+]
 DatabaseOption = Annotated[
     Path | None,
     typer.Option(help="Folder of a tuning database. Default: the one in fixtures/tuned that fits this machine."),

@@ -37,10 +37,9 @@ def serve_device(
 
     Whoever reaches the port can run any code here, as with TVM's own RPC server: use it in a network that you trust.
     """
-    from harness.processes.threads import choose_threads, configure_threads
+    from harness.processes.threads import configure_threads
 
-    choose_threads(threads)
-    configure_threads()
+    configure_threads(threads)
     remote, folder = Remote(tracker, key), store or default_store()
     serve_until_stopped(Serving(remote, folder, host, port, advertise, Processors(cpu)))
 

@@ -19,6 +19,7 @@ from harness.cli.options import (
     PartialOption,
     RemoteOption,
     SeedOption,
+    ThreadsOption,
     UntunedOption,
     chosen_database,
 )
@@ -57,9 +58,7 @@ def verify(
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[float, typer.Option(min=1, help="Time limit of each case, seconds.")] = 3600,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of TVM and PyTorch. Default: every CPU that may be used.")
-    ] = None,
+    threads: ThreadsOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cases that run at a time, each in as much memory as alone.")] = 1,
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
@@ -87,13 +86,13 @@ def verify(
     from harness.execution.remote.client import registered
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
-    from harness.processes.threads import choose_threads, share_cpus
+    from harness.processes.threads import configure_threads, share_cpus
     from harness.report import ADVICE, write_report
     from harness.runtime.sam3.images import load_image
     from harness.verify.progress import show
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
-    choose_threads(threads)
+    configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # beside a full model, what is kept may not fit
     if jobs > 1:

@@ -140,17 +140,11 @@ def compile_request(
     request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce
 ) -> None:
     """`compile_into` as `harness.processes` calls it."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
     compile_into(*request, announce=announce)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
     """`pack_into` as `harness.processes` calls it."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
     pack_into(*request, announce=announce)
 
 

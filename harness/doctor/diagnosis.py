@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.doctor.known_bad import PACKAGES, installed_versions, known_bad
-from harness.processes.threads import OPTION_VARIABLE, reason, thread_count
+from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, reason, thread_count
 from harness.runtime.threads import VARIABLE, usable_cpus
 
 _PROBE_SECONDS = 120.0
@@ -163,7 +163,7 @@ def _thread_findings() -> list[Finding]:
             problem=told != count,
         ),
     ]
-    ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, "OMP_NUM_THREADS") if os.environ.get(name)]
+    ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, OPENMP_VARIABLE) if os.environ.get(name)]
     if ignored:
         text = (
             f"{' and '.join(ignored)} of the environment are set anew in every run: use --threads or {OPTION_VARIABLE}"

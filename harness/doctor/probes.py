@@ -55,10 +55,11 @@ def _make_tune_context() -> None:
 
 def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
     """In a worker: how many threads a parallel loop of TVM really runs on, by itself or when told to use `count`."""
-    from harness.processes.threads import configure_threads, tvm_threads
+    from harness.processes.threads import OPENMP_VARIABLE, configure_threads, tvm_threads
 
     if count is None:
-        os.environ.pop(VARIABLE, None)
+        for name in (VARIABLE, OPENMP_VARIABLE):
+            os.environ.pop(name, None)
     else:
         configure_threads(count)
     return tvm_threads()

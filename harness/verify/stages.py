@@ -24,10 +24,7 @@ from harness.targets import HOST, TARGETS
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
-    """`run_case` as `harness.processes` calls it, on `harness.processes.threads.thread_count()` threads."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
+    """`run_case` as `harness.processes` calls it."""
     return run_case(*request, announce)
 
 

@@ -37,6 +37,7 @@ from harness.execution.remote.wire import (
     send_number,
 )
 from harness.processes import kill_and_collect, start_python
+from harness.processes.threads import thread_count
 
 _PING_SECONDS = 2.0
 """How often the tracker is asked whether a session was given away."""
@@ -233,6 +234,7 @@ class _Process:
             self.process = start_python(
                 "harness.execution.remote.session",
                 str(theirs.fileno()),
+                str(thread_count()),
                 stdout=self._output.fileno(),
                 pass_fds=(theirs.fileno(),),
             )

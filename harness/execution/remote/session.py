@@ -37,6 +37,7 @@ from harness.core.processors import Processors
 from harness.execution.remote.description import DESCRIBE, describe
 from harness.execution.remote.store import Store
 from harness.processes.child import die_with_parent
+from harness.processes.threads import configure_threads
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.executable import Executable
@@ -195,4 +196,5 @@ def main(channel: socket.socket) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    configure_threads(int(sys.argv[2]))
     main(socket.socket(fileno=int(sys.argv[1])))
