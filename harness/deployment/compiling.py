@@ -190,9 +190,8 @@ def compile_into(
     tvm_target = TARGETS[target].tvm_target(settings.processors)
     modules = {item.name: item.module for item in imported}
     outputs = {item.name: item.outputs for item in imported}
-    kind = str(tvm_target.kind.name)
     for kernel in deployable.kernels:
-        modules[kernel.name], outputs[kernel.name] = kernel.module(kind), kernel.outputs
+        modules[kernel.name], outputs[kernel.name] = kernel.module(tvm_target), kernel.outputs
     whole = merged(modules)
     entries = {
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()

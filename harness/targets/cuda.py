@@ -22,6 +22,7 @@ from harness.core.outcome import Kernel
 from harness.core.processors import CUDA_VARIABLE, THIS_MACHINE, Processors
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.gpu.capabilities import TENSOR_CORES
 from harness.targets import llvm
 from harness.targets.linking import link_problem
 from harness.targets.serialized import with_code
@@ -80,7 +81,7 @@ def cuda_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
     return tvm.target.Target(
         {
             "kind": "cuda",
-            "keys": ["cuda", "gpu", *chosen],
+            "keys": ["cuda", "gpu", TENSOR_CORES, *chosen],
             "arch": chosen[-1],
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": 49152,

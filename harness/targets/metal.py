@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from harness.core.outcome import Kernel
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.gpu.capabilities import VECTORS_OF_FOUR
 from harness.targets.linking import MACOS_TRIPLE, link_problem
 from harness.targets.metal_constants import exact_constants
 from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
@@ -28,6 +29,7 @@ def metal_target(_processors: Processors = THIS_MACHINE) -> tvm.target.Target:
     return tvm.target.Target(
         {
             "kind": "metal",
+            "keys": ["metal", "gpu", VECTORS_OF_FOUR],  # Metal Shading Language Specification 2.2
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": MAX_THREADGROUP_BYTES,
             "thread_warp_size": 32,
