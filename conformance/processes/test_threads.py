@@ -148,4 +148,4 @@ def test_a_variable_that_is_no_number_is_named() -> None:
     done = run("-m", "harness", "verify", **{OPTION_VARIABLE: "all"})
     (sentence,) = done.stderr.strip().splitlines()
     assert done.returncode == 2
-    assert "--threads" in sentence and OPTION_VARIABLE in sentence and "'all'" in sentence
+    assert "--threads" in sentence and OPTION_VARIABLE in sentence
