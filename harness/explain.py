@@ -12,6 +12,7 @@ from harness import files
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.models.registry import subjects
 from harness.targets import TARGETS
 
@@ -39,7 +40,10 @@ class Explanation:
 
 
 def explain(
-    case: Case, on_stage: Callable[[str], None] = lambda stage: None, database: Path | None = None
+    case: Case,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    database: Path | None = None,
+    processors: Processors = THIS_MACHINE,
 ) -> Explanation:
     """Exports, imports and lowers a component in a worker process and tells what became of each operator.
 
@@ -47,6 +51,7 @@ def explain(
         case: What to explain.
         on_stage: Called with the name of each stage, soon after it was entered.
         database: Of tuning, whose schedules to lower with; None for the default schedules.
+        processors: The processors to lower for.
 
     Raises:
         HarnessError: The case is about the whole model, or does not get as far as lowering.
@@ -56,7 +61,7 @@ def explain(
     known = subjects().get(case.component)
     if known is None or known.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
-    ended = run_isolated("harness.explain:explain_request", (case, database), breadcrumb=on_stage)
+    ended = run_isolated("harness.explain:explain_request", (case, database, processors), breadcrumb=on_stage)
     if ended.kind is not WorkerEnd.OK:
         first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(
@@ -66,18 +71,18 @@ def explain(
     return explanation
 
 
-def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
+def explain_request(request: tuple[Case, Path | None, Processors], announce: Callable[[str], None]) -> Explanation:
     """`explain` as `harness.processes` calls it, in this process."""
     from harness.models.lowered import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuning.database import schedules_from
 
-    case, database = request
+    case, database, processors = request
     target = TARGETS[case.target]
     module = imported_module(case, announce)
     announce(Stage.COMPILE)
-    tvm_target = target.tvm_target()
-    pipeline = target.pipeline(tvm_target, schedules_from(database, case.target))
+    tvm_target = target.tvm_target(processors)
+    pipeline = target.pipeline(tvm_target, schedules_from(database, case.target, processors))
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 

@@ -93,13 +93,18 @@ def whole(path: Path) -> Iterator[Path]:
     Raises:
         OSError: The file cannot be written; what was there before still is.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    temporary = temporary_name(path)
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """The name beside a file's under which this thread writes it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
 
 
 def remove_unfinished(path: Path) -> None:

@@ -79,7 +79,7 @@ def compile_model(
         deployable: Which model.
         case: Its strategy, target, scale, seed, precision and frontend.
         out: The folder; an artifact that is there is replaced.
-        settings: Where the weights come from.
+        settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
         schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
@@ -140,17 +140,11 @@ def compile_request(
     request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce
 ) -> None:
     """`compile_into` as `harness.processes` calls it."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
     compile_into(*request, announce=announce)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
     """`pack_into` as `harness.processes` calls it."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
     pack_into(*request, announce=announce)
 
 
@@ -172,7 +166,7 @@ def compile_into(
         deployable: Which model.
         case: Its strategy, target, scale, seed, precision and frontend.
         folder: An empty folder.
-        settings: Where the weights come from.
+        settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
         schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
@@ -180,7 +174,7 @@ def compile_into(
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Raises:
-        HarnessError: The machine cannot compile for the target, or the checkpoint does not fit.
+        HarnessError: The machine cannot compile for the target or the processors, or the checkpoint does not fit.
         Exception: Whatever the strategy `none` makes the importer raise.
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
@@ -193,12 +187,11 @@ def compile_into(
         raise HarnessError(f"cannot compile for {target}: {problem}")
     imported = list(_imported(deployable, case, settings, capacity, announce, only))
     announce("compile")
-    tvm_target = TARGETS[target].tvm_target()
+    tvm_target = TARGETS[target].tvm_target(settings.processors)
     modules = {item.name: item.module for item in imported}
     outputs = {item.name: item.outputs for item in imported}
-    kind = str(tvm_target.kind.name)
     for kernel in deployable.kernels:
-        modules[kernel.name], outputs[kernel.name] = kernel.module(kind), kernel.outputs
+        modules[kernel.name], outputs[kernel.name] = kernel.module(tvm_target), kernel.outputs
     whole = merged(modules)
     entries = {
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()

@@ -24,12 +24,12 @@ class KernelFunction:
     Attributes:
         name: What it is called in the library.
         outputs: Names of its results, in order.
-        module: Takes the kind of TVM's target, makes the module with the Relax function of that name.
+        module: Takes TVM's target, makes the module with the Relax function of that name.
     """
 
     name: str
     outputs: tuple[str, ...]
-    module: Callable[[str], tvm.IRModule]
+    module: Callable[[tvm.target.Target], tvm.IRModule]
 
 
 def _no_files() -> Mapping[str, Path]:

@@ -32,6 +32,7 @@ def models() -> dict[str, Model]:
         HarnessError: A module cannot be imported, has no `MODEL`, or two models or subjects have one name.
     """
     modules = list(_OWN.values()) + [point.value for point in entry_points(group=ENTRY_POINT_GROUP)]
+    # A border as the entry points are: each process finds the models before anybody can pass it an option.
     modules += [name.strip() for name in os.environ.get(MODELS_VARIABLE, "").split(",") if name.strip()]
     found: dict[str, Model] = {}
     for module in modules:

@@ -19,6 +19,7 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError
 from harness.processes.processes import Process, Spawned, Stopped, Template, child_environment
+from harness.processes.threads import thread_count
 
 DETAILS_BYTES = 8000
 """How much of the end of the child's output goes into an error."""
@@ -84,7 +85,7 @@ def run_isolated(
     template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> WorkerResult:
-    """Call `function(argument, enter)` in a process of its own and tell how that ended.
+    """Call `function(argument, enter)` in a process of its own, on as many threads, and tell how that ended.
 
     Nothing outlives the call: when it returns or raises (Ctrl-C), the child and all its descendants are gone, and so is
     the folder they used.
@@ -106,7 +107,7 @@ def run_isolated(
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-worker-") as name:
         folder = Path(name)
         request = {"function": function, "argument": argument, "path": sys.path}
-        request |= {"environment": child_environment(), "directory": Path.cwd()}
+        request |= {"environment": child_environment(), "directory": Path.cwd(), "threads": thread_count()}
         (folder / "request").write_bytes(pickle.dumps(request))
         stop = stop or threading.Event()
         process = Spawned(folder) if template is None else template.process(folder, stop)

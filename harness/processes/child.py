@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from harness.core.errors import HarnessError
 from harness.files import whole
 from harness.processes.call import DETAILS_BYTES, WorkerEnd
+from harness.processes.threads import configure_threads
 from harness.runtime.errors import Sam3Error
 
 _STARTED_WITH = dict(os.environ)
@@ -58,6 +59,7 @@ def _answer(folder: Path) -> dict[str, Any]:
         sys.path[:] = request["path"]
         os.chdir(request["directory"])
         _take_environment(request["environment"])
+        configure_threads(request["threads"])
         _keep_files_in(folder)
         value = named(request["function"])(request["argument"], enter)
     except Exception as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.processes.child import die_with_parent
 from harness.processes.processes import kill_and_collect, start_python
-from harness.processes.threads import configure_threads
+from harness.processes.threads import configure_threads, thread_count
 
 _WITH_TORCH = "with-torch"
 
@@ -28,7 +28,10 @@ class CallError(Exception):
 
 
 class TimedCalls:
-    """Calls functions in another process, which it starts with the first call and after each crash or hang."""
+    """Calls functions in another process, which it starts with the first call and after each crash or hang.
+
+    The other process runs on as many threads as this one.
+    """
 
     def __init__(self, torch: bool = False) -> None:
         """Start nothing yet.
@@ -78,7 +81,7 @@ class TimedCalls:
     def _start(self) -> Connection[Any, Any]:
         self._end, other = Pipe()
         with other:
-            arguments = (str(other.fileno()), _WITH_TORCH * self._torch)
+            arguments = (str(other.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
             self._process = start_python(__name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(other.fileno(),))
         self._end.recv()
         return self._end
@@ -90,9 +93,9 @@ def last_line(error: BaseException | str) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _serve(end: Connection[Any, Any], torch: bool) -> None:
+def _serve(end: Connection[Any, Any], threads: int, torch: bool) -> None:
     """Answers requests until nobody holds the other end of the connection."""
-    configure_threads()
+    configure_threads(threads)
     if not torch:
         # An import of PyTorch fails, as if it were not installed.
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -120,5 +123,5 @@ def _answer(request: bytes) -> tuple[Any, str]:
 
 if __name__ == "__main__":
     die_with_parent()
-    _serve(Connection(int(sys.argv[1])), sys.argv[2] == _WITH_TORCH)
+    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3] == _WITH_TORCH)
     os._exit(0)

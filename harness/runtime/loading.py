@@ -148,7 +148,7 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
         problem = cpu_problem(compiled_for, required)
         if problem:
             here = common_cpu(cpu_features() or frozenset())
-            raise LoadError(f"{library} was {problem}: compile it on this machine, or with SAM3_TVM_MCPU={here}")
+            raise LoadError(f"{library} was {problem}: compile it on this machine, or with --cpu {here}")
     return machine
 
 

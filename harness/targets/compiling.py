@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.outcome import Kernel
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
@@ -43,6 +44,7 @@ def compile_module(
     library: Path,
     schedules: Schedules = UNTUNED,
     *,
+    processors: Processors = THIS_MACHINE,
     keep_source: bool = False,
 ) -> Compiled:
     """Compile an imported module with the target's pipeline and write the library.
@@ -52,18 +54,20 @@ def compile_module(
         target: What to compile for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
         schedules: What tuning found for the target.
+        processors: The processors to compile for.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Returns:
         What became of it; the code is in the library.
 
     Raises:
+        HarnessError: There are no processors of such a name.
         RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with; the
             target's `compile_problem` tells of the latter beforehand.
     """
     from harness.schedules.common.kernel_info import lost_schedules
 
-    tvm_target = target.tvm_target()
+    tvm_target = target.tvm_target(processors)
     lowered = lower_module(module, target, tvm_target, schedules)
     kernels = build_library(lowered, tvm_target, library, keep_source=keep_source)
     return Compiled(kernels, lost_schedules(lowered))

@@ -8,10 +8,25 @@ from typing import TYPE_CHECKING, Protocol
 
 from harness.core.outcome import Kernel
 from harness.core.precision import DEFAULT_PRECISION
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.schedules import UNTUNED, Schedules
 
 if TYPE_CHECKING:
     import tvm
+
+
+class MakeTarget(Protocol):
+    """Makes TVM's target."""
+
+    def __call__(self, processors: Processors = THIS_MACHINE, /) -> tvm.target.Target:
+        """The target for processors; HarnessError if there are none of such a name."""
+
+
+class RunProblem(Protocol):
+    """Says why this machine cannot run compiled code."""
+
+    def __call__(self, processors: Processors = THIS_MACHINE, /) -> str | None:
+        """The reason why code for processors does not run here, in one sentence, or None."""
 
 
 class Pipeline(Protocol):
@@ -42,10 +57,10 @@ class Target:
     Attributes:
         name: Registry key, also the pytest marker.
         summary: One line for `sam3-tvm list`.
-        tvm_target: Makes TVM's target, with this machine's features where they matter.
+        tvm_target: Makes TVM's target for processors; without an argument, for those of this machine.
         pipeline: The pass that turns an imported module into one that is ready for code generation, tuned or not.
         compile_problem: None if this machine can compile for the target, otherwise the reason in one sentence.
-        run_problem: None if this machine can run it, otherwise the reason in one sentence.
+        run_problem: None if this machine can run code for processors, otherwise the reason in one sentence.
         device: TVM's device to run on.
         examine: For targets with a generated source of their own: what its kernels use and whether they are allowed.
         device_code: For targets whose libraries carry something else for the device than TVM puts there.
@@ -59,10 +74,10 @@ class Target:
 
     name: str
     summary: str
-    tvm_target: Callable[[], tvm.target.Target]
+    tvm_target: MakeTarget
     pipeline: Pipeline
     compile_problem: Callable[[], str | None]
-    run_problem: Callable[[], str | None]
+    run_problem: RunProblem
     device: Callable[[], tvm.runtime.Device]
     examine: Examine | None = None
     device_code: DeviceCode | None = None

@@ -27,7 +27,7 @@ from harness.tuning.database import Record, store
 from harness.tuning.local import Builder, BuildError
 from harness.tuning.measuring import Array, Program, Rounds, RunError, Runner, RunResult
 from harness.tuning.tasks import Task, arrays_of
-from harness.tuning.trials import Kind, Place, Trial, append_trials
+from harness.tuning.trials import Conditions, Kind, Trial, append_trials
 
 BATCH = 8
 """Number of trials after which the next task is chosen; an interruption loses as many at most."""
@@ -56,7 +56,7 @@ class Progress:
     Attributes:
         task: The task.
         schedules: All schedules of the task, the default first.
-        trials: All trials in this place, in order.
+        trials: All trials under these conditions, in order.
         record: The record in the database, if there is one.
         torch_seconds: PyTorch's time, if it is known.
         unmeasurable: The reason why the task cannot be measured at all, in a sentence; empty if it can.
@@ -135,15 +135,17 @@ def _frozen(schedule: Schedule) -> tuple[tuple[str, int], ...]:
 def begin(
     tasks: Sequence[Task],
     unit: VectorUnit,
-    place: Place,
+    conditions: Conditions,
     trials: Sequence[Trial] = (),
     records: Sequence[Record] = (),
 ) -> list[Progress]:
-    """The state of a search, with the trials and records of earlier searches in this place."""
+    """The state of a search, with the trials and records of earlier searches under these conditions."""
     states = []
     for task in tasks:
-        made = [trial for trial in trials if trial.task == task.key and trial.place == place]
-        known = next((record for record in records if record.task == task.key and record.place == place), None)
+        made = [trial for trial in trials if trial.task == task.key and trial.conditions == conditions]
+        known = next(
+            (record for record in records if record.task == task.key and record.conditions == conditions), None
+        )
         torch_seconds = next((trial.torch_seconds for trial in made if trial.torch_seconds is not None), None)
         states.append(Progress(task, space(task.workload, unit), made, known, torch_seconds))
     return states
@@ -180,7 +182,7 @@ class Bench:
         runner: Runs candidates.
         torch: Takes a task and the files of its arrays; returns PyTorch's seconds, None if it runs on another machine
             than the candidates, and its result in float64.
-        place: Place of the measurements.
+        conditions: Conditions of the measurements.
         folder: Folder of the database.
         machine: Model of the processor.
         seed: Seed of candidates and inputs.
@@ -189,7 +191,7 @@ class Bench:
     builder: Builder
     runner: Runner
     torch: Callable[[Task, Sequence[Path]], tuple[float | None, Array]]
-    place: Place
+    conditions: Conditions
     folder: Path
     machine: str
     seed: int = 0
@@ -234,7 +236,7 @@ class PreparedTask:
         """
         state, bench = self._state, self._bench
         torch_seconds = state.torch_seconds if not state.trials else None
-        base = Trial(state.task.key, dict(schedule), Kind.FAILED, bench.place, torch_seconds=torch_seconds)
+        base = Trial(state.task.key, dict(schedule), Kind.FAILED, bench.conditions, torch_seconds=torch_seconds)
         programs = [self._default]
         try:
             programs.append(self._build(schedule))
@@ -384,7 +386,7 @@ def search(
                     append_trials(bench.folder, batch)
                 record = _record(state, batch[-1], bench) if batch and batch[-1].confirmed else None
                 if record is not None:
-                    store(bench.folder, bench.place.target, record, state.record)
+                    store(bench.folder, bench.conditions.target, record, state.record)
                     state.record = record
                 yield Batch(state, tuple(batch), record)
                 following = next_task(states)
@@ -408,7 +410,7 @@ def _record(state: Progress, trial: Trial, bench: Bench) -> Record:
     return Record(
         task=state.task.key,
         schedule=trial.schedule,
-        place=bench.place,
+        conditions=bench.conditions,
         seconds=trial.seconds,
         default_seconds=trial.default_seconds,
         torch_seconds=state.torch_seconds,
@@ -426,6 +428,6 @@ def _recover(state: Progress, bench: Bench) -> None:
     """Writes the record of a confirmed trial if the process was killed between the log and the database."""
     confirmed = [trial for trial in state.trials if trial.confirmed]
     if confirmed and (state.record is None or _frozen(state.record.schedule) != _frozen(confirmed[-1].schedule)):
-        database = store(bench.folder, bench.place.target, _record(state, confirmed[-1], bench))
-        known = (record for record in database.records if record.place == bench.place)
+        database = store(bench.folder, bench.conditions.target, _record(state, confirmed[-1], bench))
+        known = (record for record in database.records if record.conditions == bench.conditions)
         state.record = next(record for record in known if record.task == state.task.key)

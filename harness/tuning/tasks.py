@@ -19,6 +19,7 @@ from tvm import ir, relax, tirx
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.processors import Processors
 from harness.schedules import Schedule
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.rewrite import workloads
@@ -78,12 +79,13 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
     return list(found.values())
 
 
-def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
-    """The tasks of a component's main sample; `harness.processes` calls this function."""
+def component_tasks(request: tuple[Case, Processors], announce: Callable[[str], None]) -> list[Task]:
+    """The tasks of a component's main sample for processors; `harness.processes` calls this function."""
     from harness.models.lowered import imported_module
     from harness.targets import TARGETS
 
-    return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target())
+    case, processors = request
+    return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target(processors))
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
         flags += ("--image", _from_here(settings.image))
     if settings.emulate:
         flags += ("--emulate",)
+    flags += settings.processors.flags
     if threads is not None:
         flags += ("--threads", str(threads))
     if settings.remote is not None:

@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.core.processors import THIS_MACHINE, Processors
+from harness.runtime.cpu import architecture
+
 PROTOCOL = 1
 """Version of what clients and `sam3-tvm serve-device` say to each other."""
 INFO = "sam3_tvm"
 """Where a server's description stands among what it tells the tracker."""
-DESCRIBE = b"describe"
-"""With which a server asks the process of its first session, before there is a client; a line of JSON answers."""
+DESCRIBE = "describe"
+"""With which a server asks the process of its first session, before there is a client; a line of JSON answers.
+
+It is the key of a JSON object, whose value has the processors that the server was told to name.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,15 @@ class Description:
     versions: Mapping[str, str | None]
     protocol: int = PROTOCOL
 
+    @property
+    def processors(self) -> Processors:
+        """What to compile for on a machine like this one.
+
+        LLVM's names of CPUs are those of one architecture: the device's CPU is left out on a machine of another one.
+        """
+        cpu = self.mcpu if self.architecture == architecture() else None
+        return Processors(cpu, self.cuda_arch or None)
+
     def to_json(self) -> str:
         """As text."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -65,24 +80,29 @@ class Description:
         return f"{machine}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
-def describe() -> Description:
-    """This machine; it loads TVM, and what drivers there are, so it is asked in a process of its own."""
+def describe(processors: Processors = THIS_MACHINE) -> Description:
+    """This machine; it loads TVM, and what drivers there are, so it is asked in a process of its own.
+
+    Args:
+        processors: The CPU that clients compile for, if it is not to be this machine's.
+    """
     from harness.machine import describe_machine, versions
     from harness.processes.threads import thread_count
-    from harness.runtime.cpu import architecture
     from harness.targets import TARGETS
-    from harness.targets.llvm import host_cpu
+    from harness.targets.cuda import architecture_of
+    from harness.targets.llvm import cpu_name
 
     machine, installed = describe_machine(), versions()
-    problems = {name: problem for name, target in TARGETS.items() if (problem := target.run_problem()) is not None}
+    told = {name: target.run_problem(processors) for name, target in TARGETS.items()}
+    problems = {name: problem for name, problem in told.items() if problem is not None}
     runnable = {name: target.device() for name, target in TARGETS.items() if name not in problems}
     return Description(
         name=platform.node(),
         cpu=str(machine["cpu"]),
         system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
         architecture=architecture(),
-        mcpu=host_cpu(),
-        cuda_arch="sm_" + str(runnable["cuda"].compute_version).replace(".", "") if "cuda" in runnable else "",
+        mcpu=cpu_name(processors),
+        cuda_arch=architecture_of(runnable["cuda"]) if "cuda" in runnable else "",
         threads=thread_count(),
         memory_bytes=machine["usable_memory_bytes"],
         problems=problems,

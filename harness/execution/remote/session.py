@@ -22,10 +22,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +33,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.processors import Processors
 from harness.execution.remote.description import DESCRIBE, describe
 from harness.execution.remote.store import Store
+from harness.processes.child import die_with_parent
+from harness.processes.threads import configure_threads
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.executable import Executable
@@ -178,13 +179,13 @@ def main(channel: socket.socket) -> None:
 
     faulthandler.enable()
     text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
-    if text == DESCRIBE:
-        channel.sendall(describe().to_json().encode() + b"\n")
+    if text and not connections:
+        processors = Processors(**json.loads(text)[DESCRIBE])
+        channel.sendall(describe(processors).to_json().encode() + b"\n")
         text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
     if not connections:  # the server ended before there was a client
         return
     given = json.loads(text)
-    threading.Thread(target=_end_with_the_server, args=(channel,), daemon=True).start()
     session = Session(Path(given["work"]), Store(Path(given["store"])), given["description"])
     for name, function in session.functions().items():
         tvm.register_global_func(name, function, override=True)
@@ -193,10 +194,7 @@ def main(channel: socket.socket) -> None:
     os._exit(0)
 
 
-def _end_with_the_server(channel: socket.socket) -> None:
-    channel.recv(1)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
+    die_with_parent()
+    configure_threads(int(sys.argv[2]))
     main(socket.socket(fileno=int(sys.argv[1])))

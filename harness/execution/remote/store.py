@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from harness.files import probe
+from harness.files import probe, temporary_name
 from harness.runtime.errors import Sam3Error
 
 LIMIT_BYTES = 20 << 30
@@ -63,7 +63,7 @@ class Store:
             Sam3Error: Parts are missing, the content is another one, or it cannot be written.
         """
         path = self.path(digest)
-        unfinished = path.with_name(f".{digest}.{os.getpid()}")
+        unfinished = temporary_name(path)
         with self._writing():
             with unfinished.open("ab" if offset else "wb") as file:
                 if file.tell() != offset:

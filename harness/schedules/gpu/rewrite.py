@@ -14,6 +14,7 @@ from harness.schedules.common.graph import between, call, is_call, permutation, 
 from harness.schedules.common.kernel import ceil_div
 from harness.schedules.common.origins import joined, name_groups
 from harness.schedules.gpu.attention import attention_kernel, tiling_of
+from harness.schedules.gpu.capabilities import TENSOR_CORES, has
 from harness.schedules.gpu.folding import Folding
 from harness.schedules.gpu.tensor_attention import WarpTiling, warp_attention_kernel, warp_tiling_of
 from harness.schedules.gpu.threads import FLOATS
@@ -35,7 +36,7 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="CallAttention")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         module = relax.transform.CanonicalizeBindings()(module)
-        rewriter = _Rewriter(module, shared_bytes, str(target.kind.name) == "cuda")
+        rewriter = _Rewriter(module, shared_bytes, has(target, TENSOR_CORES))
         functions = dict(module.functions_items())
         for variable, function in functions.items():
             if isinstance(function, relax.Function):

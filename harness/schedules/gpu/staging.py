@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.kernel import ceil_div
+from harness.schedules.gpu.capabilities import VECTORS_OF_FOUR, has
 from harness.schedules.gpu.contraction import Contraction, Group, plain_load, stored, strides, substituted
 from harness.schedules.gpu.threads import FLOATS, converted
 
@@ -74,9 +75,8 @@ def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
 
 
 def _most_lanes() -> int:
-    """Of a vector: Metal's have four elements at most (Metal Shading Language Specification 2.2)."""
-    target = tvm.target.Target.current(allow_none=True)
-    return 4 if target is not None and str(target.kind.name) == "metal" else 8
+    """Returns the largest number of elements that a vector has here."""
+    return 4 if has(tvm.target.Target.current(allow_none=True), VECTORS_OF_FOUR) else 8
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ FEATURE_SIZES = (288, 144, 72)
 CHANNELS = 256
 
 
+_CPU = "cpu"
+"""Among the keys of TVM's target for a CPU, which runs loops in the order in which they are written."""
+
+
 @dataclass(frozen=True)
 class EntryPoint:
     """A function of the compiled model.
@@ -130,16 +134,20 @@ def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Pro
         yield entry_point.program(model, capacity)
 
 
-def _preprocess(kind: str) -> tvm.IRModule:
+def _preprocess(target: tvm.target.Target) -> tvm.IRModule:
     from harness.models.sam3.deployed import data_parallel, preprocessing
 
-    return preprocessing.preprocess_module() if kind == "llvm" else data_parallel.preprocess_module(kind)
+    if _CPU in target.keys:
+        return preprocessing.preprocess_module()
+    return data_parallel.preprocess_module(str(target.kind.name))
 
 
-def _resize_masks(kind: str) -> tvm.IRModule:
+def _resize_masks(target: tvm.target.Target) -> tvm.IRModule:
     from harness.models.sam3.deployed import data_parallel, mask_resizing
 
-    return mask_resizing.resize_masks_module() if kind == "llvm" else data_parallel.resize_masks_module(kind)
+    if _CPU in target.keys:
+        return mask_resizing.resize_masks_module()
+    return data_parallel.resize_masks_module(str(target.kind.name))
 
 
 PREPROCESS = KernelFunction("preprocess", ("pixels",), _preprocess)

@@ -140,7 +140,7 @@ def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> 
     from harness.deployment.compiling import compile_into
     from harness.models.sam3.deployed.deployable import DEPLOYABLE
 
-    progress, place = run.progress, run.place
+    progress, executor = run.progress, run.executor
     with _emptied(saved / "model") as folder:
         with progress.announced(_stage_of) as announce:
             compiled = compile_into(
@@ -150,21 +150,21 @@ def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> 
                 run.settings,
                 schedules=run.schedules,
                 announce=announce,
-                keep_source=place.reads_source,
+                keep_source=executor.reads_source,
             )
         progress.kernels += compiled.kernels
         progress.lost_schedules += compiled.lost_schedules
         sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
-        if place.run_problem(run.case.target) is not None:
+        if executor.run_problem(run.case.target) is not None:
             return False
         with progress.during(Stage.LOAD):
-            loaded = place.model(folder)
+            loaded = executor.model(folder)
         with progress.during(Stage.RUN):
             for answer, found in _segmented(loaded, questions):
                 save_outputs(saved / answer, _arrays(found))
-    place.close()  # others may be waiting for the device
+    executor.close()  # others may be waiting for the device
     return True
 
 
