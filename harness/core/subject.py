@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy.typing as npt
-
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.settings import Settings
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
     from harness.execution.run import Run
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, "npt.NDArray[Any]"]
 """Arrays by name."""
 
 

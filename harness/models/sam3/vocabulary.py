@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.runtime.sam3.tokenizer import VOCABULARY_FILE, Tokenizer
+from harness.runtime.sam3 import VOCABULARY_FILE
+from harness.runtime.sam3.tokenizer import Tokenizer
 
 
 def vocabulary_path() -> Path:
