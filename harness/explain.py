@@ -67,7 +67,7 @@ def explain(
 
 
 def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
-    """`explain` as `harness.processes` calls it, in this process."""
+    """Explains a case in this process, as `harness.processes` calls it."""
     from harness.models.lowered import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuning.database import schedules_from
@@ -82,7 +82,7 @@ def explain_request(request: tuple[Case, Path | None], announce: Callable[[str],
 
 
 def render(explanation: Explanation) -> Any:
-    """A table for the terminal (rich): operators of one kind, lowered the same way, on one line."""
+    """Returns a table for the terminal (rich): operators of one kind, lowered the same way, on one line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -106,7 +106,7 @@ def render(explanation: Explanation) -> Any:
 
 
 def summary(explanation: Explanation) -> str:
-    """The totals in one line, and what fell to TVM's default, by operator."""
+    """Returns the totals in one line, and what fell to TVM's default, by operator."""
     from harness.schedules.common.provenance import How
 
     totals = ", ".join(f"{count} {how}" for how, count in sorted(explanation.totals.items(), key=lambda item: -item[1]))
@@ -143,7 +143,7 @@ def _shapes(group: Iterable[Operator]) -> str:
 
 
 def _lowered(group: Sequence[Operator]) -> str:
-    """What the operators of a group became, on lines of their own where they differ."""
+    """Returns what the operators of a group became, on lines of their own where they differ."""
     lines = list(dict.fromkeys(filter(None, map(_own_words, group))))
     more = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
     return "\n".join([*lines[:_FUNCTIONS_SHOWN], *more])

@@ -75,7 +75,7 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVIC
 
 @contextmanager
 def unfinished(path: Path, *, advice: str = ADVICE) -> Iterator[Path]:
-    """A temporary name beside a file's, for whoever has its own way to write; see `whole`.
+    """Gives a temporary name to write a file under, which then replaces the file; see `whole`.
 
     Raises:
         HarnessError: The file cannot be written; what was there before still is.
@@ -86,9 +86,9 @@ def unfinished(path: Path, *, advice: str = ADVICE) -> Iterator[Path]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary name beside a file's; what is written there takes its place when the context ends well.
+    """Gives a temporary name beside a file's; what is written there takes its place when the context ends well.
 
-    For processes that have nobody to tell a sentence.
+    It raises the system's own errors, for processes that have nobody to tell a sentence.
 
     Raises:
         OSError: The file cannot be written; what was there before still is.

@@ -57,10 +57,10 @@ class Case:
         return "-".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, as JSON keeps them."""
+        """Returns the fields, as JSON keeps them."""
         return {**asdict(self), "scale": str(self.scale)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Case:
-        """The reverse of `to_json`; fields that are missing have their defaults, and other keys are left alone."""
+        """Reads what `to_json` wrote; fields that are missing have their defaults, and other keys are ignored."""
         return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})

@@ -85,7 +85,7 @@ class Workload(Protocol):
         """Compiles it and runs it; False if it was compiled and cannot be run here."""
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """The verdicts on what the last run returned, this one's or an earlier one's."""
+        """Returns the verdicts on what the last run returned, this one's or an earlier one's."""
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def pack_model(
 
 
 def _replaced(artifact: Path) -> AbstractContextManager[Path]:
-    """A folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
+    """Gives a folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
     return replaced_folder(artifact, lambda folder: (folder / MANIFEST).is_file(), "a compiled model")
 
 
@@ -139,7 +139,7 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
 def compile_request(
     request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce
 ) -> None:
-    """`compile_into` as `harness.processes` calls it."""
+    """Calls `compile_into` as `harness.processes` calls functions."""
     from harness.processes.threads import configure_threads
 
     configure_threads()
@@ -147,7 +147,7 @@ def compile_request(
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
-    """`pack_into` as `harness.processes` calls it."""
+    """Calls `pack_into` as `harness.processes` calls functions."""
     from harness.processes.threads import configure_threads
 
     configure_threads()
@@ -299,7 +299,7 @@ def _imported(
 
 
 def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:
-    """The parameters of one entry point after the other, none of which is kept."""
+    """Yields the parameters of one entry point after the other, none of which is kept."""
     while imported:
         item = imported.pop(0)
         yield item.name, item.parameters
@@ -387,7 +387,7 @@ def _described(folder: Path, known: Mapping[str, Any]) -> dict[str, File]:
 
 
 def _origin(case: Case, settings: Settings) -> str:
-    """Where the weights are from, in words."""
+    """Returns where the weights are from, in words."""
     if settings.checkpoint is None:
         return f"seed {case.seed}"
     from harness.runtime.weights import file_digest

@@ -10,7 +10,7 @@ from harness.runtime.threads import VARIABLE
 
 
 def probe_tvm(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
-    """In a worker: what TVM can do here. A crash is told by the stage it happened in."""
+    """Finds out in a worker what TVM can do here; the stage tells where a crash happened."""
     enter("import tvm")
     import tvm
     from tvm.target import codegen
@@ -51,7 +51,7 @@ def _make_tune_context() -> None:
 
 
 def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
-    """In a worker: how many threads a parallel loop of TVM really runs on, by itself or when told to use `count`."""
+    """Counts in a worker the threads that a parallel loop of TVM runs on, by itself or when told to use `count`."""
     from harness.processes.threads import configure_threads, tvm_threads
 
     if count is None:
@@ -62,7 +62,7 @@ def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
 
 
 def probe_torch(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
-    """In a worker: whether torch and torchvision load, and run one operator of torchvision's own."""
+    """Finds out in a worker whether torch and torchvision load and run an operator of torchvision's own."""
     enter("import torch")
     import torch
 

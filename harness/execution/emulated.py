@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def emulates(case: Case, cheap_in: Collection[str], every: bool = False) -> bool:
-    """Whether the case is run by emulation here.
+    """Returns whether the case is run by emulation here.
 
     Args:
         case: It is, if there is a clang, and no device for its target.
@@ -37,11 +37,11 @@ class Emulation:
     reads_source = True
 
     def run_problem(self, target: str) -> str | None:
-        """See `Place`."""
+        """Does what `Place` says."""
         return None if TARGETS[target].emulated else TARGETS[target].run_problem()
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """See `Place`; nothing can be compiled for the target in this process any more."""
+        """Does what `Place` says; nothing can be compiled for the target in this process any more."""
         from harness.execution.emulation.device import install
         from harness.runtime.executable import Executable
 
@@ -49,7 +49,7 @@ class Emulation:
         return Executable(library, TARGETS[target].device(), parameters)
 
     def model(self, folder: Path) -> Sam3:
-        """See `Place`; nothing can be compiled for the target in this process any more."""
+        """Does what `Place` says; nothing can be compiled for the target in this process any more."""
         from harness.execution.emulation.device import install
         from harness.runtime.manifest import read_manifest
         from harness.runtime.sam3.model import Sam3
@@ -58,7 +58,7 @@ class Emulation:
         return Sam3.load(folder)
 
     def device(self) -> None:
-        """See `Place`."""
+        """Does what `Place` says."""
 
     def close(self) -> None:
-        """See `Place`."""
+        """Does what `Place` says."""

@@ -12,7 +12,7 @@ from harness.deployment.deployable import Deployable
 
 
 def _nothing() -> None:
-    """A model whose libraries need no preparation."""
+    """Prepares nothing: the model's libraries need no preparation."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class TracedWorkload:
     _actual: Arrays | None = None
 
     def run(self, run: Run) -> bool:
-        """See `harness.core.subject.Workload`."""
+        """Does what `harness.core.subject.Workload` says."""
         self._actual = run.trace(self.programs, self.trace)
         if self._actual is None:
             return False
@@ -48,7 +48,7 @@ class TracedWorkload:
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """See `harness.core.subject.Workload`."""
+        """Does what `harness.core.subject.Workload` says."""
         actual = load_outputs(self.saved) if self._actual is None else self._actual
         reference, again = self.reference()
         return judge(
@@ -62,7 +62,7 @@ class TracedWorkload:
 
 
 def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:
-    """A workload whose reference and oracle are made when it is judged, and are not kept.
+    """Returns a workload whose reference and oracle are made when it is judged, and are not kept.
 
     Args:
         case: Says by its precision what the outputs are held to.

@@ -111,7 +111,7 @@ class _UnderAutocast(torch.nn.Module):
 def half_reference(
     module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequence[str], precision: Precision
 ) -> Arrays:
-    """Outputs of a module under autocast, as float32.
+    """Returns the outputs of a module under autocast, as float32.
 
     Args:
         module: As for `harness.parity.oracle.reference`, in fp32; it stays as it is.

@@ -112,30 +112,30 @@ _MACOS_ARM = {
 
 
 def cpu_model() -> str:
-    """Name of the processor as its vendor writes it, or the architecture where it is not to be found."""
+    """Returns the name of the processor as its vendor writes it, or the architecture where it is not to be found."""
     name = _cpuinfo(_text(Path("/proc/cpuinfo"))).get("model name") or _sysctl("-n", "machdep.cpu.brand_string")
     return name or platform.processor() or platform.machine()
 
 
 def architecture() -> str:
-    """`x86_64`, `aarch64` or whatever else this process runs on, the same on every system."""
+    """Returns `x86_64`, `aarch64` or whatever else this process runs on, the same on every system."""
     return normalized(platform.machine())
 
 
 def normalized(machine: str) -> str:
-    """The one name of an architecture that systems and compilers call by several."""
+    """Returns the one name of an architecture that systems and compilers call by several."""
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
 
 
 def cpu_features() -> frozenset[str] | None:
-    """Features of this machine's processor in LLVM's spelling; None where the system does not tell."""
+    """Returns the features of this machine's processor in LLVM's spelling; None where the system does not tell."""
     if platform.system() == "Darwin":
         return features_of_macos(_sysctl("hw.optional", "machdep.cpu"))
     return features_of_linux(_text(Path("/proc/cpuinfo")))
 
 
 def features_of_linux(cpuinfo: str) -> frozenset[str] | None:
-    """The features that `/proc/cpuinfo` lists; None if it lists none."""
+    """Returns the features that `/proc/cpuinfo` lists; None if it lists none."""
     first = _cpuinfo(cpuinfo)
     if "flags" in first:
         return frozenset(_LINUX_X86.get(flag, flag.replace("_", "")) for flag in first["flags"].split())
@@ -145,7 +145,7 @@ def features_of_linux(cpuinfo: str) -> frozenset[str] | None:
 
 
 def features_of_macos(listing: str) -> frozenset[str] | None:
-    """The features in what `sysctl hw.optional machdep.cpu` prints; None if there are none.
+    """Returns the features in what `sysctl hw.optional machdep.cpu` prints; None if there are none.
 
     Apple names the features of its own processors one by one, more with each release: one that is not listed is not
     known to be absent.
@@ -162,7 +162,7 @@ def features_of_macos(listing: str) -> frozenset[str] | None:
 
 
 def x86_level(features: frozenset[str]) -> str:
-    """The highest level of the x86-64 ABI that `features` (LLVM's spelling) fulfil."""
+    """Returns the highest level of the x86-64 ABI that `features` (LLVM's spelling) fulfil."""
     for index, (level, _) in enumerate(X86_LEVELS):
         if all(needed <= features for _, needed in X86_LEVELS[index:]):
             return level
@@ -170,12 +170,12 @@ def x86_level(features: frozenset[str]) -> str:
 
 
 def common_cpu(features: frozenset[str]) -> str:
-    """LLVM's name of a CPU that has no more than `features` (LLVM's spelling)."""
+    """Returns LLVM's name of a CPU that has no more than `features` (LLVM's spelling)."""
     return "generic" if "neon" in features else x86_level(features)
 
 
 def _cpuinfo(text: str) -> Mapping[str, str]:
-    """The first processor of `/proc/cpuinfo`."""
+    """Returns the first processor of `/proc/cpuinfo`."""
     pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
 

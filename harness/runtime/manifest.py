@@ -28,7 +28,7 @@ OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
 
 
 def weights_file(entry: str) -> str:
-    """Name of the file with the weights of an entry point."""
+    """Returns the name of the file with the weights of an entry point."""
     return f"{entry}.safetensors"
 
 
@@ -123,7 +123,7 @@ class Manifest:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """The text of `manifest.json`."""
+        """Returns the text of `manifest.json`."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
 

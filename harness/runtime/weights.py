@@ -76,7 +76,7 @@ def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
 
 
 def _bytes(array: Array) -> Array:
-    """The array's memory; hashes and files take it as it is."""
+    """Returns the array's memory; hashes and files take it as it is."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -90,7 +90,7 @@ class MappedWeights:
     """
 
     def __init__(self, path: Path) -> None:
-        """Map the file.
+        """Maps the file.
 
         Raises:
             ArtifactError: It cannot be read or is damaged.
@@ -125,7 +125,7 @@ def _tensors(mapped: mmap.mmap) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def aligned(array: Array) -> Array:
-    """The array if it is contiguous, writable and begins at a multiple of 64 bytes, otherwise such a copy of it."""
+    """Returns the array if it is contiguous, writable and aligned to 64 bytes, otherwise such a copy of it."""
     if array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
         return array
     room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
@@ -136,7 +136,7 @@ def aligned(array: Array) -> Array:
 
 
 def file_digest(path: Path) -> File:
-    """Size and checksum of a file.
+    """Returns the size and checksum of a file.
 
     Raises:
         OSError: It cannot be read.

@@ -14,7 +14,7 @@ HEADERS = Path(__file__).parent / "headers"
 
 
 def clang() -> list[str] | None:
-    """The command that runs clang, without arguments; None where there is none."""
+    """Returns the command that runs clang, without arguments; None where there is none."""
     if find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "clang"]
     installed = shutil.which("clang")

@@ -45,7 +45,7 @@ def compile_module(
     *,
     keep_source: bool = False,
 ) -> Compiled:
-    """Compile an imported module with the target's pipeline and write the library.
+    """Compiles an imported module with the target's pipeline and writes the library.
 
     Args:
         module: From `torch_export.import_program`.
@@ -72,7 +72,7 @@ def compile_module(
 def lower_module(
     module: tvm.IRModule, target: Target, tvm_target: tvm.target.Target, schedules: Schedules = UNTUNED
 ) -> tvm.IRModule:
-    """Run the target's pipeline over an imported module, with what tuning found."""
+    """Runs the target's pipeline over an imported module, with what tuning found."""
     import tvm
 
     with tvm_target, tvm.transform.PassContext(opt_level=3):
@@ -82,7 +82,7 @@ def lower_module(
 def build_library(
     lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path, *, keep_source: bool = False
 ) -> tuple[Kernel, ...]:
-    """Generate code for a lowered module and write the library, which says what processor it needs.
+    """Generates code for a lowered module and writes the library, which says what processor it needs.
 
     Args:
         lowered: From `lower_module`, or functions taken from its result.
@@ -127,7 +127,7 @@ def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path, 
 def _packed_modules(
     tvm_target: tvm.target.Target, device_code: DeviceCode, module: Any, _system: bool, _prefix: str, folder: str
 ) -> str:
-    """An assembler file of all that the library embeds, with other code for the device than TVM puts there.
+    """Returns an assembler file of all that the library embeds, with other code for the device than TVM puts there.
 
     The arguments from the module on are those of `export_library`'s `fpack_imports`.
     """
@@ -154,7 +154,7 @@ _EMBEDDING = """\
 
 
 def platform_of(host: tvm.target.Target) -> tuple[str, str]:
-    """System (`Linux`, `macOS`) and architecture (`x86_64`, `aarch64`) that host code is compiled for."""
+    """Returns the system (`Linux`, `macOS`) and architecture (`x86_64`, `aarch64`) that host code is compiled for."""
     if "mtriple" not in host.attrs:
         return {"Darwin": "macOS"}.get(platform.system(), platform.system()), architecture()
     machine, _, rest = str(host.attrs["mtriple"]).partition("-")
@@ -162,7 +162,7 @@ def platform_of(host: tvm.target.Target) -> tuple[str, str]:
 
 
 def required_cpu(host: tvm.target.Target) -> tuple[str, list[str]]:
-    """LLVM's name of the CPU that host code is compiled for, and the features of it that the code may use."""
+    """Returns LLVM's name of the CPU that host code is compiled for, and its features that the code may use."""
     from tvm.target import codegen
 
     promised = codegen.llvm_get_cpu_features(host)

@@ -68,19 +68,19 @@ class Record:
         return self.default_seconds / self.seconds
 
     def to_plain(self) -> dict[str, Any]:
-        """The record as a JSON object."""
+        """Returns the record as a JSON object."""
         values = {**asdict(self), **asdict(self.place), "schedule": dict(sorted(self.schedule.items()))}
         del values["place"]
         return values
 
 
 def better_record(a: Record, b: Record) -> Record:
-    """The one of two records of a task that has the larger gain; the order of the two does not matter."""
+    """Returns the one of two records of a task that has the larger gain; the order of the two does not matter."""
     return max(a, b, key=lambda record: (record.gain, record.trials, json.dumps(record.to_plain(), sort_keys=True)))
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:
-    """The best record of each task and place, ordered by their names."""
+    """Returns the best record of each task and place, ordered by their names."""
     best: dict[tuple[str, Place], Record] = {}
     for record in (record for group in groups for record in group):
         known = best.get((record.task, record.place))
@@ -103,12 +103,12 @@ class Database:
     records: tuple[Record, ...] = ()
 
     def schedules(self) -> dict[str, Schedule]:
-        """The schedules that were found with this version of TVM, for this CPU and this number of threads."""
+        """Returns the schedules that were found with this version of TVM, for this CPU and this number of threads."""
         place = this_place(self.target)
         return {record.task: record.schedule for record in self.records if record.place == place}
 
     def notices(self) -> list[str]:
-        """One sentence for each other place, whose records are left out."""
+        """Returns one sentence for each other place, whose records are left out."""
         place = this_place(self.target)
         others: dict[Place, int] = {}
         for record in self.records:
@@ -122,7 +122,7 @@ class Database:
 
 
 def _describe_differences(other: Place, place: Place) -> str:
-    """The ways in which another place differs from this one, as part of a sentence."""
+    """Returns the ways in which another place differs from this one, as part of a sentence."""
     ways = []
     if other.tvm != place.tvm:
         ways.append(f"with TVM {other.tvm}, this is {place.tvm}")
@@ -134,7 +134,7 @@ def _describe_differences(other: Place, place: Place) -> str:
 
 
 def this_place(target: str) -> Place:
-    """The place of this process, for the target of that name."""
+    """Returns the place of this process, for the target of that name."""
     from harness.machine import versions
     from harness.processes.threads import thread_count
     from harness.targets.llvm import host_cpu
@@ -180,13 +180,13 @@ def open_database(path: Path, target: str | None = None) -> Database:
 
 
 def _target_of_trials(path: Path) -> str:
-    """The target of the trials in a folder; the first tunable target if there are no trials."""
+    """Returns the target of the trials in a folder; the first tunable target if there are no trials."""
     trials, _ = read_trials(path)
     return trials[0].place.target if trials else next(target.name for target in TARGETS.values() if target.tunable)
 
 
 def _record(values: Mapping[str, Any]) -> Record:
-    """The record that a JSON object describes."""
+    """Returns the record that a JSON object describes."""
     schedule = {str(name): value for name, value in values["schedule"].items()}
     if not all(type(value) is int for value in schedule.values()):
         raise ValueError("a decision is no number")
@@ -261,7 +261,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def default_database(target: str) -> Path | None:
-    """The folder in `fixtures/tuned` that fits this machine, even if its search found nothing; None without one."""
+    """Returns the folder in `fixtures/tuned` that fits this machine, even if its search found nothing."""
     if not (TARGETS[target].tunable and TUNED.is_dir()):
         return None
     path = TUNED / this_place(target).tag
@@ -269,7 +269,7 @@ def default_database(target: str) -> Path | None:
 
 
 def describe_database(database: Path | None, target: str) -> str:
-    """The schedules that a target is compiled with, in words."""
+    """Returns the schedules that a target is compiled with, in words."""
     if database is None or not TARGETS[target].tunable:
         return DEFAULT_SCHEDULES.origin
     count, name = len(open_database(database, target).schedules()), database.resolve().name
@@ -279,7 +279,7 @@ def describe_database(database: Path | None, target: str) -> str:
 
 
 def chosen_schedules(database: Path | None, target: str) -> ChosenSchedules:
-    """The schedules that a target is compiled with, and their origin in words.
+    """Returns the schedules that a target is compiled with, and their origin in words.
 
     Raises:
         HarnessError: The database cannot be used.
@@ -288,7 +288,7 @@ def chosen_schedules(database: Path | None, target: str) -> ChosenSchedules:
 
 
 def schedules_from(database: Path | None, target: str) -> Schedules:
-    """The schedules that a target is compiled with; there are none without a database or a tunable target.
+    """Returns the schedules that a target is compiled with; there are none without a database or a tunable target.
 
     Raises:
         HarnessError: The database cannot be used.

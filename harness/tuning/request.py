@@ -39,7 +39,7 @@ class Request:
     key: str = ""
 
     def cases(self) -> tuple[Case, ...]:
-        """The cases whose components are tuned.
+        """Returns the cases whose components are tuned.
 
         Raises:
             HarnessError: The options make no sense.

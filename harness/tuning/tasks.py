@@ -53,14 +53,14 @@ class Task:
 
 
 def tasks_of(module: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
-    """The tasks of an imported module, in the order in which they first occur."""
+    """Returns the tasks of an imported module, in the order in which they first occur."""
     found = workloads(module, target)
     count = Counter(workload.key for workload in found)
     return [Task(workload, count[key]) for key, workload in {workload.key: workload for workload in found}.items()]
 
 
 def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
-    """The tasks of several modules, each of which runs once.
+    """Returns the tasks of several modules, each of which runs once.
 
     Args:
         groups: The tasks of each module.
@@ -79,7 +79,7 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 
 def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
-    """The tasks of a component's main sample; `harness.processes` calls this function."""
+    """Returns the tasks of a component's main sample; `harness.processes` calls this function."""
     from harness.models.lowered import imported_module
     from harness.targets import TARGETS
 
@@ -106,12 +106,12 @@ class IsolatedTask:
 
 
 def isolated(workload: Workload) -> IsolatedTask:
-    """A workload as a program of its own."""
+    """Returns a workload as a program of its own."""
     return _ISOLATED[type(workload)](workload)
 
 
 def module_of(workload: Workload) -> tvm.IRModule:
-    """The workload as a Relax module with the function `main`."""
+    """Returns the workload as a Relax module with the function `main`."""
     form = isolated(workload)
     builder = relax.BlockBuilder()
     parameters = [
@@ -126,7 +126,7 @@ def module_of(workload: Workload) -> tvm.IRModule:
 
 
 def arrays_of(workload: Workload, seed: int = 0) -> list[Array]:
-    """Inputs and weights of a workload: normally distributed numbers that depend on the seed alone."""
+    """Returns the inputs and weights of a workload: normally distributed numbers that depend on the seed alone."""
     form = isolated(workload)
     generator = np.random.default_rng(seed)
     arrays: list[Array] = []
@@ -180,7 +180,7 @@ _LOAD = "main_transform_params"
 
 
 def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tuple[tuple[Step, ...], list[int]]:
-    """A function as a list of calls.
+    """Returns a function as a list of calls.
 
     Args:
         function: A function that only calls compiled functions.

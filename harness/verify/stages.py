@@ -24,7 +24,7 @@ from harness.targets import HOST, TARGETS
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
-    """`run_case` as `harness.processes` calls it, on `harness.processes.threads.thread_count()` threads."""
+    """Calls `run_case` as `harness.processes` calls functions, on as many threads as were chosen."""
     from harness.processes.threads import configure_threads
 
     configure_threads()
@@ -50,7 +50,7 @@ def load_libraries() -> None:
 
 
 def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:
-    """Walk one case through its stages; every error of the case becomes part of the outcome.
+    """Walks one case through its stages; every error of the case becomes part of the outcome.
 
     Args:
         case: What to run.

@@ -54,18 +54,18 @@ class Content:
 
     @classmethod
     def of_file(cls, path: Path) -> Content:
-        """A file's content."""
+        """Returns a file's content."""
         file = file_digest(path)
         return cls(file.sha256, file.bytes, path)
 
     @classmethod
     def of_array(cls, array: Array) -> Content:
-        """An array's values."""
+        """Returns an array's values."""
         memory: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return cls(hashlib.sha256(memory.data).hexdigest(), memory.nbytes, memory)
 
     def parts(self) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of one part after the other; one part of no bytes if there are none."""
+        """Yields the offset and bytes of one part after the other; one part of no bytes if there are none."""
         if isinstance(self.source, Path):
             with self.source.open("rb") as file:
                 for offset in range(0, max(self.size, 1), PART_BYTES):
@@ -76,7 +76,7 @@ class Content:
 
 
 def registered(remote: Remote) -> Description:
-    """What the first of the devices told the tracker.
+    """Returns what the first of the devices told the tracker.
 
     Raises:
         HarnessError: There is no tracker, no device with this key, or a server that is not `sam3-tvm serve-device`.
@@ -103,7 +103,7 @@ class DeviceSession:
     """
 
     def __init__(self, remote: Remote, gone_seconds: float = GONE_SECONDS) -> None:
-        """Wait for a free device, and begin a session that lasts until it is closed.
+        """Waits for a free device, and begins a session that lasts until it is closed.
 
         Args:
             remote: Where devices are found.
@@ -190,7 +190,7 @@ class DeviceSession:
         return results, float(done["seconds"])
 
     def fetch(self, tensor: RemoteTensor) -> Array:
-        """A tensor's values."""
+        """Returns a tensor's values."""
         with self._calling():
             values: bytes = self._function("bytes")(tensor.number)
         return np.frombuffer(bytearray(values), tensor.dtype).reshape(tensor.shape)
@@ -229,7 +229,7 @@ class DeviceSession:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """One call at a time, and errors of the session itself: over there all others become answers."""
+        """Lets one call run at a time; only errors of the session itself arise here, all others are answers."""
         try:
             with self._lock:
                 yield
@@ -277,7 +277,7 @@ class RemoteExecutable:
         parameters: Sequence[Array],
         on_run: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """Send what the device lacks, and load it.
+        """Sends what the device lacks, and loads it.
 
         Args:
             session: Where.
@@ -307,7 +307,7 @@ class RemoteExecutable:
             self._session.drop("unload", self._loaded)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Run once; the outputs come back in order.
+        """Runs it once, and returns the outputs in order.
 
         Raises:
             RemoteError: It raised.
@@ -320,7 +320,7 @@ class RemoteExecutable:
 
 
 def _connected(remote: Remote, gone_seconds: float) -> Any:
-    """TVM's session on a device that is free, waiting while others use them.
+    """Opens a session on a free device, and waits while others use them.
 
     Raises:
         DeviceLostError: No device is registered any more, or no tracker answers.

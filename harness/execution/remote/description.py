@@ -48,12 +48,12 @@ class Description:
     protocol: int = PROTOCOL
 
     def to_json(self) -> str:
-        """As text."""
+        """Returns the description as JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Description:
-        """From what `to_json` wrote, parsed.
+        """Makes a description of what `to_json` wrote, parsed.
 
         Raises:
             TypeError: It was written by another version.
@@ -92,5 +92,5 @@ def describe() -> Description:
 
 
 def _hardware(device: Any, cpu: str) -> str:
-    """The name of a device: the processor's for the CPU, otherwise the driver's."""
+    """Returns the name of a device: the processor's for the CPU, otherwise the driver's."""
     return cpu if device.dlpack_device_type() == 1 else str(device.device_name or "")

@@ -28,7 +28,7 @@ class RemoteModel:
     """
 
     def __init__(self, remote: Remote, folder: Path) -> None:
-        """Load a model on a device.
+        """Loads a model on a device.
 
         Args:
             remote: Where devices are found.
@@ -46,29 +46,29 @@ class RemoteModel:
 
     @property
     def manifest(self) -> Manifest:
-        """See the class."""
+        """The attribute that the class describes."""
         return self._model.manifest
 
     @property
     def description(self) -> Description:
-        """See the class."""
+        """The attribute that the class describes."""
         return self._session.description
 
     @property
     def sent_bytes(self) -> int:
-        """See the class."""
+        """The attribute that the class describes."""
         return self._session.sent_bytes
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """See `harness.runtime.sam3.model.Sam3`."""
+        """Does what `harness.runtime.sam3.model.Sam3` does."""
         self._model.check_prompt(prompt)
 
     def encode_prompt(self, prompt: Prompt, size: tuple[int, int]) -> EncodedPrompt:
-        """See `harness.runtime.sam3.model.Sam3`."""
+        """Does what `harness.runtime.sam3.model.Sam3` does."""
         return self._model.encode_prompt(prompt, size)
 
     def set_image(self, image: Any) -> EncodedImage:
-        """See `harness.runtime.sam3.model.Sam3`.
+        """Does what `harness.runtime.sam3.model.Sam3` does.
 
         Raises:
             DeviceLostError: The device is gone, and no other is there.

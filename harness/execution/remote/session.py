@@ -49,7 +49,7 @@ class Session:
     """What the client has loaded, and the tensors that it holds, by number."""
 
     def __init__(self, work: Path, store: Store, description: str) -> None:
-        """Begin with nothing.
+        """Begins without anything loaded.
 
         Args:
             work: Folder of this session.
@@ -64,7 +64,7 @@ class Session:
         self._made = 0
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """What can be called from the other end, by name."""
+        """Returns what can be called from the other end, by name."""
         answering: dict[str, Callable[..., Any]] = {
             "describe": lambda: json.loads(self._description),
             "missing": lambda sizes: self._store.missing(json.loads(sizes)),
@@ -151,7 +151,7 @@ def _entry(artifact: Artifact, entry: str, tensors: Sequence[Any]) -> Sequence[A
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An array of a file's bytes; what is written to it stays in this process."""
+    """Returns an array of a file's bytes; what is written to it stays in this process."""
     if not path.stat().st_size:
         return np.empty(shape, dtype)
     array: npt.NDArray[Any] = np.memmap(path, dtype, "c", shape=shape or (1,)).view(np.ndarray).reshape(shape)

@@ -26,7 +26,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder; it is made if it does not exist.
+        """Opens the store in a folder, which is made if it does not exist.
 
         Raises:
             Sam3Error: It cannot be written.
@@ -36,13 +36,13 @@ class Store:
             probe(folder)
 
     def path(self, digest: str) -> Path:
-        """Where the file with this content is or would be."""
+        """Returns where the file with this content is or would be."""
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise Sam3Error(f"{digest!r} is no SHA-256")
         return self.folder / digest
 
     def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Which of these files, sizes by digest, are not here; the others count as just used."""
+        """Returns which of these files, sizes by digest, are not here; the others count as just used."""
         absent = []
         for digest, size in sizes.items():
             path = self.path(digest)

@@ -13,7 +13,7 @@ from harness.runtime.sam3.tokenizer import Tokenizer
 
 
 def vocabulary_path() -> Path:
-    """Where the vocabulary file is.
+    """Returns where the vocabulary file is.
 
     Raises:
         HarnessError: If neither sam3 nor open_clip_torch brings the file.
@@ -40,7 +40,7 @@ def vocabulary_path() -> Path:
 
 @cache
 def installed_tokenizer() -> Tokenizer:
-    """The tokenizer with the vocabulary of an installed package.
+    """Returns the tokenizer with the vocabulary of an installed package.
 
     Raises:
         HarnessError: If none brings the file.

@@ -52,7 +52,7 @@ class Ratio:
 
 
 def ratio(measurement: Measurement, over: str, under: str) -> Ratio | None:
-    """`over`'s time / `under`'s, None where one of them was not measured."""
+    """Divides `over`'s time by `under`'s; None where one of them was not measured."""
     upper, lower = measurement.side(over), measurement.side(under)
     if upper is None or lower is None:
         return None
@@ -64,12 +64,12 @@ def ratio(measurement: Measurement, over: str, under: str) -> Ratio | None:
 
 
 def best_side(measurements: Iterable[Measurement]) -> str:
-    """Tuned if any was measured so, else untuned."""
+    """Returns the tuned side if any measurement has one, else the untuned one."""
     return TUNED if any(measurement.side(TUNED) for measurement in measurements) else UNTUNED
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Where the median of what the samples are drawn from is, whatever its distribution.
+    """Returns where the median of what the samples are drawn from is, whatever its distribution.
 
     Two order statistics, as far inside as the binomial distribution of samples below the median allows (the interval
     that inverts the sign test); None if even the extremes are not sure enough, which takes six samples.
@@ -212,7 +212,7 @@ class Share:
 
 
 def shares(kernels: Sequence[KernelTime], top: int = TOP_KERNELS) -> list[Share]:
-    """The kernels that take longest, longest first, and all others in one line; kernels of one name are one."""
+    """Returns the kernels that take longest, longest first, and all others in one line; kernels of one name are one."""
     merged: dict[str, list[KernelTime]] = {}
     for kernel in kernels:
         merged.setdefault(kernel.name, []).append(kernel)
@@ -267,7 +267,7 @@ class GroupRate:
 
 
 def group_rates(kernels: Sequence[KernelRate]) -> list[GroupRate]:
-    """By group, in the order of the file."""
+    """Rates each group of kernels, in the order of the file."""
     found = []
     for group in dict.fromkeys(kernel.group for kernel in kernels):
         members = [kernel for kernel in kernels if kernel.group == group]
@@ -341,7 +341,7 @@ class Section:
 
 
 def build_sections(files: Sequence[ResultFile]) -> list[Section]:
-    """One for each machine and number of threads, in the order in which they appear."""
+    """Returns one for each machine and number of threads, in the order in which they appear."""
     keys: dict[str, None] = {}
     for file in files:
         keys |= dict.fromkeys(map(_key, file.measurements)) | dict.fromkeys(map(_key, file.kernels))
@@ -381,7 +381,7 @@ def _section(key: str, files: Sequence[ResultFile]) -> Section:
 
 
 def _newest(entries: Sequence[Entry], identities: Sequence[object]) -> tuple[list[Entry], list[Entry]]:
-    """The newest of those with one identity, in the order of the first of them, and all others."""
+    """Returns the newest of those with one identity, in the order of the first of them, and all others."""
     groups: dict[object, list[Entry]] = {}
     for entry, identity in zip(entries, identities, strict=True):
         groups.setdefault(identity, []).append(entry)
@@ -417,7 +417,7 @@ class Peaks:
 
 
 def peak_range(section: Section) -> Peaks:
-    """All that was probed beside the figures of the section."""
+    """Returns all that was probed beside the figures of the section."""
     flops = [m.peak_flops for m in section.measurements if m.peak_flops]
     flops += [peak for kernel in section.kernels if kernel.bound == "compute" for peak in kernel.peaks]
     bandwidths = [m.peak_bandwidth for m in section.measurements if m.peak_bandwidth]

@@ -44,7 +44,7 @@ def render_page(
     files: Sequence[ResultFile],
     tuning: Tuning | None = None,
 ) -> str:
-    """The Markdown.
+    """Returns the Markdown.
 
     Args:
         sections: One for each machine.
@@ -89,17 +89,17 @@ def render_page(
 
 
 def told_ratio(found: Any) -> str:
-    """A ratio with its interval."""
+    """Returns a ratio with its interval."""
     return NOT_APPLICABLE if found is None else findings.told(found)
 
 
 def told_gain(found: Any) -> str:
-    """A ratio as per cent above 1, with its interval."""
+    """Returns a ratio as per cent above 1, with its interval."""
     return NOT_APPLICABLE if found is None else findings.told(found, as_gain=True)
 
 
 def rate(measurement: Measurement, side: Side) -> str:
-    """Arithmetic rate of a side with its share of the peak: 418 (82 %)."""
+    """Writes the arithmetic rate of a side with its share of the peak: 418 (82 %)."""
     if not measurement.flop:
         return NOT_APPLICABLE
     found = measurement.flop / side.median
@@ -108,5 +108,5 @@ def rate(measurement: Measurement, side: Side) -> str:
 
 
 def why_absent(measurement: Measurement, name: str) -> str:
-    """Why a side was not measured."""
+    """Returns why a side was not measured."""
     return measurement.absent.get(name, NO_DATABASE if name == TUNED else NOT_ASKED)

@@ -49,5 +49,5 @@ OTHER = "#666666"
 
 
 def colour(side: str) -> str:
-    """Of a side, grey for one that has none of its own."""
+    """Returns the colour of a side: grey for one that has none of its own."""
     return BY_SIDE.get(side, OTHER)

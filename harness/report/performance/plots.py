@@ -38,7 +38,7 @@ _NAME = 34
 
 
 def render_plots(section: Section) -> dict[str, bytes]:
-    """All plots that the section has data for, as PNG, by name without an ending.
+    """Returns all plots that the section has data for, as PNG, by name without an ending.
 
     Raises:
         HarnessError: matplotlib is not installed.
@@ -58,7 +58,7 @@ def render_plots(section: Section) -> dict[str, bytes]:
 
 
 def png(figure: Figure) -> bytes:
-    """The picture, without anything that differs between two runs."""
+    """Returns the picture, without anything that differs between two runs."""
     file = io.BytesIO()
     with _style():
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
@@ -80,7 +80,7 @@ def _style() -> Iterator[None]:
 
 
 def _figure(height: float, title: str, **options: Any) -> tuple[Figure, Any]:
-    """A figure of the page's width and its axes; the title stands above all, at the left."""
+    """Returns a figure of the page's width and its axes; the title stands above all, at the left."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,7 +94,7 @@ def _figure(height: float, title: str, **options: Any) -> tuple[Figure, Any]:
 
 
 def draw_speedup(section: Section) -> Figure | None:
-    """PyTorch's time over ours: untuned and tuned as the ends of a line, and the goals."""
+    """Draws PyTorch's time over ours: untuned and tuned as the ends of a line, and the goals."""
     rows = section.components
     if not rows:
         return None
@@ -181,7 +181,7 @@ def draw_latency(measurements: Sequence[Measurement], names: Mapping[Measurement
 
 
 def _typical_most(side: Side) -> float:
-    """What nearly all rounds stay below, so that one disturbed round does not set the scale."""
+    """Returns what nearly all rounds stay below, so that one disturbed round does not set the scale."""
     return sorted(side.seconds)[math.ceil(0.95 * len(side.seconds)) - 1]
 
 
@@ -226,7 +226,7 @@ def _box(axes: Axes, y: float, side: Side, unit: float, limit: float) -> None:
 
 
 def draw_kernel_rates(kernels: Sequence[KernelRate], title: str) -> Figure | None:
-    """Kernels alone: products, convolutions and attention below the roof, the rest beside the bandwidth."""
+    """Returns the kernels alone: products, convolutions and attention below the roof, the rest beside the bandwidth."""
     compute = [kernel for kernel in kernels if kernel.bound == "compute"]
     memory = [kernel for kernel in kernels if kernel.bound == "memory"]
     if not compute or not memory:  # then either the peak or the bandwidth was not probed
@@ -241,7 +241,7 @@ def draw_kernel_rates(kernels: Sequence[KernelRate], title: str) -> Figure | Non
 def draw_rooflines(
     title: str, compute: Sequence[Point], memory: Sequence[Point], flops: float, bandwidth: float
 ) -> Figure:
-    """What arithmetic limits, below the roof, and what memory limits, beside the bandwidth.
+    """Returns what arithmetic limits, below the roof, and what memory limits, beside the bandwidth.
 
     Args:
         title: Of the figure.
@@ -270,7 +270,7 @@ def _median_peak(kernels: Sequence[KernelRate]) -> float:
 
 
 def draw_component_roofline(section: Section) -> Figure | None:
-    """The kernels within the components whose operations and bytes are known; area by their share of the time."""
+    """Draws the components' kernels whose operations and bytes are known; the area is their share of the time."""
     peaks = peak_range(section)
     if peaks.flops is None or peaks.bandwidth is None:
         return None
@@ -301,7 +301,7 @@ def draw_component_roofline(section: Section) -> Figure | None:
 
 
 def draw_kernels(section: Section) -> Figure | None:
-    """The longest kernels of each component as bars, with their share; a panel for each, two side by side."""
+    """Returns the longest kernels of each component as bars, with their share; a panel for each, two side by side."""
     blocks = [(m, found) for m in section.measurements if (found := shares(m.kernels))]
     if not blocks:
         return None
@@ -341,7 +341,7 @@ def _bars(axes: Axes, found: Sequence[Share], side: str, rows: int) -> None:
 
 
 def shortened(name: str, limit: int = _NAME) -> str:
-    """The ends of a name that is too long: they tell operators and copies apart."""
+    """Returns the ends of a name that is too long: they tell operators and copies apart."""
     if len(name) <= limit:
         return name
     tail = limit // 3
@@ -352,7 +352,7 @@ def shortened(name: str, limit: int = _NAME) -> str:
 
 
 def draw_peers(section: Section) -> Figure | None:
-    """What each peer and PyTorch take, over ours."""
+    """Returns what each peer and PyTorch take, over ours."""
     rows = [m for m in section.measurements if any(name in m.sides for name in section.peers)]
     if not rows:
         return None

@@ -195,7 +195,7 @@ class Measurement:
         return next(self.sides[name] for name in OURS if name in self.sides)
 
     def side(self, name: str) -> Side | None:
-        """A side by name; untuned is tuned as well where tuning changed nothing."""
+        """Returns a side by name; untuned is tuned as well where tuning changed nothing."""
         return self.sides.get(UNTUNED if name == TUNED and self.nothing_found else name)
 
 
@@ -257,7 +257,7 @@ class ResultFile:
 
 
 def read_results(paths: Sequence[Path]) -> list[ResultFile]:
-    """All files, in the order given.
+    """Returns all files, in the order given.
 
     Raises:
         HarnessError: There is none, one cannot be read or is not of the suites, or one is named twice.
@@ -274,7 +274,7 @@ def read_results(paths: Sequence[Path]) -> list[ResultFile]:
 
 
 def read_result(path: Path) -> ResultFile:
-    """One file.
+    """Returns one file.
 
     Raises:
         HarnessError: It is missing, not JSON, not of pytest-benchmark, or holds nothing of the suites.
@@ -325,7 +325,7 @@ class _Fields:
         return value
 
     def perhaps(self, key: str) -> float | None:
-        """A number that may be missing, null, NaN or `n/a`."""
+        """Returns a number that may be missing, null, NaN or `n/a`."""
         value = self.data.get(key)
         if value in (None, "n/a") or (isinstance(value, float) and math.isnan(value)):
             return None

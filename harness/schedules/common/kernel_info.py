@@ -97,13 +97,13 @@ class KernelInfo:
     lost: tuple[LostSchedule, ...] = ()
 
     def to_json(self) -> str:
-        """The value of the attribute; facts that are not known are left out."""
+        """Returns the value of the attribute; facts that are not known are left out."""
         known = {name: value for name, value in asdict(self).items() if value not in (None, "", {}, ())}
         return json.dumps(known, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> KernelInfo:
-        """The facts that `to_json` wrote."""
+        """Returns the facts that `to_json` wrote."""
         known = json.loads(text)
         known["kind"] = Kind(known["kind"])
         for name in ("reads", "writes", "schedules"):
@@ -118,12 +118,12 @@ class KernelInfo:
 
 
 def kernel(operator: str, algorithm: str = "", **extents: int) -> KernelInfo:
-    """The facts of a kernel: what it computes, how, and its sizes by name."""
+    """Returns the facts of a kernel: what it computes, how, and its sizes by name."""
     return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
 
 
 def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int) -> KernelInfo:
-    """The facts of a kernel that computes attention.
+    """Returns the facts of a kernel that computes attention.
 
     Args:
         algorithm: How it does that.
@@ -140,23 +140,23 @@ def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int)
 
 
 def info_of(function: tirx.PrimFunc) -> KernelInfo | None:
-    """The facts of a function; None where nobody attached any."""
+    """Returns the facts of a function; None where nobody attached any."""
     attributes = function.attrs or {}
     return KernelInfo.from_json(str(attributes[ATTRIBUTE])) if ATTRIBUTE in attributes else None
 
 
 def with_info(function: tirx.PrimFunc, info: KernelInfo) -> tirx.PrimFunc:
-    """The function with these facts in place of any others."""
+    """Returns the function with these facts in place of any others."""
     return function.with_attr(ATTRIBUTE, info.to_json())
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Returns what an error says, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def infos_of(module: tvm.IRModule) -> dict[str, KernelInfo]:
-    """The facts of the compiled functions of a module that have any, by name."""
+    """Returns the facts of the compiled functions of a module that have any, by name."""
     found = {
         variable.name_hint: info_of(function)
         for variable, function in module.functions_items()
@@ -166,18 +166,18 @@ def infos_of(module: tvm.IRModule) -> dict[str, KernelInfo]:
 
 
 def lost_schedules(module: tvm.IRModule) -> tuple[str, ...]:
-    """A sentence on each schedule that could not be applied to a function of a module."""
+    """Returns a sentence on each schedule that could not be applied to a function of a module."""
     return tuple(f"{name}: {lost}" for name, info in sorted(infos_of(module).items()) for lost in info.lost)
 
 
 def size_of(info: KernelInfo) -> str:
-    """The sizes of a function in words; empty where it has none."""
+    """Returns the sizes of a function in words; empty where it has none."""
     words = _SIZES.get(info.algorithm, _named)
     return words(info.extents) if info.extents else ""
 
 
 def describe(info: KernelInfo) -> str:
-    """The facts of a function as a sentence for people; programs read the facts themselves."""
+    """Returns the facts of a function as a sentence for people; programs read the facts themselves."""
     parts = [size_of(info), info.algorithm if info.algorithm not in (PRODUCT, ATTENTION) else "", *_decided(info)]
     if info.reads:
         parts.append(f"{' and '.join(info.reads)} computed while they are read")
@@ -188,7 +188,7 @@ def describe(info: KernelInfo) -> str:
 
 
 def _decided(info: KernelInfo) -> list[str]:
-    """The tile and the other decisions in words."""
+    """Returns the tile and the other decisions in words."""
     tile = info.tile
     named = {name: extent for name, extent in tile.items() if name not in ("rows", "columns")}
     words = [f"tile {tile['rows']}x{tile['columns']}"] if {"rows", "columns"} <= tile.keys() else []

@@ -24,7 +24,7 @@ class Value:
     last: int
 
     def meets(self, other: Value) -> bool:
-        """Whether both are alive at some step."""
+        """Returns whether both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -53,7 +53,7 @@ class Layout:
 
 
 def lay_out(values: Sequence[Value], results: Sequence[Result]) -> Layout:
-    """Positions that no two values share while both are alive, in an arena as small as a few simple orders make it.
+    """Positions values so that no two share memory while both are alive, in the smallest arena of a few orders.
 
     Args:
         values: In any order.
@@ -95,7 +95,7 @@ def _greedy(values: Sequence[Value], results: Sequence[Result], order: Callable[
 
 
 def _gap(taken: list[tuple[int, int]], size: int, capacity: int | None) -> int | None:
-    """Where the smallest gap between bytes that are taken begins that has `size` bytes; None if there is none."""
+    """Returns where the smallest gap of at least `size` bytes begins; None if there is none."""
     best: tuple[int, int] | None = None
     begin = 0
     for start, end in sorted(taken):

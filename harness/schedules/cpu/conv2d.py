@@ -43,7 +43,7 @@ from harness.schedules.cpu.winograd import filtered
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
-    """`relax.nn.conv2d`, fp32, NCHW, of static shape."""
+    """Lowers `relax.nn.conv2d`, fp32, NCHW, of static shape."""
     attributes = conv.attrs
     image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
@@ -74,7 +74,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
 
 
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
-    """`relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding); fp32, NCHW."""
+    """Lowers `relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding); fp32, NCHW."""
     attributes = conv.attrs
     image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
@@ -96,7 +96,7 @@ def _pair(values: Sequence[Any]) -> tuple[int, int]:
 def _columns(
     cut: Cut, problem: Problem, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
-    """The general convolution."""
+    """Returns the general convolution."""
     tile = cut.tile
     place = window.place
 
@@ -193,7 +193,7 @@ def _scatter(
     weight: tuple[int, ...],
     result: tuple[int, ...],
 ) -> Lowering:
-    """A transposed convolution without overlap: (output channel, kernel place) × input channels × input pixels."""
+    """Lowers a transposed convolution without overlap: (output channel, kernel pixel) × input channels × pixels."""
     batch, depth, _, width = image
     _, filters, kernel_height, kernel_width = weight
     convolution = TransposedConvolution(image, weight, context.is_parameter(weights))
@@ -244,7 +244,7 @@ def _scatter(
 def _depthwise(
     context: Context, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
-    """One filter per channel: each task pads one plane into its workspace and slides the kernel over it."""
+    """Returns one filter per channel: each task pads one plane into its workspace and slides the kernel over it."""
     batch, channels, height, width = window.image
     out_height, out_width = window.result[2:]
     (kernel_height, kernel_width), (stride_y, stride_x) = window.kernel, window.strides

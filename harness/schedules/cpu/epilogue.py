@@ -50,7 +50,7 @@ class Place:
     permuted: Callable[[tuple[int, ...]], Place | None] = lambda axes: None
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
+        """Returns whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
         if shape == self.shape:
             return True
         if len(shape) > len(self.shape):
@@ -84,7 +84,7 @@ class Step:
     axes: tuple[int, ...] | None = None
 
     def moved(self, place: Place) -> Place:
-        """Where the elements lie after this step."""
+        """Returns where the elements lie after this step."""
         if self.shape is None:
             return place
         after = place.permuted(self.axes) if self.axes is not None else place.reshaped and place.reshaped(self.shape)
@@ -116,7 +116,7 @@ class Epilogue:
         return "".join("_" + operator.rpartition(".")[2] for operator in self.operators)
 
     def final(self, place: Place) -> Place:
-        """Where the elements lie after the last step."""
+        """Returns where the elements lie after the last step."""
         for step in self.steps:
             place = step.moved(place)
         return place
@@ -124,7 +124,7 @@ class Epilogue:
     def write_back(
         self, place: Place, operands: Sequence[tirx.Buffer], result: tirx.Buffer
     ) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[Any, Any, Any], list[Any]]]:
-        """How an element reaches the result, through all steps; call it where views of the buffers may be declared.
+        """Returns how an element reaches the result; call it where views of the buffers may be declared.
 
         Returns:
             (batch, row, column, value): emits the store; and (batch, row, column) → what that touches in tensors as
@@ -144,7 +144,7 @@ class Epilogue:
         return store, touched
 
     def _readers(self, place: Place, operands: Sequence[tirx.Buffer]) -> list[tuple[_Reader, bool]]:
-        """How each tensor operand is read, and whether it is as large as the result: no element is read twice then."""
+        """Returns how each tensor operand is read, and whether it is as large as the result and so read once."""
         readers: list[tuple[_Reader, bool]] = []
         for step in self.steps:
             place = step.moved(place)

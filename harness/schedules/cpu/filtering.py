@@ -49,7 +49,7 @@ class Filtering:
 
 
 def minimal_filtering(taps: int, points: Sequence[Fraction | int]) -> Filtering:
-    """The filtering that evaluates polynomials at these distinct points and at infinity.
+    """Returns the filtering that evaluates polynomials at these distinct points and at infinity.
 
     Args:
         taps: Length r of the filter.
@@ -74,7 +74,7 @@ def minimal_filtering(taps: int, points: Sequence[Fraction | int]) -> Filtering:
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """Coefficients of ∏ (x - root), the constant first."""
+    """Returns the coefficients of ∏ (x - root), the constant first."""
     result = [Fraction(1)]
     for root in roots:
         shifted, scaled = [Fraction(0), *result], [*(-root * value for value in result), Fraction(0)]

@@ -56,7 +56,7 @@ class Operand:
         return math.prod(self.batch)
 
     def index(self, batch: tuple[int, ...], b: Any) -> Any:
-        """The stored matrix that belongs to matrix b of the result."""
+        """Returns the stored matrix that belongs to matrix b of the result."""
         if self.batch == batch:
             return b
         if self.matrices == 1:
@@ -71,7 +71,7 @@ class Operand:
         return result
 
     def reader(self, buffer: tirx.Buffer, rows: int, columns: int) -> Read:
-        """(matrix, row, column) → element."""
+        """Returns (matrix, row, column) → element."""
         if self.transposed:
             data = view(buffer, self.matrices, columns, rows)
             return lambda m, i, j: data[m, j, i]
@@ -80,7 +80,7 @@ class Operand:
 
 
 def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
-    """`relax.matmul` of fp32 tensors of static shape, or None if the kernel does not apply."""
+    """Lowers `relax.matmul` of fp32 tensors of static shape; None if the kernel does not apply."""
     shape = static_shape(matmul)
     left_shape, right_shape = (static_shape(argument) for argument in matmul.args)
     if shape is None or left_shape is None or right_shape is None or 0 in shape + left_shape:
@@ -103,7 +103,7 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
 def matrix_product(
     context: Context, left: Operand, right: Operand, batch: tuple[int, ...], problem: Problem, shape: tuple[int, ...]
 ) -> Lowering:
-    """The lowering of result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
+    """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
     streaming = _streaming_side(context, left, right)
     moving, staying = (left, right) if streaming == "left" else (right, left)
     at_load = context.is_parameter(staying.value)
@@ -225,7 +225,7 @@ def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
 
 
 def _place(problem: Problem, shape: tuple[int, ...], moved_row: Callable[[Any], Any] = lambda row: row) -> Place:
-    """Results stored row by row: the columns are the last dimension, unless it was dropped.
+    """Returns the results stored row by row: the columns are the last dimension, unless it was dropped.
 
     Args:
         problem: The extents.

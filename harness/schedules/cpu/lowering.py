@@ -50,7 +50,7 @@ class Context(Scope):
     workloads: list[Workload] = field(default_factory=list)
 
     def decide(self, workload: Workload) -> dict[str, int]:
-        """The complete schedule of a workload, which is noted.
+        """Returns the complete schedule of a workload, which is noted.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.
@@ -59,7 +59,7 @@ class Context(Scope):
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
-        """The source of a swap of the last two dimensions, or None."""
+        """Returns the source of a swap of the last two dimensions, or None."""
         definition = self.definition(value)
         if not is_call(definition, "relax.permute_dims"):
             return None
@@ -68,7 +68,7 @@ class Context(Scope):
         return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None
 
     def unexpanded(self, value: relax.Expr) -> relax.Expr:
-        """What a value was before its leading dimensions were expanded; the value itself if they were not."""
+        """Returns what a value was before its leading dimensions were expanded; the value itself if they were not."""
         definition = self.definition(value)
         if not is_call(definition, "relax.broadcast_to"):
             return value

@@ -60,12 +60,12 @@ Pack = Callable[[Any, Any], Fill]
 
 
 def panel_width(side: Side, tile: Tile) -> int:
-    """Width of a packed panel on this side."""
+    """Returns the width of a packed panel on this side."""
     return tile.rows if side == "left" else tile.columns
 
 
 def packed_shape(side: Side, batch: int, width: int, depth: int, tile: Tile) -> tuple[int, int, int, int]:
-    """Shape of a packed operand: [batch, panel, depth, width of a panel]."""
+    """Returns the shape of a packed operand: [batch, panel, depth, width of a panel]."""
     panel = panel_width(side, tile)
     return batch, ceil_div(width, panel), depth, panel
 
@@ -167,7 +167,7 @@ class Blocking:
 
 
 def panels(problem: Problem, streaming: Side, tile: Tile) -> tuple[int, int]:
-    """Number of panels of the streaming operand, and of the resident one."""
+    """Returns the number of panels of the streaming operand, and of the resident one."""
     resident: Side = "right" if streaming == "left" else "left"
     return (
         ceil_div(problem.width(streaming), panel_width(streaming, tile)),
@@ -176,7 +176,7 @@ def panels(problem: Problem, streaming: Side, tile: Tile) -> tuple[int, int]:
 
 
 def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
-    """Blocks that fit the workspace, and enough tasks."""
+    """Returns the blocks that fit the workspace, and enough tasks."""
     panel = panel_width(streaming, tile)
     count, others = panels(problem, streaming, tile)
     most = count
@@ -243,7 +243,7 @@ def product_function(
     info: KernelInfo,
     by_row: bool = False,
 ) -> tirx.PrimFunc:
-    """The kernel.
+    """Returns the kernel.
 
     Args:
         name: Name of the function.
@@ -366,7 +366,7 @@ def _pack_left(problem: Problem, cut: Cut, access: Access, block: _Block) -> Cal
 
 
 def _read_left(problem: Problem, tile: Tile, access: Access, block: _Block) -> Callable[[Any], _Operands]:
-    """As `_pack_left`, without packing."""
+    """Returns how each right panel meets the left operand where it lies, without packing."""
     read = access.rows
     assert read is not None
 
@@ -400,7 +400,7 @@ def _read_packed(access: Access, block: _Block, r: Any) -> Callable[[Any, Any, A
 
 
 def _write(problem: Problem, tile: Tile, access: Access, totals: tirx.Buffer, block: _Block, column: Any) -> After:
-    """The store of one register tile, without what lies beyond the edges."""
+    """Returns the store of one register tile, without what lies beyond the edges."""
     lines = ceil_div(tile.columns, LINE)
     tail = problem.columns % tile.columns
 

@@ -53,7 +53,7 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 
 
 def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]:
-    """What the kernels of an imported module can be tuned for, call by call."""
+    """Returns what the kernels of an imported module can be tuned for, call by call."""
     found: list[Workload] = []
     module = relax.transform.CanonicalizeBindings()(module)
     for _, function in module.functions_items():
@@ -67,7 +67,7 @@ def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]
 def _context_of(
     function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
 ) -> tuple[Context, Facts]:
-    """What lowerings may ask about a function, and how its variables are used."""
+    """Returns what lowerings may ask about a function, and how its variables are used."""
     facts = facts_of(function)
     parameters = _parameters(function, facts.bindings)
     functions = dict(module.functions_items())
@@ -121,7 +121,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
 
 
 def _parameters(function: relax.Function, bindings: Mapping[relax.Var, relax.Expr]) -> frozenset[relax.Var]:
-    """Variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
+    """Returns the variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
     attributes = function.attrs or {}
     if "num_input" not in attributes:
         return frozenset()
@@ -175,13 +175,13 @@ def _plan(context: Context, facts: Facts) -> _Plan:
 
 
 def _only_user(facts: Facts, variable: relax.Var) -> relax.Var | None:
-    """The binding that is the only one to use a variable of the same dataflow block, which it uses once."""
+    """Returns the binding that is the only one to use a variable of the same dataflow block, which it uses once."""
     users = facts.users.get(variable, [])
     return users[0] if isinstance(variable, relax.DataflowVar) and len(users) == 1 else None
 
 
 def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
-    """Whether only a matrix product reads the variable, and takes its rows as they are, however they are permuted."""
+    """Returns whether only a matrix product reads the variable, and can read its rows where they lie."""
     last = variable
     while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *_MOVES):
         last = user
@@ -198,7 +198,7 @@ def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
 def _next_step(
     context: Context, facts: Facts, place: Place, last: relax.Var
 ) -> tuple[relax.Var, Step, relax.Expr | None] | None:
-    """The elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
+    """Returns the elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
     user = _only_user(facts, last)
     if user is None:
         return None
@@ -226,7 +226,7 @@ def _next_step(
 
 
 def _number(value: relax.Expr) -> float | None:
-    """The value of an fp32 constant of one element."""
+    """Returns the value of an fp32 constant of one element."""
     if isinstance(value, tirx.FloatImm):
         return float(value.value)
     if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:

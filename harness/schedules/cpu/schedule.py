@@ -72,7 +72,7 @@ class Workload(Hashable, Protocol):
         """Multiply-adds of a direct computation."""
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """The schedule with what it does not name, as it is best without tuning.
+        """Returns the schedule with what it does not name, as it is best without tuning.
 
         Raises:
             ValueError: It cannot be used; the message says why.
@@ -83,7 +83,7 @@ class Workload(Hashable, Protocol):
 
 
 def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    """The complete schedule of a workload.
+    """Returns the complete schedule of a workload.
 
     Raises:
         HarnessError: The schedule cannot be used.
@@ -98,7 +98,7 @@ def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[st
 
 @lru_cache(maxsize=64)
 def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
-    """Every complete schedule of a workload, the default first, none twice."""
+    """Returns every complete schedule of a workload, the default first, none twice."""
     found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
     for candidate in ({}, *workload.candidates(unit)):
         try:
@@ -110,20 +110,20 @@ def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]
 
 
 def distance(a: Schedule, b: Schedule) -> int:
-    """Number of choices in which two complete schedules differ; a tile is one choice."""
+    """Returns the number of choices in which two complete schedules differ; a tile is one choice."""
     names = {name for name in {*a, *b} if a.get(name) != b.get(name)}
     return sum(bool(names & together) for together in (TILE, RESULT_TILE)) + len(names - TILE - RESULT_TILE)
 
 
 def fits(unit: VectorUnit, rows: int, vectors: int) -> bool:
-    """Whether sums, one row of the right operand and a broadcast fit the registers; of 32, one must be left besides."""
+    """Returns whether sums, a row of the right operand and a broadcast fit the registers, one of 32 left free."""
     # A single row reads each vector once: that is an operand in memory.
     needed = rows * vectors + (0 if rows == 1 else vectors) + 1
     return rows > 0 and vectors > 0 and needed <= (31 if unit.registers == 32 else unit.registers)
 
 
 def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]]:
-    """Tiles that are worth trying for a result of this many rows and columns."""
+    """Yields the tiles that are worth trying for a result of this many rows and columns."""
     for height in range(1, min(_MOST_ROWS, rows) + 1):
         for vectors in range(1, min(_MOST_VECTORS, ceil_div(columns, unit.lanes)) + 1):
             least = min(_LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows)
@@ -153,7 +153,7 @@ def _in_range(schedule: Schedule, name: str, default: int, most: int) -> int:
 
 
 def _parts(count: int) -> Iterator[int]:
-    """Numbers of parts that `count` things can be cut into: 1, 2, 3, 4, 6, 8 and so on."""
+    """Yields the numbers of parts that `count` things can be cut into: 1, 2, 3, 4, 6, 8 and so on."""
     n = 1
     while n <= count:
         yield n
@@ -206,19 +206,19 @@ def _blocked_candidates(problem: product.Problem, streaming: Side, unit: VectorU
 
 
 def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
-    """A register tile of a complete schedule."""
+    """Returns a register tile of a complete schedule."""
     return Tile(schedule[names[0]], schedule[names[1]] * unit.lanes, unit.lanes)
 
 
 def cut_of(unit: VectorUnit, problem: product.Problem, streaming: Side, schedule: Schedule) -> Cut:
-    """How a complete schedule cuts a product."""
+    """Returns how a complete schedule cuts a product."""
     tile = tile_of(unit, schedule)
     count, _ = product.panels(problem, streaming, tile)
     return Cut(tile, Blocking(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
 
 
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
-    """How a complete schedule does a convolution by minimal filtering."""
+    """Returns how a complete schedule does a convolution by minimal filtering."""
     names = ("lines", "splits", "groups")
     return winograd_plan.Plan(
         window, winograd_plan.Blocking(tile_of(unit, schedule), *(schedule[name] for name in names))
@@ -247,7 +247,7 @@ class Product:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         problem = self.problem
         words = ["product", f"{problem.batch}x{problem.rows}x{problem.depth}x{problem.columns}", self.streaming]
         words += [f"of {self.matrices}"] if self.matrices != problem.batch else []
@@ -257,15 +257,15 @@ class Product:
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         return self.problem.batch * self.problem.rows * self.problem.depth * self.problem.columns
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         return _blocked(self.problem, self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         yield from _blocked_candidates(self.problem, self.streaming, unit)
 
 
@@ -285,7 +285,7 @@ class Convolution:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         window = self.window
 
         def size(extents: Iterable[int]) -> str:
@@ -301,7 +301,7 @@ class Convolution:
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         window = self.window
         return window.result[0] * window.result[1] * window.pixels * window.depth
 
@@ -317,7 +317,7 @@ class Convolution:
         return product.Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         filtering = schedule.get("filtering", int(self.filterable))
         if filtering not in (0, 1) or filtering > self.filterable:
             raise ValueError(f"filtering = {filtering} is not possible")
@@ -328,7 +328,7 @@ class Convolution:
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
             yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.problem, "right", unit))
@@ -388,7 +388,7 @@ class TransposedConvolution:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
         words += [] if self.at_load else ["activations"]
         return " ".join([*words, *_dtype_word(self.dtype)])
@@ -401,15 +401,15 @@ class TransposedConvolution:
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         return self.problem.batch * self.problem.rows * self.problem.columns * self.problem.depth
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         return _blocked(self.problem, "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         yield from _blocked_candidates(self.problem, "right", unit)
 
 
@@ -441,7 +441,7 @@ class Attention:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
         words += [f"to {self.width}"] if self.width != self.channels else []
         words += [f"bias {self.bias}"] if self.bias else []
@@ -450,16 +450,16 @@ class Attention:
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
 
     def few(self, unit: VectorUnit) -> bool:
-        """Whether queries are so few that keys and values are better read as they lie than packed for them."""
+        """Returns whether queries are so few that keys and values are better read as they lie than packed for them."""
         whole = self.channels % unit.lanes == 0 and self.width % unit.lanes == 0
         return whole and 2 * self.queries <= unit.lanes and self.keys >= _LEAST_KEYS
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         if self.few(unit):
             _only(schedule, ("parts",))
             most = ceil_div(self.keys, _KEYS_OF_A_PART)
@@ -480,7 +480,7 @@ class Attention:
         }
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         if self.few(unit):
             yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
             return
@@ -502,7 +502,7 @@ class Attention:
                     }
 
     def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
-        """Tile of scores, keys × queries: the least work for this many queries, padding included."""
+        """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""
         accumulators = _accumulators(unit)
 
         def work(vectors: int) -> float:
@@ -514,7 +514,7 @@ class Attention:
         return Tile(max(1, min(12, accumulators // vectors)), vectors * unit.lanes, unit.lanes)
 
     def _output(self, unit: VectorUnit, columns: int) -> Tile:
-        """Tile of the result, queries × channels, with a whole number of them in a block of queries."""
+        """Chooses the tile of the result, queries × channels, so that a block of queries has whole tiles."""
         accumulators = _accumulators(unit)
 
         def cost(shape: tuple[int, int]) -> float:
@@ -529,7 +529,7 @@ class Attention:
 
 
 def _dtype_word(dtype: str) -> list[str]:
-    """What a key says of the element type: nothing of float32, so that databases without element types stay valid."""
+    """Returns a key's word for the element type: none for float32, as in databases without element types."""
     return [] if dtype == "float32" else [dtype]
 
 

@@ -37,7 +37,7 @@ _INFINITE = 0x7F800000
 
 
 def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
-    """The lowering of a convolution by minimal filtering."""
+    """Returns the lowering of a convolution by minimal filtering."""
     window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
 
@@ -74,7 +74,7 @@ def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
 
 
 def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
-    """U[place, panel, channel, filter within the panel], in fp64 and rounded once; zero beyond the last filter."""
+    """Builds U[place, panel, channel, filter within the panel], in fp64 and rounded once; zero beyond the last."""
     n, rows = plan.filtering.inputs, plan.blocking.tile.rows
     filters, channels = weight[:2]
     shape = (plan.places, plan.panels, channels, rows)
@@ -103,7 +103,7 @@ def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
 
 
 def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = "float32") -> Any:
-    """Σ factors[k] · value(k); one addition begins with each term whose factor is 1, if there is such a term."""
+    """Computes Σ factors[k] · value(k), beginning with a term whose factor is 1 if there is one."""
     terms = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
     total: Any = None
     for k in terms:
@@ -117,17 +117,17 @@ def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = 
 
 
 def _row(matrix: tirx.Buffer, row: int) -> Callable[[int], Any]:
-    """(column) → element of a row."""
+    """Returns (column) → element of a row."""
     return lambda column: matrix[row, column]
 
 
 def _taps(row: tirx.Buffer, lane: Any) -> Callable[[int], Any]:
-    """(column) → element of a row of vectors."""
+    """Returns (column) → element of a row of vectors."""
     return lambda column: row[column, lane]
 
 
 def _column(matrix: tirx.Buffer, column: int) -> Callable[[int], Any]:
-    """(row) → element of a column."""
+    """Returns (row) → element of a column."""
     return lambda row: matrix[row, column]
 
 

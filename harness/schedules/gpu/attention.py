@@ -111,7 +111,7 @@ class Layout:
 
 
 def layout_of(attention: Attention, tiling: Tiling) -> Layout:
-    """The shared memory of a block."""
+    """Returns the shared memory of a block."""
     channels = 4 * ceil_div(attention.channels, 4)
     width = 4 * tiling.columns * ceil_div(attention.width, 4 * tiling.columns)
     keys = tiling.queries * channels
@@ -121,7 +121,7 @@ def layout_of(attention: Attention, tiling: Tiling) -> Layout:
 
 
 def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
-    """A good way to divide the work; None if there is none for heads of this size.
+    """Returns a good way to divide the work; None if there is none for heads of this size.
 
     Args:
         attention: The problem.
@@ -156,7 +156,7 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
 
 
 def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -> tirx.PrimFunc:
-    """The kernel, see `kernel_of`."""
+    """Returns the kernel, see `kernel_of`."""
     tile = {"queries": tiling.queries, "keys": tiling.keys, "groups": tiling.groups, "threads": tiling.threads}
     return kernel_of(attention, operands, ATTENTION, tile, partial(_Emitter, attention, tiling))
 
@@ -164,7 +164,7 @@ def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -
 def kernel_of(
     attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Any]
 ) -> tirx.PrimFunc:
-    """A kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel].
+    """Returns a kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel].
 
     Args:
         attention: The problem.
@@ -198,7 +198,7 @@ def kernel_of(
 
 
 def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
-    """Parameters of a kernel."""
+    """Returns the parameters of a kernel."""
     result = (attention.batch, attention.queries, attention.heads, attention.width)
     return [
         *(
@@ -213,7 +213,7 @@ def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
 def masked(
     attention: Attention, bias: Any, place: Place, score: Any, query: Any, key: Any, queries: int, keys: int
 ) -> Any:
-    """The score of a query and a key with its bias; -inf where it is masked.
+    """Returns the score of a query and a key with its bias; -inf where it is masked.
 
     Args:
         attention: The problem.
@@ -240,7 +240,7 @@ def masked(
 
 
 def steps_of(attention: Attention, queries: int, keys: int, place: Place) -> Any:
-    """Steps over the keys that any query of a block sees.
+    """Returns the steps over the keys that any query of a block sees.
 
     Args:
         attention: The problem.

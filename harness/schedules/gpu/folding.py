@@ -31,7 +31,7 @@ _FINISHES = frozenset((*_UNARY, *BINARY, "relax.astype"))
 
 
 def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
-    """Whether computing an operand where it is loaded takes less time than a pass that reads and writes it.
+    """Returns whether computing an operand where it is loaded takes less time than a pass that reads and writes it.
 
     Args:
         folded: The operand.
@@ -42,7 +42,7 @@ def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
 
 
 def follow(folded: Folded, channels: int) -> bool:
-    """Whether an operand [batch, position, head, channel] can be loaded four channels at a time without a question."""
+    """Returns whether an operand [batch, position, head, channel] can be loaded four channels at a time."""
     analyzer = sym.Analyzer()
     place = [tirx.Var(name, "int32") for name in ("batch", "position", "head", "vector")]
     extents = (*folded.shape[:3], math.ceil(channels / 4))
@@ -87,7 +87,7 @@ class Operands:
         return tuple(found)
 
     def places(self, folded: Folded) -> list[int]:
-        """Which of the inputs an operand reads."""
+        """Returns which of the inputs an operand reads."""
         return [next(n for n, x in enumerate(self.inputs) if x.same_as(value)) for value in folded.inputs]
 
 
@@ -102,7 +102,7 @@ class Folding:
         self._scope = Scope(self.bindings, results=_finished_products(self.bindings), functions=functions)
 
     def operands(self, attention: relax.Var, item_bytes: int, turns: int) -> Operands:
-        """The operands of the attention bound to a variable.
+        """Returns the operands of the attention bound to a variable.
 
         Args:
             attention: The variable.
@@ -139,18 +139,18 @@ class Folding:
         return fold(replace(scope, results=scope.results | computed), value)
 
     def _inside(self, value: relax.Expr, folded: Folded) -> set[relax.Var]:
-        """Variables between an operand and what it reads from memory."""
+        """Returns the variables between an operand and what it reads from memory."""
         return set(between(self.bindings, value, folded.inputs))
 
     def _computes(self, scope: Scope, variable: relax.Var) -> bool:
-        """Whether a variable takes arithmetic, from what is in memory."""
+        """Returns whether a variable takes arithmetic, from what is in memory."""
         if is_call(self.bindings[variable], "relax.call_tir"):
             return True
         return isinstance(variable.ty, relax.TensorType) and fold(scope, variable).operations > 0
 
 
 def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:
-    """What products store: their sums, with what happens to those in the same kernel."""
+    """Returns what products store: their sums, with what happens to those in the same kernel."""
     found: set[relax.Var] = set()
     for variable, value in bindings.items():
         operands = value.args if is_call(value, *_FINISHES) else []

@@ -47,7 +47,7 @@ class Fold:
 
 
 def added(term: Callable[[Any, Any], Any]) -> Fold:
-    """The sum of a term of each element and its index."""
+    """Returns the sum of a term of each element and its index."""
     return Fold(0.0, lambda partial, value, k: partial + term(value, k), lambda a, b: a + b)
 
 
@@ -171,6 +171,6 @@ def store(condition: Any, buffer: tirx.Buffer, value: Any, index: Sequence[Any])
 
 
 def chunk_of(count: int, chunk: Any) -> tuple[Any, Any]:
-    """Where a chunk of a line begins, and how long it is: `CHUNK`, but for the last."""
+    """Returns where a chunk of a line begins, and how long it is: `CHUNK`, but for the last."""
     first = T.Bind(chunk * CHUNK)
     return first, CHUNK if count % CHUNK == 0 else T.Bind(T.min(CHUNK, count - first))

@@ -18,7 +18,7 @@ _LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGA
 
 
 def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass] = ()) -> tvm.transform.Pass:
-    """The pass for a GPU target.
+    """Returns the pass for a GPU target.
 
     Args:
         target: TVM's target, with its host.

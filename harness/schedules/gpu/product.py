@@ -42,7 +42,7 @@ class Product:
     """The rule for sums of products; it leaves to others a single sum, and few terms of single rows."""
 
     def apply(self, function: tirx.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
-        """The kernel as a schedule that is done; None if the function is no such sum."""
+        """Returns the kernel as a schedule that is done; None if the function is no such sum."""
         contraction = recognized(function)
         if contraction is None or _is_thin(contraction):
             return None
@@ -61,7 +61,7 @@ def _is_thin(contraction: Contraction) -> bool:
 
 
 def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx.PrimFunc:
-    """The sum of products as a function with its threads.
+    """Returns the sum of products as a function with its threads.
 
     Args:
         contraction: What is computed.
@@ -229,7 +229,7 @@ def _store(
 
 
 def _digits(thread: Any, across: int, down: int, split: int) -> tuple[Any, Any, Any]:
-    """A thread's place along columns, rows and groups."""
+    """Returns a thread's place along columns, rows and groups."""
     zero = tirx.const(0, "int32")
     return (
         thread % across if across > 1 else zero,

@@ -103,7 +103,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
 
     def _unexpanded(self, bias: relax.Expr) -> relax.Expr:
-        """What a bias was before it was broadcast, or reshaped to the shape that it had."""
+        """Returns what a bias was before it was broadcast, or reshaped to the shape that it had."""
         definition = self._definition(bias)
         if not is_call(definition, "relax.broadcast_to", "relax.reshape"):
             return bias

@@ -21,7 +21,7 @@ class Rule(Protocol):
     """A schedule rule, as DLight's are."""
 
     def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> Any:
-        """A schedule, several of which the first is taken, or None where the rule does not fit."""
+        """Returns a schedule, several of which the first is taken, or None where the rule does not fit."""
 
 
 class OuterLoops:
@@ -32,7 +32,7 @@ class OuterLoops:
     """
 
     def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, _tunable: bool) -> s_tir.Schedule:
-        """A schedule with every outer block on threads; TVM raises where that would be wrong."""
+        """Returns a schedule with every outer block on threads; TVM raises where that would be wrong."""
         schedule = s_tir.Schedule(function)
         threads = min(256, int(target.attrs["max_threads_per_block"]))
         for block in schedule.get_child_blocks(schedule.get_sblock("root")):
@@ -95,7 +95,7 @@ def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
 def schedule_kernel(
     name: str, function: tirx.PrimFunc, target: tvm.target.Target, rules: Sequence[Rule]
 ) -> tirx.PrimFunc:
-    """The kernel scheduled by the first rule that fits and neither crashes nor leaves loops outside of any thread.
+    """Schedules a kernel by the first rule that fits and neither crashes nor leaves loops outside of threads.
 
     Its facts name the rule, unless the rule attaches facts of its own, and every rule that crashed.
 
@@ -127,7 +127,7 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 
 def _launches_threads(statement: Any) -> bool:
-    """Whether the statement is written with its threads, as TVM's operators for GPUs are (scatter, sort)."""
+    """Returns whether the statement is written with its threads, as TVM's operators for GPUs are (scatter, sort)."""
     if isinstance(statement, s_tir.SBlockRealize):
         return _launches_threads(statement.block.body)
     if isinstance(statement, tirx.SeqStmt):

@@ -42,7 +42,7 @@ class Operand:
 
 
 def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
-    """An operand by its element, an expression of loop variables.
+    """Returns an operand by its element, an expression of loop variables.
 
     Args:
         element: The expression.
@@ -74,7 +74,7 @@ def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
 
 
 def _most_lanes() -> int:
-    """Of a vector: Metal's have four elements at most (Metal Shading Language Specification 2.2)."""
+    """Returns the longest vector's lanes: Metal's have four at most (Metal Shading Language Specification 2.2)."""
     target = tvm.target.Target.current(allow_none=True)
     return 4 if target is not None and str(target.kind.name) == "metal" else 8
 
@@ -118,7 +118,7 @@ class Stage:
         return ceil_div(self.slab * self.span // self.lanes, self.threads) * self.lanes
 
     def place(self, at: Any, term: Any) -> Any:
-        """Where an element lies in shared memory.
+        """Returns where an element lies in shared memory.
 
         Args:
             at: Row or column in the tile.
@@ -245,7 +245,7 @@ class Result:
 def launch_tiles(
     contraction: Contraction, height: int, width: int, threads: int
 ) -> Iterator[tuple[Any, tuple[Any, Any], Any]]:
-    """The body of a kernel whose blocks compute tiles of the result.
+    """Emits a kernel whose blocks compute tiles of the result.
 
     Yields:
         The product of the batch; first row and first column of the block's tile; the thread's index in the block.

@@ -62,7 +62,7 @@ class WarpTiling:
 
 
 def warp_tiling_of(attention: Attention) -> WarpTiling | None:
-    """How to divide the work; None for a few queries, keys or channels and for wide heads: the other kernel's."""
+    """Divides the work; None for few queries, keys or channels and for wide heads, which the other kernel takes."""
     extents = (attention.queries, attention.keys, attention.channels, attention.width)
     if attention.dtype not in fragments.SHORT or min(extents) < _ROWS or max(extents[2:]) > _WIDEST:
         return None
@@ -71,7 +71,7 @@ def warp_tiling_of(attention: Attention) -> WarpTiling | None:
 
 
 def warp_attention_kernel(attention: Attention, tiling: WarpTiling, operands: Operands) -> tirx.PrimFunc:
-    """The kernel, see `harness.schedules.gpu.attention.kernel_of`."""
+    """Returns the kernel, see `harness.schedules.gpu.attention.kernel_of`."""
     tile = {"queries": tiling.queries, "keys": tiling.keys, "threads": tiling.threads}
     return kernel_of(attention, operands, TENSOR_CORES, tile, partial(_Emitter, attention, tiling))
 

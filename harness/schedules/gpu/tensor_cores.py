@@ -68,14 +68,14 @@ TILES = (WarpTile(4, 2, 2, 4, rate=1.0), WarpTile(2, 2, 2, 2, rate=0.6))
 
 
 def fits(contraction: Contraction, target: Any) -> bool:
-    """Whether tensor cores are worth it: both operands of one half type, and two fragments of everything."""
+    """Returns whether tensor cores are worth it: both operands of one half type, and two fragments of everything."""
     types = {str(stored(side).ty) for side in (contraction.left, contraction.right)}
     extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
     return str(target.kind.name) == "cuda" and len(types) == 1 and types <= _HALVES and min(extents) >= 2 * _SIDE
 
 
 def choose_warp_tile(batch: int, rows: int, columns: int) -> WarpTile:
-    """The tile with the least work for the busiest multiprocessor."""
+    """Returns the tile with the least work for the busiest multiprocessor."""
 
     def cost(tile: WarpTile) -> float:
         blocks = batch * ceil_div(rows, tile.height) * ceil_div(columns, tile.width)

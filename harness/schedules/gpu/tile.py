@@ -70,7 +70,7 @@ class Tile:
         return 4 * (self.slab * sum(self.pitches) + self.rows * self.columns * self.threads)
 
     def blocks(self, batch: int, rows: int, columns: int) -> int:
-        """Blocks of a product."""
+        """Returns the blocks of a product."""
         return batch * math.ceil(rows / self.height) * math.ceil(columns / self.width)
 
 
@@ -86,7 +86,7 @@ _FEW = 8
 
 
 def choose_tile(batch: int, rows: int, columns: int, shared_bytes: int, threads: int) -> Tile:
-    """The tile of a product.
+    """Returns the tile of a product.
 
     Where there are few rows or columns, all of them are in each thread's tile: then memory is the limit, and many
     threads share the terms. Elsewhere it is the tile with the least work for the busiest multiprocessor.

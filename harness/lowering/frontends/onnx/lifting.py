@@ -92,7 +92,7 @@ class _Names:
         self._taken: set[str] = set()
 
     def valid(self, name: str) -> str:
-        """The name with other characters replaced, and a number behind it if it is taken."""
+        """Returns the name with other characters replaced, and a number behind it if it is taken."""
         base = re.sub(r"\W", "_", name, flags=re.ASCII)
         base = f"_{base}" if not base or base[0].isdigit() else base
         unique, number = base, 0

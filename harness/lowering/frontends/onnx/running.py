@@ -31,7 +31,7 @@ def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.I
 
 
 def run_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """`run_tvm` without a workaround; TVM's importer returns a single output without a tuple around it."""
+    """Runs without a workaround; TVM's importer returns a single output without a tuple around it."""
     import tvm
     from tvm import relax
 

@@ -39,7 +39,7 @@ _HOW_TO = """## Running a reproduction
 
 
 def render() -> str:
-    """The page's text."""
+    """Returns the page's text."""
     rows = [f"| [{defect.title}](#{_anchor(defect)}) | {defect.raw.symptom} | `{defect.where}` |" for defect in DEFECTS]
     table = "\n".join(["| defect | symptom | where |", "| --- | --- | --- |", *rows])
     return "\n".join([_INTRODUCTION, table, "", _HOW_TO, *(_section(defect) for defect in DEFECTS)])

@@ -60,12 +60,12 @@ def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.I
 
 
 def run_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """`run_tvm` without a workaround."""
+    """Exports, imports without a workaround, builds and runs."""
     return run_module(import_raw(module, args), [arg.numpy() for arg in args])
 
 
 def run_torch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """What PyTorch returns, as a list."""
+    """Returns what PyTorch returns, as a list."""
     with torch.no_grad():
         result = module(*args)
     return [output.numpy() for output in (result if isinstance(result, tuple | list) else (result,))]

@@ -34,7 +34,7 @@ _GATHERED = 16
 
 
 def resize_masks_module() -> tvm.IRModule:
-    """A module with the function `resize_masks` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
+    """Builds the function `resize_masks` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
 
     The function takes `masks`, logits fp32 [1, 200, 288, 288], `kept`, int64 [k], the numbers of some queries, and
     `like`, uint8 [h, w, 3], of which only the shape matters; it returns bool [k, h, w]. k may be zero. A number outside
@@ -72,7 +72,7 @@ def _positions(builder: relax.BlockBuilder, like: relax.Var, axis: int, size: ti
 
 
 def _table(axis: int) -> tirx.PrimFunc:
-    """Both neighbours int32 [2, n] of each output position in the small mask, and their weights fp32 [2, n]."""
+    """Returns both neighbours int32 [2, n] of each output position in the small mask, and their weights fp32 [2, n]."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
 
@@ -105,7 +105,7 @@ class Places:
 
 
 def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
-    """`compute_source_index_and_lambda` in PyTorch's `UpSample.h`, in its fp32.
+    """Computes what `compute_source_index_and_lambda` in PyTorch's `UpSample.h` does, in its fp32.
 
     Args:
         position: In the output.
@@ -124,7 +124,7 @@ def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
 
 
 def _kernel() -> tirx.PrimFunc:
-    """The masks bool [k, h, w], from the logits and the tables of both axes."""
+    """Returns the masks bool [k, h, w], from the logits and the tables of both axes."""
     count, height, width = (tirx.Var(name, "int64") for name in "khw")
 
     def body(
@@ -195,5 +195,5 @@ def _each(count: Any, lanes: int, body: Callable[[Any], None]) -> None:
 
 
 def mixed(first: Any, share: Any, second: Any, other: Any, fma: Fma = tirx.op.fma) -> Any:
-    """The mean of two values; PyTorch's compiled code rounds one product and then fuses, so does this."""
+    """Returns the mean of two values; PyTorch's compiled code rounds one product and then fuses, so does this."""
     return fma(first, share, second * other)

@@ -95,7 +95,7 @@ class EndToEndSource:
         self._last_half: tuple[Path, list[list[torch.Tensor]]] | None = None
 
     def answers(self, question: Question) -> Iterator[Answer]:
-        """Upstream's answers to one question: one for each text of a batch.
+        """Yields upstream's answers to one question: one for each text of a batch.
 
         Raises:
             HarnessError: If checkpoint, photograph or cache cannot be used.
@@ -121,7 +121,7 @@ class EndToEndSource:
             yield Answer(name, _raw(raw, index), _raw(raw_again, index), oracle, truth)
 
     def _raw(self, question: Question, first: Arrays, again: Arrays) -> tuple[Arrays, Arrays]:
-        """The raw outputs of two runs in the case's precision; `first` and `again` are those of fp32."""
+        """Returns the raw outputs of two runs in the case's precision; `first` and `again` are those of fp32."""
         by = self._reference
         if by.kind == _FP32.kind:
             return first, again
@@ -148,7 +148,7 @@ class EndToEndSource:
         return run_twice(run)
 
     def _half_features(self, image: Path) -> list[list[torch.Tensor]]:
-        """What `Encoding` makes of a photograph in the case's precision, in two runs."""
+        """Returns what `Encoding` makes of a photograph in the case's precision, in two runs."""
         import torch
 
         from harness.models.sam3.end_to_end.upstream import LEVELS, Encoding
@@ -214,18 +214,18 @@ class EndToEndSource:
 
 
 def _raw(arrays: Arrays, index: int) -> Arrays:
-    """The raw outputs for one text."""
+    """Returns the raw outputs for one text."""
     return {name: arrays[name][index : index + 1] for name in RAW}
 
 
 def _found(arrays: Arrays, size: tuple[int, int], index: int) -> Found:
-    """What is found for one text; arrays of a batch have one text after the other."""
+    """Returns what is found for one text; arrays of a batch have one text after the other."""
     rows = [_rows(arrays, name, size, index) for name in ("pixel_masks", "pixel_boxes", "scores")]
     return Found(arrays["queries"][index], *rows)
 
 
 def _rows(arrays: Arrays, name: str, size: tuple[int, int], index: int) -> npt.NDArray[Any]:
-    """The rows of one text's kept queries."""
+    """Returns the rows of one text's kept queries."""
     kept = arrays["queries"].sum(axis=1)
     array = arrays[name]
     if name in _BITS:
@@ -237,7 +237,7 @@ def _rows(arrays: Arrays, name: str, size: tuple[int, int], index: int) -> npt.N
 
 
 def _pixels(boxes: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """Normalized (cx, cy, w, h) [1, 200, 4] to (x0, y0, x1, y1) in pixels [200, 4]."""
+    """Converts normalized (cx, cy, w, h) [1, 200, 4] to (x0, y0, x1, y1) in pixels [200, 4]."""
     center, extent = boxes[0, :, :2], boxes[0, :, 2:]
     return np.concatenate([center - extent / 2, center + extent / 2], axis=1) * (*size, *size)
 
@@ -268,7 +268,7 @@ class _Answered:
 
 
 def decided(raw: Arrays, size: tuple[int, int]) -> Truth:
-    """What upstream's `Sam3Processor` finds, given raw outputs; to be used inside `upstream()`.
+    """Returns what upstream's `Sam3Processor` finds, given raw outputs; to be used inside `upstream()`.
 
     Args:
         raw: The outputs `RAW` of one answer, fp32.

@@ -26,7 +26,7 @@ class _Positive(torch.nn.Module):
 
 
 def _convert(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
-    """The bound comes first: TVM's maximum and minimum return their second operand where one is NaN."""
+    """Returns the bound comes first: TVM's maximum and minimum return their second operand where one is NaN."""
     from tvm import relax
 
     value, lowest, highest = [*inputs, None, None][:3]

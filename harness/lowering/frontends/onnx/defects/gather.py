@@ -21,7 +21,7 @@ class _Select(torch.nn.Module):
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Negative indices are counted from the front, at once where they are constants."""
+    """Makes negative indices count from the front, at once where they are constants."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Gather
 

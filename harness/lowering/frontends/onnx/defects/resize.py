@@ -31,7 +31,7 @@ def _image() -> tuple[torch.Tensor, ...]:
 
 
 def _positions(size: int, target: int, scale: float, mode: str) -> NDArray[Any]:
-    """Where each target pixel lies among the source's, as in ONNX's table of coordinate_transformation_mode."""
+    """Returns where each target pixel lies among the source's, as in ONNX's table of coordinate_transformation_mode."""
     place = np.arange(target, dtype=np.float64)
     if mode == "align_corners":
         return place * ((size - 1) / (target - 1) if target > 1 else 0.0)
@@ -45,7 +45,7 @@ def _positions(size: int, target: int, scale: float, mode: str) -> NDArray[Any]:
 
 
 def _linear_weights(size: int, target: int, scale: float, mode: str, antialias: bool) -> NDArray[Any]:
-    """Weights [target, size] of the triangle filter; with antialias as wide as a target pixel, where that is wider.
+    """Returns the weights [target, size] of the triangle filter, which antialias makes as wide as a target pixel.
 
     At the border, taps outside the image are left out with antialias, and are the border's pixel without it.
     """
@@ -63,7 +63,7 @@ def _linear_weights(size: int, target: int, scale: float, mode: str, antialias: 
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Linear interpolation as two products with matrices where TVM's operator would be wrong; else TVM's."""
+    """Interpolates by two products with matrices where TVM's operator would be wrong, and by TVM's elsewhere."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Resize
 

@@ -21,7 +21,7 @@ class _Put(torch.nn.Module):
 
 
 def _from_the_front(indices: relax.Expr, extents: list[int]) -> relax.Expr:
-    """Indices [..., axes] with negative ones counted from the end of their axis."""
+    """Returns the indices [..., axes] with negative ones counted from the end of their axis."""
     from tvm import relax
 
     dtype = str(indices.ty.dtype)

@@ -27,7 +27,7 @@ class _Put(torch.nn.Module):
 
 
 def _from_the_front(index: Any, size: int, emit: Any) -> Any:
-    """Index tensor with `size` added to negative entries."""
+    """Returns the index tensor with `size` added to negative entries."""
     from tvm import relax
 
     dtype = index.ty.dtype.dtype
@@ -43,7 +43,7 @@ def _indexed_axes(node: Node, indices: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _convert_index(node: Node, importer: Any) -> Any:
-    """As in NumPy: index tensors are broadcast and zipped; their dimensions come in their place, or first if apart."""
+    """Indexes as NumPy does: index tensors are zipped; their dimensions come in their place, or first if apart."""
     from tvm import relax
 
     emit = importer.block_builder.emit

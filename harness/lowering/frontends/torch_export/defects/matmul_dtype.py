@@ -26,7 +26,7 @@ def _double(*shape: int) -> torch.Tensor:
 
 
 def _matmul(importer: Any, node: Node, a: Node, b: Node) -> Any:
-    """In the result's dtype; half precision is summed in float32, as TVM's importer does, and rounded once."""
+    """Multiplies in the result's dtype; half precision is summed in float32, as in TVM's importer, and rounded once."""
     from tvm import relax
 
     dtype = value_of(node).dtype

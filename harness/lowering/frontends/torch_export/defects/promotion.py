@@ -86,7 +86,7 @@ def _mask() -> torch.Tensor:
 
 
 def _cast(operand: Any, dtype: torch.dtype, before: Node) -> Any:
-    """A tensor as `dtype`, a Python number as the Python type that stands for it."""
+    """Returns a tensor as `dtype`, a Python number as the Python type that stands for it."""
     if isinstance(operand, Node):
         return (
             operand

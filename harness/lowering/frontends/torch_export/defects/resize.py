@@ -28,7 +28,7 @@ def _image() -> tuple[torch.Tensor, ...]:
 
 
 def _nearest_sources(size: int, target: int, factor: float | None) -> NDArray[Any]:
-    """Index of the pixel that PyTorch takes for each target: floor(target · scale), the scale rounded to float32 first.
+    """Returns the source pixel of each target pixel: floor(target · scale), with the scale rounded to float32 first.
 
     Source: `nearest_neighbor_compute_source_index` in ATen/native/UpSample.h; the scale is 1/factor where one is given.
     """
