@@ -82,7 +82,7 @@ def explain_request(request: tuple[Case, Path | None], announce: Callable[[str],
 
 
 def render(explanation: Explanation) -> Any:
-    """Returns a table for the terminal (rich): operators of one kind, lowered the same way, on one line."""
+    """Makes a table for the terminal (rich), with operators of one kind that are lowered alike on one line."""
     from rich.table import Table
     from rich.text import Text
 

@@ -33,7 +33,7 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Returns everything that there is to tell about this machine and this installation."""
+    """Examines this machine and this installation."""
     versions = installed_versions()
     findings = [*_machine(), *_versions(versions)]
     bad = known_bad(versions)
@@ -92,7 +92,7 @@ def _named(name: str, versions: Mapping[str, str]) -> str:
 
 
 def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]]) -> list[Finding]:
-    """Returns what `tell` makes of the answer of a probe in a worker, or the one problem that the probe died.
+    """Runs a probe in a worker; returns what `tell` makes of its answer, or the problem that it died.
 
     Args:
         topic: Of the problem.

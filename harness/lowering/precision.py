@@ -162,7 +162,7 @@ class _Lowering:
         self._casts: dict[relax.Var, relax.Expr] = {}
 
     def function(self) -> relax.Function:
-        """Returns the function with half operands."""
+        """Writes the function anew, with half operands."""
         from tvm import relax
 
         for position, parameter in enumerate(self._function.params):

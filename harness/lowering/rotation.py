@@ -34,7 +34,7 @@ class Rotation:
     together: Together | None = None
 
     def both(self, q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the queries [B, heads, L, D] and keys [B, heads, repeat·L, D], rotated."""
+        """Rotates queries [B, heads, L, D] and keys [B, heads, repeat·L, D]."""
         if self.together is not None:
             return self.together(q, k, tables, repeat)
         return self.rotate(q, tables, 1), self.rotate(k, tables, repeat)

@@ -111,7 +111,7 @@ class _UnderAutocast(torch.nn.Module):
 def half_reference(
     module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequence[str], precision: Precision
 ) -> Arrays:
-    """Returns the outputs of a module under autocast, as float32.
+    """Runs a module under autocast; returns its outputs as float32.
 
     Args:
         module: As for `harness.parity.oracle.reference`, in fp32; it stays as it is.

@@ -136,7 +136,7 @@ def _canonical(key: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path, tag: str) -> dict[str, Array] | None:
-    """Returns the entry, or None if there is none or it is corrupt: then it is thrown away, with a warning."""
+    """Reads the entry; None if there is none or it is corrupt, in which case it is deleted with a warning."""
     try:
         arrays = read_arrays(path, tag)
     except FileNotFoundError:

@@ -64,12 +64,12 @@ def is_exact(dtype: np.dtype[Any]) -> bool:
 
 
 def _flat(array: Array) -> Array:
-    """Returns one dimension, C order; a view wherever the memory allows it."""
+    """Flattens in C order; the result is a view wherever the memory allows it."""
     return array.reshape(-1)
 
 
 def _wide(chunk: Array) -> Array:
-    """Returns the chunk in float64, or complex128 if it is complex; booleans, bfloat16 and friends included."""
+    """Converts a chunk of any dtype to float64, or to complex128 if it is complex."""
     wide: Array = chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
     return wide
 

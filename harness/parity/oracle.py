@@ -185,12 +185,12 @@ def _named(outputs: Any, names: Sequence[str]) -> dict[str, Array]:
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    """Returns a copy: an output may be a view of an input, of a weight or of another output."""
+    """Copies a tensor: an output may be a view of an input, of a weight or of another output."""
     return np.array(tensor.detach().resolve_conj().resolve_neg().numpy(), order="C")
 
 
 def _wide_array(array: Array) -> Array:
-    """Returns an output that no operator touched (an input or weight handed through) is still narrow."""
+    """Widens an output that no operator touched: an input or weight that was handed through."""
     if array.dtype.kind in "biu":
         return array
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)

@@ -50,7 +50,7 @@ def shared(part: nn.Module, cache: ArrayCache, key: Mapping[str, Any]) -> Iterat
 
 
 def _kept(outputs: Sequence[Tensor]) -> dict[str, Array]:
-    """Returns the outputs as they lie in memory: what reads them may choose its algorithm by that."""
+    """Keeps outputs as they lie in memory, by which later operators may choose their algorithm."""
     kept: dict[str, Array] = {}
     for number, tensor in enumerate(outputs):
         order = np.argsort(np.negative(tensor.stride()), kind="stable").tolist()

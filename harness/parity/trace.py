@@ -15,7 +15,7 @@ RunModule = Callable[["torch.nn.Module", "Sequence[torch.Tensor]", Sequence[str]
 
 
 def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> Arrays:
-    """Returns the outputs of a trace of PyTorch modules, each call on what the same run made before.
+    """Runs a trace of PyTorch modules, each call on what the same run made before.
 
     Args:
         programs: By name.

@@ -41,7 +41,7 @@ def answer_and_end(folder: Path) -> NoReturn:
 
 
 def named(function: str) -> Callable[..., Any]:
-    """Returns the function that `module:name` names."""
+    """Imports the function that `module:name` names."""
     module, _, name = function.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found

@@ -153,7 +153,7 @@ class Artifact:
 
 
 def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Device) -> list[Any]:
-    """Returns the named weights as tensors of the device; of what was copied there, nothing stays in this process."""
+    """Copies the named weights to the device, and frees the memory in this process that they were read from."""
     tensors = [to_device(weights.tensors[name], device, weights.dtypes[name]) for name in names]
     if device.type != "cpu":
         weights.release()

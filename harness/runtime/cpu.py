@@ -123,7 +123,7 @@ def architecture() -> str:
 
 
 def normalized(machine: str) -> str:
-    """Returns the one name of an architecture that systems and compilers call by several."""
+    """Returns one name for an architecture that systems and compilers call by several."""
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
 
 

@@ -127,7 +127,7 @@ def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path, 
 def _packed_modules(
     tvm_target: tvm.target.Target, device_code: DeviceCode, module: Any, _system: bool, _prefix: str, folder: str
 ) -> str:
-    """Returns an assembler file of all that the library embeds, with other code for the device than TVM puts there.
+    """Writes an assembler file of all that the library embeds, with the target's own code for the device.
 
     The arguments from the module on are those of `export_library`'s `fpack_imports`.
     """

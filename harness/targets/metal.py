@@ -46,7 +46,7 @@ def install_completion() -> None:
 
 
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """Returns the GPU targets' passes, and constants that Metal's compiler reads as they are."""
+    """Returns the GPU targets' passes, and one that makes Metal's compiler read constants exactly."""
     from harness.schedules.gpu.pipeline import gpu_pipeline
 
     return gpu_pipeline(target, finish=[exact_constants()])
@@ -65,7 +65,7 @@ def compile_problem() -> str | None:
 
 
 def examine(source: str, threads: Mapping[str, int], _target: tvm.target.Target) -> tuple[Kernel, ...]:
-    """Returns what the kernels use; RuntimeError for one that clang rejects or that no Apple GPU would take."""
+    """Examines the kernels; RuntimeError for one that clang rejects or that no Apple GPU would take."""
     return check_metal(completed(source), threads)
 
 

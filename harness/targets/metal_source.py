@@ -26,13 +26,13 @@ _WIDE_ATOMIC = re.compile(r"\batomic(?:_u?long|\s*<\s*(?:u?long|u?int64_t)\s*>)"
 
 
 def split_kernels(source: str) -> dict[str, str]:
-    """Returns the source of each kernel by its name; TVM writes them one after the other, each as a file of its own."""
+    """Splits the source by kernel; TVM writes the kernels one after the other, each as a file of its own."""
     parts = re.split(r"^// Function: (\S+)$", source, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def as_cpp(kernel: str) -> str:
-    """Returns a kernel as C++ over `headers/metal_stdlib`.
+    """Translates a kernel to C++ over `headers/metal_stdlib`.
 
     C++ writes the constructor of a vector type as a function, and arrays that outlive the function as static.
     """
@@ -41,7 +41,7 @@ def as_cpp(kernel: str) -> str:
 
 
 def one_file(kernels: Mapping[str, str]) -> str:
-    """Returns one C++ file of all kernels, in which messages name the kernel in place of a file."""
+    """Joins all kernels in one C++ file, in which messages name the kernel in place of a file."""
     parts = (
         f'#define __TVMArgUnion ArgUnionOf_{name}\n#line 1 "{name}"\n{as_cpp(text)}\n#undef __TVMArgUnion\n'
         for name, text in kernels.items()

@@ -54,20 +54,20 @@ class Reader:
         return part
 
     def count(self) -> int:
-        """Returns a 64-bit number."""
+        """Reads a 64-bit number."""
         (value,) = struct.unpack("<Q", self.take(8))
         return int(value)
 
     def sized(self) -> bytes:
-        """Returns the bytes with their number before them."""
+        """Reads bytes with their number before them."""
         return self.take(self.count())
 
     def text(self) -> str:
-        """Returns a string."""
+        """Reads a string."""
         return self.sized().decode()
 
     def launches(self) -> tuple[Launch, ...]:
-        """Returns the kernels of a device module, by name."""
+        """Reads the kernels of a device module, by name."""
         return tuple({self.text(): self._launch() for _ in range(self.count())}.values())
 
     def _launch(self) -> Launch:
@@ -80,12 +80,12 @@ class Reader:
 
 
 def sized(data: bytes) -> bytes:
-    """Returns the bytes as `Reader.sized` reads them."""
+    """Writes bytes as `Reader.sized` reads them."""
     return struct.pack("<Q", len(data)) + data
 
 
 def with_modules(embedded: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
-    """Returns what a library embeds, with other bytes for its modules.
+    """Replaces the bytes of the modules in what a library embeds.
 
     Args:
         embedded: The content of the symbol `EMBEDDED`: its own length, which module imports which (two
@@ -108,7 +108,7 @@ def with_modules(embedded: bytes, change: Callable[[str, bytes], bytes]) -> byte
 
 
 def with_code(saved: bytes, make: Callable[[str, bytes], tuple[str, bytes]]) -> bytes:
-    """Returns a CUDA module, as a library carries it, with other code for the same kernels.
+    """Replaces the code of a CUDA module, as a library carries it, by other code for the same kernels.
 
     Args:
         saved: Format (`cuda` for source, `cubin`, `fatbin`), launches, code.

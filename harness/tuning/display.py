@@ -40,7 +40,7 @@ class Budget:
 
     @classmethod
     def of(cls, minutes: float | None, trials: int | None) -> Budget:
-        """Returns the budget of a search that begins now; without any limit it gets ten minutes."""
+        """Makes the budget of a search that begins now; without any limit it gets ten minutes."""
         return cls(_DEFAULT_MINUTES if minutes is None and trials is None else minutes, trials)
 
     @property
@@ -96,7 +96,7 @@ def print_line(console: Console, text: str) -> None:
 
 
 def format_duration(seconds: float) -> str:
-    """Returns a duration in nine characters at most: in microseconds, milliseconds or seconds."""
+    """Writes a duration in nine characters at most: in microseconds, milliseconds or seconds."""
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{1000 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.1f} us"

@@ -60,7 +60,7 @@ def tasks_of(module: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
 
 
 def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
-    """Returns the tasks of several modules, each of which runs once.
+    """Merges the tasks of several modules, each of which runs once.
 
     Args:
         groups: The tasks of each module.
@@ -180,7 +180,7 @@ _LOAD = "main_transform_params"
 
 
 def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tuple[tuple[Step, ...], list[int]]:
-    """Returns a function as a list of calls.
+    """Lists the calls of a function.
 
     Args:
         function: A function that only calls compiled functions.

@@ -57,7 +57,7 @@ def show(
 
 
 def line(result: Result) -> str:
-    """Returns one finished case: whether it is as expected, how it ended, how accurate it was and how long it took."""
+    """Describes a finished case: whether it is as expected, how it ended, how accurate it was, how long it took."""
     outcome = result.outcome
     mark = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[yellow]–[/yellow]"}[result.expected]
     status = f"{outcome.status.value.replace('_', ' ')} at {outcome.stage}"

@@ -157,7 +157,7 @@ def libraries_loaded() -> Template:
 
 
 def outcome_of(ended: WorkerResult) -> Outcome:
-    """Returns what became of a case, also if its process did not live to say so."""
+    """Returns the outcome of a case, also where its process died before it could tell."""
     if ended.kind is WorkerEnd.OK:
         outcome: Outcome = ended.value
         return replace(outcome, peak_rss_bytes=ended.peak_rss_bytes)
@@ -166,7 +166,7 @@ def outcome_of(ended: WorkerResult) -> Outcome:
 
 
 def _seconds(ended: WorkerResult) -> dict[str, float]:
-    """Returns the time of each stage that was left again, by the breadcrumbs."""
+    """Computes the time of each finished stage from the breadcrumbs."""
     seconds: dict[str, float] = {}
     for crumb, following in zip(ended.breadcrumbs, ended.breadcrumbs[1:], strict=False):
         seconds[crumb.stage] = seconds.get(crumb.stage, 0.0) + following.seconds - crumb.seconds
@@ -174,7 +174,7 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
 
 
 def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
-    """Returns what a command that reproduces a case needs besides the case's own flags."""
+    """Returns the flags that reproduce a case, besides the case's own."""
     flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
     if settings.checkpoint is not None:
         flags += ("--checkpoint", _from_here(settings.checkpoint))
@@ -198,7 +198,7 @@ def _from_here(path: Path) -> str:
 
 
 def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:
-    """Returns what `sam3-tvm verify` ends with: 0 if nothing is wrong, 1 otherwise.
+    """Returns the exit code of `sam3-tvm verify`: 0 if nothing is wrong, 1 otherwise.
 
     A case that was compiled and that nothing here can run is not wrong, whatever its target, unless the target is
     required, which takes a device and no emulation. A run that could not even compile anything has shown nothing, which

@@ -22,7 +22,7 @@ class DeviceModule:
 
 
 def read_device_module(kind: str, data: bytes) -> DeviceModule:
-    """Returns the module that was saved for `cuda` or `metal`.
+    """Reads the module that was saved for `cuda` or `metal`.
 
     Raises:
         RuntimeError: It was saved as machine code, which only the device runs.

@@ -151,7 +151,7 @@ def _entry(artifact: Artifact, entry: str, tensors: Sequence[Any]) -> Sequence[A
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Returns an array of a file's bytes; what is written to it stays in this process."""
+    """Maps a file as an array; what is written to it stays in this process."""
     if not path.stat().st_size:
         return np.empty(shape, dtype)
     array: npt.NDArray[Any] = np.memmap(path, dtype, "c", shape=shape or (1,)).view(np.ndarray).reshape(shape)

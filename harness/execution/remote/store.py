@@ -42,7 +42,7 @@ class Store:
         return self.folder / digest
 
     def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Returns which of these files, sizes by digest, are not here; the others count as just used."""
+        """Returns the digests of those files that are not here; the others count as just used."""
         absent = []
         for digest, size in sizes.items():
             path = self.path(digest)

@@ -83,7 +83,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, repeat
 
 
 def convert(node: Node, importer: Any) -> Expr:
-    """Returns the operator as one Relax call of a function with TVM's rotation inside."""
+    """Converts the operator to one Relax call of a function with TVM's rotation inside."""
     from tvm import relax
 
     emit = importer.block_builder.emit

@@ -66,7 +66,7 @@ def axial_tables(
     offset: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the cosines and sines of two-dimensional axial RoPE, without complex numbers.
+    """Computes cosines and sines of two-dimensional axial RoPE, without complex numbers.
 
     Pair j of the first half of a head turns by x·theta^(−4j/D), pair j of the second half by y·theta^(−4j/D), where
     token t stands at x = (t mod width)·scale + offset, y = (t div width)·scale + offset.

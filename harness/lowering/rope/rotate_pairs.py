@@ -55,7 +55,7 @@ def rotate(q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int = 1) ->
 
 
 def convert(node: Node, importer: Any) -> relax.Expr:
-    """Returns the operator as one Relax call of the kernel."""
+    """Converts the operator to one Relax call of the kernel."""
     from tvm import relax
 
     tokens, cos, sin = node.args

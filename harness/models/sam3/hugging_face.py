@@ -179,7 +179,7 @@ def is_hugging_face(names: Collection[str]) -> bool:
 
 
 def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a file in Transformers' layout as upstream's image model names and shapes them.
+    """Converts the tensors of a file in Transformers' layout to upstream's names and shapes.
 
     Formulas and the tracker are left out. What the layout does not have, or has in part (queries without keys), keeps
     its name; three parts that do not fit together give the first of them, whose shape nothing accepts.
@@ -238,7 +238,7 @@ def _restored(ours: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of upstream's image model as Transformers' `Sam3Model` names and shapes them.
+    """Converts the tensors of upstream's image model to the names and shapes of Transformers' `Sam3Model`.
 
     What has no place in the layout is left out: formulas, `POINTS`, `NOT_CONVERTED`, the class token's position.
 

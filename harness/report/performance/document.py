@@ -69,7 +69,7 @@ def best_side(measurements: Iterable[Measurement]) -> str:
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Returns where the median of what the samples are drawn from is, whatever its distribution.
+    """Computes an interval for the median of the distribution, whatever it is, that the samples are drawn from.
 
     Two order statistics, as far inside as the binomial distribution of samples below the median allows (the interval
     that inverts the sign test); None if even the extremes are not sure enough, which takes six samples.
@@ -212,7 +212,7 @@ class Share:
 
 
 def shares(kernels: Sequence[KernelTime], top: int = TOP_KERNELS) -> list[Share]:
-    """Returns the kernels that take longest, longest first, and all others in one line; kernels of one name are one."""
+    """Returns the longest kernels, longest first, and the rest in one; kernels of one name are added up."""
     merged: dict[str, list[KernelTime]] = {}
     for kernel in kernels:
         merged.setdefault(kernel.name, []).append(kernel)
@@ -341,7 +341,7 @@ class Section:
 
 
 def build_sections(files: Sequence[ResultFile]) -> list[Section]:
-    """Returns one for each machine and number of threads, in the order in which they appear."""
+    """Builds one section for each machine and number of threads, in the order in which they appear."""
     keys: dict[str, None] = {}
     for file in files:
         keys |= dict.fromkeys(map(_key, file.measurements)) | dict.fromkeys(map(_key, file.kernels))

@@ -13,7 +13,7 @@ _MOST_NAMES = 6
 
 
 def told(found: Ratio, as_gain: bool = False) -> str:
-    """Returns a ratio with its interval: 2.41 (2.38–2.46)."""
+    """Writes a ratio with its interval: 2.41 (2.38–2.46)."""
     text = gain if as_gain else factor
     interval = "" if found.low is None or found.high is None else f" ({text(found.low)}–{text(found.high)})"
     if as_gain:
@@ -22,7 +22,7 @@ def told(found: Ratio, as_gain: bool = False) -> str:
 
 
 def bar(value: float, as_gain: bool) -> str:
-    """Returns what a goal asks for: 1.2, or 10 %."""
+    """Writes what a goal asks for: 1.2, or 10 %."""
     return f"{100 * (value - 1):.0f} %" if as_gain else f"{value:g}"
 
 
@@ -38,7 +38,7 @@ def verdict(result: GoalResult) -> str:
 
 
 def sentence(result: GoalResult) -> str:
-    """Returns what is reached of a goal and what is not, in plain words."""
+    """Says what is reached of a goal and what is not."""
     goal, count = result.goal, len(result.values)
     if not count:
         reasons = dict.fromkeys(result.missing.values())
@@ -70,7 +70,7 @@ def sentence(result: GoalResult) -> str:
 
 
 def headline(section: Section) -> str:
-    """Returns the whole section in one line."""
+    """Says the whole section in one line."""
     results = [result for result in section.goals if result.reached is not None]
     missed = [result for result in results if not result.reached]
     noisy = [result for result in results if result.reached and result.noisy]
@@ -86,7 +86,7 @@ def headline(section: Section) -> str:
 
 
 def speedup_title(section: Section) -> str:
-    """Returns how the components compare with PyTorch."""
+    """Says how the components compare with PyTorch."""
     side = best_side(section.components)
     found = {section.names[m]: r for m in section.components if (r := ratio(m, PYTORCH, side))}
     faster = [name for name, value in found.items() if value.value > 1]
@@ -101,7 +101,7 @@ def speedup_title(section: Section) -> str:
 
 
 def latency_title(measurements: Sequence[Measurement], what: str) -> str:
-    """Returns what tuning changes."""
+    """Says what tuning changes."""
     gains = [r.value for m in measurements if (r := ratio(m, UNTUNED, TUNED))]
     if not gains:
         parts = [m.ours.median / m.sides[PYTORCH].median for m in measurements]
@@ -114,7 +114,7 @@ def latency_title(measurements: Sequence[Measurement], what: str) -> str:
 
 
 def roofline_title(section: Section) -> str:
-    """Returns how near the peak the groups that take most of the time are."""
+    """Says how near the peak the groups are that take most of the time."""
     compute = [group for group in group_rates(section.kernels) if group.bound == "compute"]
     if not compute:
         return "Kernels of the components against the machine's measured limits"
@@ -124,7 +124,7 @@ def roofline_title(section: Section) -> str:
 
 
 def component_roofline_title(measurements: Sequence[Measurement]) -> str:
-    """Returns how near the peak what multiplies is, within the components; each kernel counts by its time."""
+    """Says how near the peak the multiplying kernels of the components are, weighted by their times."""
     seconds = at_peak = 0.0
     for measurement in measurements:
         for kernel in measurement.kernels:
@@ -137,7 +137,7 @@ def component_roofline_title(measurements: Sequence[Measurement]) -> str:
 
 
 def kernels_title(measurements: Sequence[Measurement]) -> str:
-    """Returns how much of the time the kernels that are longest take, and of which side."""
+    """Says which share of the time the longest kernels take, and on which side."""
     first = [found[0].share for m in measurements if (found := shares(m.kernels))]
     sides = " and ".join(dict.fromkeys(LABELS.get(m.profiled, m.profiled) for m in measurements))
     least, most = percent(min(first)), percent(max(first))
@@ -146,7 +146,7 @@ def kernels_title(measurements: Sequence[Measurement]) -> str:
 
 
 def peers_title(section: Section) -> str:
-    """Returns how often ours is the faster one."""
+    """Says how often ours is the faster one."""
     wins, total = 0, 0
     for measurement in section.measurements:
         ours = measurement.ours

@@ -22,22 +22,22 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Returns a share: 82 %; small ones with a decimal."""
+    """Writes a share as per cent: 82 %; small ones with a decimal."""
     if share is None:
         return NOT_APPLICABLE
     return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
 
 
 def giga(value: float | None) -> str:
-    """Billions: 511."""
+    """Writes billions: 511."""
     return NOT_APPLICABLE if value is None else decimals(value / 1e9)
 
 
 def factor(value: float) -> str:
-    """Returns a ratio with two decimals below 10, one above: 2.41, 12.3."""
+    """Writes a ratio with two decimals below 10 and one above: 2.41, 12.3."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
 def gain(value: float) -> str:
-    """Returns a ratio as per cent above 1: +4.2 %."""
+    """Writes a ratio as per cent above 1: +4.2 %."""
     return f"{100 * (value - 1):+.1f} %".replace("-", "−")

@@ -44,7 +44,7 @@ def render_page(
     files: Sequence[ResultFile],
     tuning: Tuning | None = None,
 ) -> str:
-    """Returns the Markdown.
+    """Renders the Markdown.
 
     Args:
         sections: One for each machine.
@@ -89,12 +89,12 @@ def render_page(
 
 
 def told_ratio(found: Any) -> str:
-    """Returns a ratio with its interval."""
+    """Writes a ratio with its interval."""
     return NOT_APPLICABLE if found is None else findings.told(found)
 
 
 def told_gain(found: Any) -> str:
-    """Returns a ratio as per cent above 1, with its interval."""
+    """Writes a ratio as per cent above 1, with its interval."""
     return NOT_APPLICABLE if found is None else findings.told(found, as_gain=True)
 
 

@@ -257,7 +257,7 @@ class ResultFile:
 
 
 def read_results(paths: Sequence[Path]) -> list[ResultFile]:
-    """Returns all files, in the order given.
+    """Reads all files, in the order given.
 
     Raises:
         HarnessError: There is none, one cannot be read or is not of the suites, or one is named twice.
@@ -274,7 +274,7 @@ def read_results(paths: Sequence[Path]) -> list[ResultFile]:
 
 
 def read_result(path: Path) -> ResultFile:
-    """Returns one file.
+    """Reads one file.
 
     Raises:
         HarnessError: It is missing, not JSON, not of pytest-benchmark, or holds nothing of the suites.
@@ -325,7 +325,7 @@ class _Fields:
         return value
 
     def perhaps(self, key: str) -> float | None:
-        """Returns a number that may be missing, null, NaN or `n/a`."""
+        """Reads a number that may be missing, null, NaN or `n/a`; None then."""
         value = self.data.get(key)
         if value in (None, "n/a") or (isinstance(value, float) and math.isnan(value)):
             return None
@@ -479,7 +479,7 @@ def _memory(fields: _Fields) -> Memory:
 
 
 def _check_ratios(extra: _Fields, sides: Mapping[str, Side]) -> None:
-    """Ratios in the file are those of its medians."""
+    """Checks that the ratios in the file are those of its medians."""
     ratios = _Fields(extra.inner_or_nothing("ratios"), f"`ratios` of {extra.where}")
     for key in ratios.data:
         over, _, under = key.partition("_over_")

@@ -109,7 +109,7 @@ class Result:
 
     @classmethod
     def of(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
-        """Returns the result of holding the outcome to its expectation."""
+        """Holds the outcome to its expectation."""
         checked = check(case, outcome, expectation)
         expected = None if checked.kind is CheckKind.SKIPPED else checked.kind is CheckKind.AS_EXPECTED
         return cls(case, outcome, expected, checked.sentence, expectation.why if expectation else "")
@@ -131,7 +131,7 @@ def build_report(
     flags: Sequence[str] = (),
     created: datetime | None = None,
 ) -> dict[str, Any]:
-    """Returns the report as JSON-able data."""
+    """Builds the report as JSON-able data."""
     moment = (created or datetime.now(UTC)).astimezone(UTC)
     return {
         "schema": SCHEMA,
@@ -163,12 +163,12 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def number(value: float | str | None) -> float:
-    """Returns a metric of the JSON as a float: null is NaN, "inf" and "-inf" are the infinities."""
+    """Reads a metric of the JSON as a float: null is NaN, "inf" and "-inf" are the infinities."""
     return math.nan if value is None else float(value)
 
 
 def jsonable(value: float) -> float | str | None:
-    """Returns the reverse of `number`."""
+    """Writes a float as `number` reads it."""
     if math.isnan(value):
         return None
     return str(value) if math.isinf(value) else value
@@ -204,7 +204,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _kernels(kernels: Sequence[Kernel]) -> dict[str, list[list[Any]]]:
-    """Returns the kernels by architecture; samples of a component have many in common, which are listed once."""
+    """Groups kernels by architecture; samples of a component share many, which are listed once."""
     rows: dict[str, dict[tuple[Any, ...], None]] = {}
     for kernel in kernels:
         row = tuple(getattr(kernel, column) for column in KERNEL_COLUMNS)

@@ -113,7 +113,7 @@ def _shape(value: relax.Expr) -> tuple[int, ...] | None:
 
 
 def stored(value: relax.Expr) -> Folded:
-    """Returns a tensor that is read from memory as it is."""
+    """Makes the function of a tensor that is read from memory as it is."""
     return Folded((value,), static_shape(value, None) or (), lambda reader, at: _load(reader.buffers[0], at))
 
 
@@ -257,7 +257,7 @@ def _stack(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | Non
 
 
 def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
-    """Returns the tensors of a tuple, a few at most."""
+    """Follows the tensors of a tuple, a few at most."""
     fields = scope.definition(value.args[0])
     if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
         return None
@@ -267,7 +267,7 @@ def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
 
 
 def _beside(parts: Sequence[Folded], shape: tuple[int, ...], axis: int) -> Folded:
-    """Returns the tensors one after the other along an axis."""
+    """Concatenates tensors along an axis."""
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
     inputs, placed = _joined(parts)
 

@@ -38,7 +38,7 @@ def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int,
 def call(
     builder: relax.BlockBuilder, name: str, function: tirx.PrimFunc, arguments: Sequence[relax.Expr]
 ) -> relax.Expr:
-    """Returns a call of a kernel whose last parameter is its result; identical kernels share one function."""
+    """Emits a call of a kernel whose last parameter is its result; identical kernels share one function."""
     result = function.params[-1]
     variable = builder.add_func(function, name)
     ty = relax.TensorType([int(extent) for extent in result.shape], str(result.dtype))
@@ -51,7 +51,7 @@ def default(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
 
 
 def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-    """Returns the value under another shape; no copy where TVM can see that (`RewriteDataflowReshape`)."""
+    """Reshapes the value; TVM makes no copy where it sees that (`RewriteDataflowReshape`)."""
     if static_shape(value) == tuple(shape):
         return value
     return bb.emit(bb.call_te(topi.reshape, value, list(shape)))
@@ -66,7 +66,7 @@ class Facts:
 
 
 def facts_of(function: relax.Function) -> Facts:
-    """Returns what is bound in a function, and who reads it."""
+    """Collects what is bound in a function, and who reads it."""
     facts = Facts()
     _Collector(facts).visit_expr(function)
     return facts

@@ -61,7 +61,7 @@ def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
 def prim_func(
     name: str, arguments: Sequence[Argument], body: Callable[..., None], info: KernelInfo = KERNEL
 ) -> tirx.PrimFunc:
-    """Returns a function whose body is emitted by `body`, which gets one buffer per argument.
+    """Builds a function whose body is emitted by `body`, which gets one buffer per argument.
 
     Args:
         name: Its name.
@@ -94,7 +94,7 @@ def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
 
 
 def view(buffer: tirx.Buffer, *shape: int) -> tirx.Buffer:
-    """Returns the same contiguous memory under another shape."""
+    """Declares the same contiguous memory under another shape."""
     return T.decl_buffer(shape, buffer.dtype, data=buffer.data)
 
 

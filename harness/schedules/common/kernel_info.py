@@ -103,7 +103,7 @@ class KernelInfo:
 
     @classmethod
     def from_json(cls, text: str) -> KernelInfo:
-        """Returns the facts that `to_json` wrote."""
+        """Reads the facts that `to_json` wrote."""
         known = json.loads(text)
         known["kind"] = Kind(known["kind"])
         for name in ("reads", "writes", "schedules"):

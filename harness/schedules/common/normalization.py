@@ -41,7 +41,7 @@ class Normalization:
 
 
 def recognized(node: relax.Call, dtypes: Collection[str]) -> Normalization | None:
-    """Returns a `relax.nn.layer_norm` or `relax.nn.group_norm` as a normalization of lines.
+    """Recognizes a `relax.nn.layer_norm` or `relax.nn.group_norm` as a normalization of lines.
 
     Args:
         node: The call.

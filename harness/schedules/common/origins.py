@@ -98,7 +98,7 @@ def joined(variables: Iterable[relax.Var]) -> str:
 
 
 def name_groups(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:
-    """Returns a module in which calls of groups of operators are tagged by those, the last one first.
+    """Tags the calls of groups with the operators of the group, the last one first.
 
     Groups that are alike are one function, so that operators are recognized by what they read.
 
@@ -194,7 +194,7 @@ def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
 
 
 def sites_of(lowered: tvm.IRModule) -> list[Site]:
-    """Returns what each call computes, of a lowered module that was tagged; those at load first, otherwise in order.
+    """Returns what each call of a tagged and lowered module computes: those at load first, otherwise in order.
 
     Raises:
         RuntimeError: The pipeline has not noted it.
@@ -248,7 +248,7 @@ def _is_tagged(module: tvm.IRModule) -> bool:
 
 
 def _retagged(module: tvm.IRModule, numbers: Callable[[relax.Binding], Sequence[int]]) -> tvm.IRModule:
-    """Returns the module with other tags in `main`; without numbers, a binding keeps its name and has no span."""
+    """Retags `main`; a binding without numbers keeps its name and loses its span."""
     changed = module.clone()
     changed["main"] = _Tagger(module, numbers).visit_expr(module["main"])
     return changed

@@ -147,7 +147,7 @@ class _Tracer:
 
 
 def _computing(places: list[tuple[Site, Part]]) -> list[tuple[Site, Part]]:
-    """Returns where an operator is computed, by kernels if there are any."""
+    """Returns the sites that compute an operator: those of kernels if there are any."""
     kernels = [place for place in places if place[1].role is Role.KERNEL]
     return kernels or [place for place in places if place[1].role is not Role.HELPER] or places
 
@@ -167,7 +167,7 @@ def _callees(module: tvm.IRModule) -> set[str]:
 
 
 def _name(call: ir.Call) -> str:
-    """Returns what the import calls the operation."""
+    """Returns the operation's name in the import."""
     operator = str(getattr(call.op, "name", "")).removeprefix("relax.")
     return f"{operator} {callee(call)}" if operator.startswith("call_") else operator or callee(call)
 
@@ -181,7 +181,7 @@ def _tensors(parts: Iterable[Any]) -> Iterator[Any]:
 
 
 def _shape(ty: Any) -> str:
-    """Returns the extents and dtype as one word; fp32 is left out."""
+    """Writes extents and dtype as one word; fp32 is left out."""
     if isinstance(ty, relax.TupleType):
         return ", ".join(_shape(item) for item in ty.fields)
     if not isinstance(ty, relax.TensorType):

@@ -96,7 +96,7 @@ def _pair(values: Sequence[Any]) -> tuple[int, int]:
 def _columns(
     cut: Cut, problem: Problem, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
-    """Returns the general convolution."""
+    """Lowers the general convolution."""
     tile = cut.tile
     place = window.place
 
@@ -244,7 +244,7 @@ def _scatter(
 def _depthwise(
     context: Context, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
-    """Returns one filter per channel: each task pads one plane into its workspace and slides the kernel over it."""
+    """Lowers one filter per channel: each task pads one plane into its workspace and slides the kernel over it."""
     batch, channels, height, width = window.image
     out_height, out_width = window.result[2:]
     (kernel_height, kernel_width), (stride_y, stride_x) = window.kernel, window.strides

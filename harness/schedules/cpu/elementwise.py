@@ -182,7 +182,7 @@ def _divisor(number: int, limit: int, multiple: int = 1) -> int:
 
 
 def _joined(block: _Block, body: _Body) -> int:
-    """Returns how many of the innermost loops are one loop to every tensor.
+    """Counts the innermost loops that are one loop to every tensor.
 
     To be that, they walk a run of memory of each tensor that depends on any of them.
     """
@@ -470,7 +470,7 @@ def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
 
 
 def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Returns the function with loops in a good order for a CPU; unchanged where nothing is known to help.
+    """Puts the loops of a function in a good order for a CPU; it is unchanged where nothing is known to help.
 
     The facts of the result name the schedule of each block, and those that could not be applied.
     """
@@ -529,7 +529,7 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 
 def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
-    """Returns a legalization as an elementwise TE function, which FuseOps can fuse."""
+    """Makes a legalization of an elementwise TE function, which FuseOps can fuse."""
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         data = node.args[0]

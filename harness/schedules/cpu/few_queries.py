@@ -33,7 +33,7 @@ _LEAST_SUMS, _MOST_SUMS = 8, 16
 
 
 def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.PrimFunc:
-    """Returns the kernel.
+    """Builds the kernel.
 
     Args:
         attention: The operands; channels of keys and of values are whole vectors.

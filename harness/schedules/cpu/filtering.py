@@ -49,7 +49,7 @@ class Filtering:
 
 
 def minimal_filtering(taps: int, points: Sequence[Fraction | int]) -> Filtering:
-    """Returns the filtering that evaluates polynomials at these distinct points and at infinity.
+    """Computes the filtering that evaluates polynomials at these distinct points and at infinity.
 
     Args:
         taps: Length r of the filter.

@@ -225,7 +225,7 @@ def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
 
 
 def _place(problem: Problem, shape: tuple[int, ...], moved_row: Callable[[Any], Any] = lambda row: row) -> Place:
-    """Returns the results stored row by row: the columns are the last dimension, unless it was dropped.
+    """Places results row by row: the columns are the last dimension, unless it was dropped.
 
     Args:
         problem: The extents.

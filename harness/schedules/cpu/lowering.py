@@ -50,7 +50,7 @@ class Context(Scope):
     workloads: list[Workload] = field(default_factory=list)
 
     def decide(self, workload: Workload) -> dict[str, int]:
-        """Returns the complete schedule of a workload, which is noted.
+        """Completes the schedule of a workload, and notes the workload.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.

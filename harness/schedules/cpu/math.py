@@ -143,7 +143,7 @@ def _polynomial(x: Expr, coefficients: tuple[float, ...], constant: Callable[[fl
 
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
-    """Returns the limits x to [low, high]; NaN stays NaN (every comparison with it is false)."""
+    """Limits x to [low, high]; NaN stays NaN (every comparison with it is false)."""
     return tirx.Select(x > _f32(high), _f32(high), tirx.Select(x < _f32(low), _f32(low), x))
 
 

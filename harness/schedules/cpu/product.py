@@ -176,7 +176,7 @@ def panels(problem: Problem, streaming: Side, tile: Tile) -> tuple[int, int]:
 
 
 def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
-    """Returns the blocks that fit the workspace, and enough tasks."""
+    """Chooses blocks that fit the workspace and make enough tasks."""
     panel = panel_width(streaming, tile)
     count, others = panels(problem, streaming, tile)
     most = count
@@ -243,7 +243,7 @@ def product_function(
     info: KernelInfo,
     by_row: bool = False,
 ) -> tirx.PrimFunc:
-    """Returns the kernel.
+    """Builds the kernel.
 
     Args:
         name: Name of the function.
@@ -400,7 +400,7 @@ def _read_packed(access: Access, block: _Block, r: Any) -> Callable[[Any, Any, A
 
 
 def _write(problem: Problem, tile: Tile, access: Access, totals: tirx.Buffer, block: _Block, column: Any) -> After:
-    """Returns the store of one register tile, without what lies beyond the edges."""
+    """Emits the store of one register tile, without what lies beyond the edges."""
     lines = ceil_div(tile.columns, LINE)
     tail = problem.columns % tile.columns
 

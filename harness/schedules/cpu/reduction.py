@@ -91,7 +91,7 @@ class Fold:
 
 
 def add(term: Callable[[Any], Any]) -> Fold:
-    """Returns the fp64 sum of fp64 terms, by index."""
+    """Makes the fold that adds fp64 terms, by index."""
     return Fold("float64", 0.0, lambda partial, k: partial + term(k), lambda a, b: a + b)
 
 
@@ -243,7 +243,7 @@ def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -
 
 
 def _merging(fold: Fold, partial: tirx.Buffer, i: Any) -> Fold:
-    """Returns the fold that merges the partial results partial[i, :] of another one."""
+    """Makes the fold that merges the partial results partial[i, :] of another one."""
     return Fold(fold.dtype, fold.start, lambda a, c: fold.merge(a, partial[i, c]), fold.merge)
 
 
@@ -333,7 +333,7 @@ def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] 
 
 
 def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
-    """Returns a legalization by `reduction`; None stands for the variance."""
+    """Makes a legalization by `reduction`; None stands for the variance."""
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         data = node.args[0]

@@ -53,7 +53,7 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 
 
 def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]:
-    """Returns what the kernels of an imported module can be tuned for, call by call."""
+    """Returns the tunable workloads of an imported module, call by call."""
     found: list[Workload] = []
     module = relax.transform.CanonicalizeBindings()(module)
     for _, function in module.functions_items():
@@ -67,7 +67,7 @@ def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]
 def _context_of(
     function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
 ) -> tuple[Context, Facts]:
-    """Returns what lowerings may ask about a function, and how its variables are used."""
+    """Makes the context that lowerings ask about a function, and the facts of its variables."""
     facts = facts_of(function)
     parameters = _parameters(function, facts.bindings)
     functions = dict(module.functions_items())

@@ -38,7 +38,7 @@ class Pooling:
 
 
 def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> tirx.PrimFunc:
-    """Returns the mean of bilinear samples of [n, c, h, w] in each bin of boxes (index of the image, x0, y0, x1, y1).
+    """Builds the mean of bilinear samples of [n, c, h, w] in each bin of boxes (image index, x0, y0, x1, y1).
 
     A bin without samples gives 0, samples further than a pixel outside count as 0.
     Source: torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
@@ -117,7 +117,7 @@ def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
 
 
 def _fp32(value: Any) -> Any:
-    """Returns the value, computed once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
+    """Emits the value once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
     return scalar(value, "float32")
 
 

@@ -72,7 +72,7 @@ class Workload(Hashable, Protocol):
         """Multiply-adds of a direct computation."""
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """Returns the schedule with what it does not name, as it is best without tuning.
+        """Adds to the schedule the decisions that it does not name, as they are best without tuning.
 
         Raises:
             ValueError: It cannot be used; the message says why.
@@ -83,7 +83,7 @@ class Workload(Hashable, Protocol):
 
 
 def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    """Returns the complete schedule of a workload.
+    """Completes the schedule of a workload.
 
     Raises:
         HarnessError: The schedule cannot be used.

@@ -58,7 +58,7 @@ Of 32 registers one must be left besides: LLVM spills a part of 4 × 6 on AArch6
 
 
 def choose_tile(unit: VectorUnit, rows: int, columns: int) -> Tile:
-    """Returns the tile with the least work for a product of this many rows and columns.
+    """Chooses the tile with the least work for a product of this many rows and columns.
 
     The work is that of the padded result, times the loads per multiply-add, of which two fit beside two multiply-adds.
     """

@@ -37,7 +37,7 @@ _INFINITE = 0x7F800000
 
 
 def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
-    """Returns the lowering of a convolution by minimal filtering."""
+    """Lowers a convolution by minimal filtering."""
     window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
 

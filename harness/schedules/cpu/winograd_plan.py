@@ -103,7 +103,7 @@ def filterable(window: Window) -> bool:
 
 
 def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FILTERING) -> Blocking:
-    """Returns the blocks with the least work, counted in multiply-adds on as many threads as there should be tasks."""
+    """Chooses the blocks with the least work, in multiply-adds on as many threads as there should be tasks."""
     lines, across = grid(window, filtering)
     places = filtering.inputs**2
 
@@ -131,7 +131,7 @@ def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FI
 
 
 def choose_groups(window: Window, tile: Tile, lines: int, splits: int, filtering: Filtering = _FILTERING) -> int:
-    """Returns the number of groups of filters whose products are no more than they should be."""
+    """Chooses the number of groups of filters whose products fit `_PRODUCT_BYTES`."""
     bytes_per_panel = 4 * filtering.inputs**2 * tile.rows * lines * grid(window, filtering)[1]
     per_split = ceil_div(ceil_div(window.filters, tile.rows), splits)
     return ceil_div(per_split, max(1, _PRODUCT_BYTES // bytes_per_panel))

@@ -121,7 +121,7 @@ def layout_of(attention: Attention, tiling: Tiling) -> Layout:
 
 
 def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
-    """Returns a good way to divide the work; None if there is none for heads of this size.
+    """Chooses how to divide the work; None if no way fits heads of this size.
 
     Args:
         attention: The problem.
@@ -156,7 +156,7 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
 
 
 def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -> tirx.PrimFunc:
-    """Returns the kernel, see `kernel_of`."""
+    """Builds the kernel, see `kernel_of`."""
     tile = {"queries": tiling.queries, "keys": tiling.keys, "groups": tiling.groups, "threads": tiling.threads}
     return kernel_of(attention, operands, ATTENTION, tile, partial(_Emitter, attention, tiling))
 
@@ -164,7 +164,7 @@ def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -
 def kernel_of(
     attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Any]
 ) -> tirx.PrimFunc:
-    """Returns a kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel].
+    """Builds a kernel of the operands' inputs, the bias if there is one, and the result [batch, query, head, channel].
 
     Args:
         attention: The problem.
@@ -213,7 +213,7 @@ def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
 def masked(
     attention: Attention, bias: Any, place: Place, score: Any, query: Any, key: Any, queries: int, keys: int
 ) -> Any:
-    """Returns the score of a query and a key with its bias; -inf where it is masked.
+    """Adds the bias to the score of a query and a key; the result is -inf where it is masked.
 
     Args:
         attention: The problem.
@@ -240,7 +240,7 @@ def masked(
 
 
 def steps_of(attention: Attention, queries: int, keys: int, place: Place) -> Any:
-    """Returns the steps over the keys that any query of a block sees.
+    """Counts the steps over the keys that any query of a block sees.
 
     Args:
         attention: The problem.

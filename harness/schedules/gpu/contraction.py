@@ -147,12 +147,12 @@ class Contraction:
     result: Element
 
     def transposed(self) -> Contraction:
-        """Returns the same with left and right exchanged."""
+        """Exchanges left and right."""
         return replace(self, rows=self.columns, columns=self.rows, left=self.right, right=self.left)
 
 
 def substituted(expression: Any, values: Mapping[tirx.Var, Any]) -> Any:
-    """Returns an expression with other expressions in place of variables."""
+    """Substitutes other expressions for variables."""
     return tvm_ffi.structural_map(expression, (tirx.Var, lambda variable: values.get(variable, variable)))
 
 

@@ -91,7 +91,7 @@ static inline void {name}(unsigned* d, const void* row) {{
 
 
 def packed(dtype: str, low: Any, high: Any) -> Any:
-    """Returns two fp32 values, rounded, in 32 bits."""
+    """Rounds two fp32 values and packs them in 32 bits."""
     name = f"pack_{SHORT[dtype]}"
     source = f"""
 #ifdef __CUDACC__

@@ -11,7 +11,7 @@ from harness.schedules.common.graph import Legalize, default
 
 
 def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Returns a transposed convolution whose stride is its kernel: a product over pixels, whose results are scattered.
+    """Legalizes a transposed convolution whose stride is its kernel: a product over pixels, which is scattered.
 
     No two pixels meet in the result. TVM's legalization would stretch the image with zeros and convolve it, which is
     as many multiplications again as the kernel has pixels.

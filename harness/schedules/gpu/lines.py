@@ -47,7 +47,7 @@ class Fold:
 
 
 def added(term: Callable[[Any, Any], Any]) -> Fold:
-    """Returns the sum of a term of each element and its index."""
+    """Makes the fold that adds a term of each element and its index."""
     return Fold(0.0, lambda partial, value, k: partial + term(value, k), lambda a, b: a + b)
 
 

@@ -61,7 +61,7 @@ def _is_thin(contraction: Contraction) -> bool:
 
 
 def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx.PrimFunc:
-    """Returns the sum of products as a function with its threads.
+    """Builds the sum of products as a function with its threads.
 
     Args:
         contraction: What is computed.

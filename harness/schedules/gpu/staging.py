@@ -42,7 +42,7 @@ class Operand:
 
 
 def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
-    """Returns an operand by its element, an expression of loop variables.
+    """Makes an operand of its element, an expression of loop variables.
 
     Args:
         element: The expression.

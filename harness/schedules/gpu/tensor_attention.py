@@ -71,7 +71,7 @@ def warp_tiling_of(attention: Attention) -> WarpTiling | None:
 
 
 def warp_attention_kernel(attention: Attention, tiling: WarpTiling, operands: Operands) -> tirx.PrimFunc:
-    """Returns the kernel, see `harness.schedules.gpu.attention.kernel_of`."""
+    """Builds the kernel, see `harness.schedules.gpu.attention.kernel_of`."""
     tile = {"queries": tiling.queries, "keys": tiling.keys, "threads": tiling.threads}
     return kernel_of(attention, operands, TENSOR_CORES, tile, partial(_Emitter, attention, tiling))
 

@@ -75,7 +75,7 @@ def fits(contraction: Contraction, target: Any) -> bool:
 
 
 def choose_warp_tile(batch: int, rows: int, columns: int) -> WarpTile:
-    """Returns the tile with the least work for the busiest multiprocessor."""
+    """Chooses the tile with the least work for the busiest multiprocessor."""
 
     def cost(tile: WarpTile) -> float:
         blocks = batch * ceil_div(rows, tile.height) * ceil_div(columns, tile.width)

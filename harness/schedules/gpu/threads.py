@@ -54,14 +54,14 @@ def scalar(value: Any) -> Any:
 
 
 def fp32(value: Any) -> Any:
-    """Returns a number as a constant, an expression of another float type converted."""
+    """Converts a number to a constant, and an expression of another float type to fp32."""
     if isinstance(value, int | float):
         return tirx.const(float(value), "float32")
     return value if str(value.ty) == "float32" else tirx.Cast("float32", value)
 
 
 def converted(value: Any, dtype: str) -> Any:
-    """Returns an fp32 value rounded to the type of a result."""
+    """Rounds an fp32 value to the type of a result."""
     return value if dtype == "float32" else tirx.Cast(dtype, value)
 
 

@@ -86,7 +86,7 @@ _FEW = 8
 
 
 def choose_tile(batch: int, rows: int, columns: int, shared_bytes: int, threads: int) -> Tile:
-    """Returns the tile of a product.
+    """Chooses the tile of a product.
 
     Where there are few rows or columns, all of them are in each thread's tile: then memory is the limit, and many
     threads share the terms. Elsewhere it is the tile with the least work for the busiest multiprocessor.

@@ -96,7 +96,7 @@ def _wide(value: Any) -> Any:
 
 
 def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
-    """Returns the first pixel int64 [1008], weights int32 [1008, taps] and their number of bits int64 [1]."""
+    """Computes first pixels int64 [1008], weights int32 [1008, taps] and the weights' bits int64 [1]."""
     size = image.shape[axis]
     reach = tirx.max(size, RESOLUTION) * 2
     taps = tirx.ceildiv(reach, RESOLUTION)
@@ -134,7 +134,7 @@ def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
 
 
 def _byte(total: Any, bits: te.Tensor) -> Any:
-    """Returns the rounded sum as 8 bits."""
+    """Rounds the sum to 8 bits."""
     shift = tirx.Cast("int32", bits[0])
     half = tirx.const(1, "int32") << (shift - 1)
     return tirx.Cast("uint8", tirx.min((total + half) >> shift, 255))
@@ -167,7 +167,7 @@ def _resampled_columns(fma: Fma, narrow: te.Tensor, first: te.Tensor, weights: t
 
 
 def _decided(fma: Fma, masks: te.Tensor, kept: te.Tensor, like: te.Tensor) -> te.Tensor:
-    """Returns the masks, bool [k, h, w]."""
+    """Decides the masks, bool [k, h, w]."""
     height, width = like.shape[0], like.shape[1]
 
     def decide(n: Any, y: Any, x: Any) -> Any:

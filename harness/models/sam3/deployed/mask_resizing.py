@@ -72,7 +72,7 @@ def _positions(builder: relax.BlockBuilder, like: relax.Var, axis: int, size: ti
 
 
 def _table(axis: int) -> tirx.PrimFunc:
-    """Returns both neighbours int32 [2, n] of each output position in the small mask, and their weights fp32 [2, n]."""
+    """Builds the table of each output position's neighbours int32 [2, n] in the small mask and weights fp32 [2, n]."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
 
@@ -124,7 +124,7 @@ def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
 
 
 def _kernel() -> tirx.PrimFunc:
-    """Returns the masks bool [k, h, w], from the logits and the tables of both axes."""
+    """Builds the masks bool [k, h, w] from the logits and the tables of both axes."""
     count, height, width = (tirx.Var(name, "int64") for name in "khw")
 
     def body(
@@ -195,5 +195,5 @@ def _each(count: Any, lanes: int, body: Callable[[Any], None]) -> None:
 
 
 def mixed(first: Any, share: Any, second: Any, other: Any, fma: Fma = tirx.op.fma) -> Any:
-    """Returns the mean of two values; PyTorch's compiled code rounds one product and then fuses, so does this."""
+    """Computes the mean of two values; like PyTorch's compiled code, it rounds one product and then fuses."""
     return fma(first, share, second * other)

@@ -50,7 +50,7 @@ class Grounding(nn.Module):
         boxes_mask: Tensor,
         box_labels: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Returns the shapes of inputs and outputs as in `harness.models.sam3.deployed.entry_points.GROUND`."""
+        """Grounds a prompt; `harness.models.sam3.deployed.entry_points.GROUND` has the shapes."""
         img_feats = _tokens(fpn_2)
         geometry, geometry_mask = self.geometry(
             points, points_mask, point_labels, boxes, boxes_mask, box_labels, img_feats, self.img_pos

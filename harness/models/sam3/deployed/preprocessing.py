@@ -242,7 +242,7 @@ def _half(bits: Any) -> Any:
 
 
 def _term(weight: Any, value: Any) -> Any:
-    """Returns the product of a 16-bit weight and an 8-bit value; both widths are seen by LLVM, which may use them."""
+    """Multiplies a 16-bit weight and an 8-bit value, in widths that LLVM sees and may use."""
     return tirx.Cast("int32", weight) * tirx.Cast("int32", value)
 
 

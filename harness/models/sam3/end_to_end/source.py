@@ -225,7 +225,7 @@ def _found(arrays: Arrays, size: tuple[int, int], index: int) -> Found:
 
 
 def _rows(arrays: Arrays, name: str, size: tuple[int, int], index: int) -> npt.NDArray[Any]:
-    """Returns the rows of one text's kept queries."""
+    """Selects the rows of one text's kept queries."""
     kept = arrays["queries"].sum(axis=1)
     array = arrays[name]
     if name in _BITS:

@@ -58,7 +58,7 @@ class Asking(nn.Module):
         self._threshold = threshold
 
     def forward(self, *encoded: Tensor) -> tuple[Tensor, ...]:
-        """Returns what `Encoding` returns to raw outputs (B = number of texts) and what is found, K queries in all.
+        """Computes raw outputs (B = number of texts) and detections (K queries in all) from what `Encoding` returns.
 
         Returns:
             Logits [B, 200, 1], boxes [B, 200, 4] (cx, cy, w, h), masks [B, 200, 288, 288], presence [B, 1], semantic

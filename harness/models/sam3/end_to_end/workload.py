@@ -129,7 +129,7 @@ def _presence_beside_logits(arrays: Arrays) -> Arrays:
 
 
 def _decided(actual: Arrays, answer: Answer) -> Truth:
-    """Returns what upstream makes of raw outputs, or of its own where the actual ones are not of the right kind."""
+    """Decides on raw outputs as upstream does, or on upstream's own where the actual ones have other shapes."""
     _, height, width = answer.truth.found.masks.shape
     raw = actual if _alike(actual, answer.reference) else answer.reference
     return decided({name: raw[name] for name in RAW}, (width, height))
@@ -196,7 +196,7 @@ def _segmented(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[s
 
 
 def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:
-    """Returns the question as the runtime takes it, in pixels of a photograph of that width and height."""
+    """Converts a question to the runtime's prompts, in pixels of a photograph of that width and height."""
     centers = np.array(question.boxes, np.float64).reshape(-1, 2, 2) * size
     boxes = np.concatenate([centers[:, 0] - centers[:, 1] / 2, centers[:, 0] + centers[:, 1] / 2], axis=1)
     points = np.array(question.points, np.float64).reshape(-1, 2) * size

@@ -29,7 +29,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Returns the operands are [batch, heads, length, width]; the result too."""
+    """Converts attention; operands and result are [batch, heads, length, width]."""
     from tvm import relax
 
     query, key, value, mask, *others = [*map(builder.normalize, inputs[:3]), *inputs[3:], None]

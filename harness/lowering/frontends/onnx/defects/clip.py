@@ -26,7 +26,7 @@ class _Positive(torch.nn.Module):
 
 
 def _convert(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
-    """Returns the bound comes first: TVM's maximum and minimum return their second operand where one is NaN."""
+    """Puts the bound first: TVM's maximum and minimum return their second operand where one is NaN."""
     from tvm import relax
 
     value, lowest, highest = [*inputs, None, None][:3]

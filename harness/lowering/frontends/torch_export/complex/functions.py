@@ -120,7 +120,7 @@ RULES: dict[Callable[..., Any], Callable[..., Value]] = {
 
 
 def take_apart(writer: Writer, node: Node, value: Interleaved, args: tuple[Any, ...]) -> Value | None:
-    """Returns what an operator makes of torch.view_as_real without writing that down; None where it needs it."""
+    """Applies an operator to torch.view_as_real without writing that out; None where the operator needs it."""
     pair = value.pair
     if node.target is _aten.select.int:
         _, dimension, index = args

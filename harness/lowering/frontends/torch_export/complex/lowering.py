@@ -177,7 +177,7 @@ class _Lowering:
         return rule(self.writer, node, args, kwargs)
 
     def _copy(self, node: Node) -> Node:
-        """Returns a real operator on real tensors, as it is."""
+        """Copies a real operator on real tensors as it is."""
         writer = self.writer
         changed = False
         for argument in node.all_input_nodes:

@@ -36,7 +36,7 @@ _WRITTEN_AS = {
 
 
 def _part_by_part(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Returns the tensor comes first, other arguments are real and the same for both parts."""
+    """Acts on each part: the tensor comes first, other arguments are real and the same for both parts."""
     target = _WRITTEN_AS.get(node.target, node.target)
     if node.target is _aten.index.Tensor and any(
         isinstance(index, Node) and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -65,7 +65,7 @@ def _pairs(writer: Writer, re: Node, im: Node | None) -> Value:
 
 
 def _on_both(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Returns the first two arguments are tensors of the result."""
+    """Acts on both parts of the first two arguments, which are tensors."""
     a, b = (writer.pair(value, writer.part_dtype) for value in args[:2])
     re = writer.call(node.target, a.re, b.re, *args[2:], **kwargs)
     if a.im is None and b.im is None:

@@ -184,7 +184,7 @@ def _unchanged(arguments: Sequence[Any], _rank: int) -> Sequence[Any]:
 
 
 def _dims_first(count: int, extra: int = 0) -> Arguments:
-    """Returns the first `count` arguments are dimensions of a tensor of `extra` more dimensions than the operand."""
+    """Counts the first `count` arguments as dimensions of a tensor with `extra` more dimensions than the operand."""
     return lambda arguments, rank: [
         *(argument % (rank + extra) for argument in arguments[:count]),
         *arguments[count:],

@@ -22,7 +22,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _clamp(node: Node, importer: Any, lowest: Any, highest: Any) -> Any:
-    """Returns the bound comes first: TVM's maximum and minimum return their second operand where one is NaN."""
+    """Puts the bound first: TVM's maximum and minimum return their second operand where one is NaN."""
     from tvm import relax
 
     emit = importer.block_builder.emit
