@@ -16,6 +16,7 @@ Tables = Mapping[str, "torch.Tensor"]
 Together = Callable[["torch.Tensor", "torch.Tensor", Tables, int], tuple["torch.Tensor", "torch.Tensor"]]
 """Takes queries, keys, the tables, and how many times they are used along the keys; returns both rotated."""
 
+
 @dataclass(frozen=True)
 class Rotation:
     """One form of RoPE, without complex numbers.

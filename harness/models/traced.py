@@ -18,6 +18,7 @@ from harness.parity.verdict import judge
 if TYPE_CHECKING:
     from harness.execution.run import Run
 
+
 @dataclass
 class TracedWorkload:
     """A trace with its reference and its oracle.

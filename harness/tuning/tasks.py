@@ -215,12 +215,12 @@ def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tu
 
 
 def _product(task: Product) -> IsolatedTask:
-    problem = task.problem
+    extents = task.extents
     matrices = task.matrices
-    batch = (problem.batch // matrices, matrices) if 1 < matrices < problem.batch else (problem.batch,)
+    batch = (extents.batch // matrices, matrices) if 1 < matrices < extents.batch else (extents.batch,)
     own = (1, matrices) if len(batch) == 2 else (matrices,)
     streaming_left = task.streaming == "left"
-    left, right = (problem.rows, problem.depth), (problem.depth, problem.columns)
+    left, right = (extents.rows, extents.depth), (extents.depth, extents.columns)
     moving, staying = (left, right) if streaming_left else (right, left)
     # As PyTorch stores the weights of a linear layer.
     kept = staying[::-1] if streaming_left else staying
@@ -242,7 +242,7 @@ def _product(task: Product) -> IsolatedTask:
         (two,) if task.at_load else (),
         lambda x, w: relax.op.matmul(*operands(x, w, swap)),
         lambda x, w: _torch().matmul(*operands(x, w, lambda tensor: tensor.mT)),
-        (1.0, problem.depth**-0.5),
+        (1.0, extents.depth**-0.5),
     )
 
 

@@ -101,9 +101,7 @@ def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
 
 
-def _loops(
-    shape: tuple[int, ...], alike: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str
-) -> None:
+def _loops(shape: tuple[int, ...], alike: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str) -> None:
     """Emits the rotation of each of (source, result) of that shape, as a block of that name."""
     from tvm.script.ir_builder import tirx as T
 

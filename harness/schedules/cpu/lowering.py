@@ -10,7 +10,7 @@ from tvm import relax
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.common.scope import Scope
-from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.schedule import Workload, decided
 from harness.schedules.cpu.tile import VectorUnit
 
@@ -24,13 +24,13 @@ class Lowering:
 
     Attributes:
         inputs: The expressions that the kernel reads; not necessarily the operator's own arguments.
-        place: How the result is laid out; None if no epilogue may be attached.
+        layout: How the result is laid out; None if no epilogue may be attached.
         build: Emits packing and kernel.
         permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well.
     """
 
     inputs: tuple[relax.Expr, ...]
-    place: Place | None
+    layout: ResultLayout | None
     build: Build
     permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
 

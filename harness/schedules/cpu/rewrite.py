@@ -16,7 +16,7 @@ from harness.schedules.common.graph import Facts, between, facts_of, is_call, pe
 from harness.schedules.common.origins import joined
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
-from harness.schedules.cpu.epilogue import UNARY, Epilogue, Place, Step
+from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Workload
@@ -156,8 +156,8 @@ def _plan(context: Context, facts: Facts) -> _Plan:
                 covered.add(last)
                 covers.append(user)
                 lowering, last = other, user
-        place, steps, operands = lowering.place, [], []
-        while place is not None and (following := _next_step(context, facts, place, last)) is not None:
+        layout, steps, operands = lowering.layout, [], []
+        while layout is not None and (following := _next_step(context, facts, layout, last)) is not None:
             if following[0] in kernels or following[0] in covered:
                 break  # the sum of two products: the first one's write-back does it
             covered.add(last)
@@ -165,7 +165,7 @@ def _plan(context: Context, facts: Facts) -> _Plan:
             covers.append(last)
             steps.append(step)
             operands += [] if operand is None else [operand]
-            place = step.moved(place)
+            layout = step.moved(layout)
         shapes = tuple(static_shape(operand) or () for operand in operands)
         context.results.add(last)
         for argument in value.args:
@@ -196,7 +196,7 @@ def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
 
 
 def _next_step(
-    context: Context, facts: Facts, place: Place, last: relax.Var
+    context: Context, facts: Facts, layout: ResultLayout, last: relax.Var
 ) -> tuple[relax.Var, Step, relax.Expr | None] | None:
     """Returns the elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
     user = _only_user(facts, last)
@@ -205,11 +205,11 @@ def _next_step(
     value = context.bindings[user]
     shape = static_shape(value)
     moves = is_call(value, "relax.reshape", "relax.permute_dims") and shape and value.args[0].same_as(last)
-    if moves and value.op.name == "relax.reshape" and place.reshaped is not None:
+    if moves and value.op.name == "relax.reshape" and layout.reshaped is not None:
         return user, Step("relax.reshape", shape=shape), None
-    if moves and value.op.name == "relax.permute_dims" and place.permuted(permutation(value)) is not None:
+    if moves and value.op.name == "relax.permute_dims" and layout.permuted(permutation(value)) is not None:
         return user, Step("relax.permute_dims", shape=shape, axes=permutation(value)), None
-    if not is_call(value, *UNARY, *BINARY) or shape != place.shape:
+    if not is_call(value, *UNARY, *BINARY) or shape != layout.shape:
         return None
     name = value.op.name
     if name in UNARY:
@@ -220,7 +220,7 @@ def _next_step(
     if constant is not None:
         return user, Step(name, constant=constant, swapped=swapped), None
     extent = static_shape(other)
-    if extent is None or not place.accepts(extent):
+    if extent is None or not layout.accepts(extent):
         return None
     return user, Step(name, operand=True, swapped=swapped), other
 

@@ -29,7 +29,7 @@ from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.common.kernel import ceil_div, chunk_length
 from harness.schedules.cpu import product, winograd_plan
-from harness.schedules.cpu.product import Blocking, Cut, Side
+from harness.schedules.cpu.product import Blocking, Partition, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
 
@@ -162,21 +162,21 @@ def _parts(count: int) -> Iterator[int]:
         n *= 2
 
 
-def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
     _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
-    tile = _tile(unit, schedule, choose_tile(unit, problem.rows, problem.columns))
-    default = product.choose_blocking(problem, streaming, tile)
-    panels, others = product.panels(problem, streaming, tile)
+    tile = _tile(unit, schedule, choose_tile(unit, extents.rows, extents.columns))
+    default = product.choose_partition(extents, streaming, tile)
+    panels, others = product.panels(extents, streaming, tile)
     blocks = _in_range(schedule, "blocks", ceil_div(panels, default.slots), panels)
     splits = _in_range(schedule, "splits", default.splits, others)
-    usual = chunk_length(problem.depth)
+    usual = chunk_length(extents.depth)
     chunk = schedule.get("chunk", usual)
     if not usual <= 2 * chunk <= 2 * usual:
         raise ValueError(f"chunk = {chunk} is not between half of {usual} and that")
     # The same work in equal parts.
     slots = ceil_div(panels, blocks)
     per_split = ceil_div(others, splits)
-    depth = problem.depth if streaming == "left" else chunk
+    depth = extents.depth if streaming == "left" else chunk
     held = product.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
     held += tile.size * (slots if streaming == "left" else per_split)
     if 4 * held > _WORKSPACE_BYTES:
@@ -186,21 +186,21 @@ def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedu
         "vectors": tile.columns // tile.lanes,
         "blocks": ceil_div(panels, slots),
         "splits": ceil_div(others, per_split),
-        "chunk": ceil_div(problem.depth, ceil_div(problem.depth, chunk)),
+        "chunk": ceil_div(extents.depth, ceil_div(extents.depth, chunk)),
     }
 
 
-def _blocked_candidates(problem: product.Problem, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
-    usual = chunk_length(problem.depth)
+def _blocked_candidates(extents: product.Extents, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
+    usual = chunk_length(extents.depth)
     chunks = {usual} | {c for c in (usual // 2, usual * 3 // 4) if c >= 32}
-    default = _blocked(problem, streaming, unit, {})
-    tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, problem.rows, problem.columns)]
+    default = _blocked(extents, streaming, unit, {})
+    tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, extents.rows, extents.columns)]
     for shape in tiles:
         tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
-        panels, others = product.panels(problem, streaming, tile)
-        usual_blocks = ceil_div(panels, product.choose_blocking(problem, streaming, tile).slots)
+        panels, others = product.panels(extents, streaming, tile)
+        usual_blocks = ceil_div(panels, product.choose_partition(extents, streaming, tile).slots)
         for blocks in {usual_blocks, *_parts(panels)}:
-            for splits in _parts(min(others, max(1, _MOST_TASKS // (problem.batch * blocks)))):
+            for splits in _parts(min(others, max(1, _MOST_TASKS // (extents.batch * blocks)))):
                 for chunk in sorted(chunks):
                     yield {**shape, "blocks": blocks, "splits": splits, "chunk": chunk}
 
@@ -210,15 +210,15 @@ def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("row
     return Tile(schedule[names[0]], schedule[names[1]] * unit.lanes, unit.lanes)
 
 
-def cut_of(unit: VectorUnit, problem: product.Problem, streaming: Side, schedule: Schedule) -> Cut:
-    """Returns how a complete schedule cuts a product."""
+def blocking_of(unit: VectorUnit, extents: product.Extents, streaming: Side, schedule: Schedule) -> Blocking:
+    """Returns the blocking of a product that a complete schedule stands for."""
     tile = tile_of(unit, schedule)
-    count, _ = product.panels(problem, streaming, tile)
-    return Cut(tile, Blocking(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
+    count, _ = product.panels(extents, streaming, tile)
+    return Blocking(tile, Partition(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
 
 
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
-    """Returns how a complete schedule does a convolution by minimal filtering."""
+    """Returns the plan of a convolution by minimal filtering that a complete schedule stands for."""
     names = ("lines", "splits", "groups")
     return winograd_plan.Plan(
         window, winograd_plan.Blocking(tile_of(unit, schedule), *(schedule[name] for name in names))
@@ -230,7 +230,7 @@ class Product:
     """A matrix product.
 
     Attributes:
-        problem: Its extents.
+        extents: Its extents.
         streaming: The operand that is packed by the tasks.
         matrices: Of the resident operand, as many as are stored.
         at_load: Whether that one is packed when the model is loaded.
@@ -238,7 +238,7 @@ class Product:
         dtype: Element type.
     """
 
-    problem: product.Problem
+    extents: product.Extents
     streaming: Side
     matrices: int = 1
     at_load: bool = True
@@ -248,9 +248,9 @@ class Product:
     @property
     def key(self) -> str:
         """Does what `Workload` says."""
-        problem = self.problem
-        words = ["product", f"{problem.batch}x{problem.rows}x{problem.depth}x{problem.columns}", self.streaming]
-        words += [f"of {self.matrices}"] if self.matrices != problem.batch else []
+        extents = self.extents
+        words = ["product", f"{extents.batch}x{extents.rows}x{extents.depth}x{extents.columns}", self.streaming]
+        words += [f"of {self.matrices}"] if self.matrices != extents.batch else []
         words += ["transposed"] if self.transposed else []
         words += [] if self.at_load else ["activations"]
         return " ".join([*words, *_dtype_word(self.dtype)])
@@ -258,15 +258,15 @@ class Product:
     @property
     def multiplications(self) -> int:
         """Does what `Workload` says."""
-        return self.problem.batch * self.problem.rows * self.problem.depth * self.problem.columns
+        return self.extents.batch * self.extents.rows * self.extents.depth * self.extents.columns
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
-        return _blocked(self.problem, self.streaming, unit, schedule)
+        return _blocked(self.extents, self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
-        yield from _blocked_candidates(self.problem, self.streaming, unit)
+        yield from _blocked_candidates(self.extents, self.streaming, unit)
 
 
 @dataclass(frozen=True)
@@ -311,10 +311,10 @@ class Convolution:
         return self.at_load and winograd_plan.filterable(self.window)
 
     @property
-    def problem(self) -> product.Problem:
+    def extents(self) -> product.Extents:
         """The product that a direct convolution is."""
         window = self.window
-        return product.Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
+        return product.Extents(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
@@ -324,16 +324,16 @@ class Convolution:
         rest = {name: value for name, value in schedule.items() if name != "filtering"}
         if filtering:
             return {"filtering": 1, **_filtered(self.window, unit, rest)}
-        direct = _blocked(self.problem, "right", unit, rest)
+        direct = _blocked(self.extents, "right", unit, rest)
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
-            yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.problem, "right", unit))
+            yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.extents, "right", unit))
         else:
-            yield from _blocked_candidates(self.problem, "right", unit)
+            yield from _blocked_candidates(self.extents, "right", unit)
 
 
 def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
@@ -394,23 +394,23 @@ class TransposedConvolution:
         return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
-    def problem(self) -> product.Problem:
+    def extents(self) -> product.Extents:
         """The product that it is."""
         batch, depth, height, width = self.image
-        return product.Problem(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
+        return product.Extents(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
 
     @property
     def multiplications(self) -> int:
         """Does what `Workload` says."""
-        return self.problem.batch * self.problem.rows * self.problem.columns * self.problem.depth
+        return self.extents.batch * self.extents.rows * self.extents.columns * self.extents.depth
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
-        return _blocked(self.problem, "right", unit, schedule)
+        return _blocked(self.extents, "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
-        yield from _blocked_candidates(self.problem, "right", unit)
+        yield from _blocked_candidates(self.extents, "right", unit)
 
 
 @dataclass(frozen=True)

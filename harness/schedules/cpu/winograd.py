@@ -50,7 +50,7 @@ def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
         function = prim_func(name, arguments, lambda *buffers: _emit(plan, epilogue, *buffers), _info(plan, epilogue))
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
 
-    return Lowering((data, weights), window.place, build)
+    return Lowering((data, weights), window.layout, build)
 
 
 def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
@@ -149,7 +149,7 @@ def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
-    store, _ = epilogue.write_back(window.place, extras, result)
+    store, _ = epilogue.write_back(window.layout, extras, result)
     with T.parallel(0, window.image[0] * blocking.splits * blocks) as task:
         b = T.Bind(task // (blocking.splits * blocks))
         first_line = T.Bind(task % blocks * blocking.lines)

@@ -25,7 +25,7 @@ _TRANSFORMING = 20
 
 @dataclass(frozen=True)
 class Blocking:
-    """How a convolution is cut into tasks.
+    """The blocking of a convolution: everything that is decided about it.
 
     Attributes:
         tile: The register tile of the products.
@@ -46,7 +46,7 @@ class Plan:
 
     Attributes:
         window: The convolution.
-        blocking: Its tasks.
+        blocking: Its register tile and its tasks.
         filtering: The same along both axes.
     """
 
