@@ -145,16 +145,16 @@ def _thread_findings() -> list[Finding]:
 
     count = thread_count()
     by_itself = run_isolated("harness.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value
-    told = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
+    actual = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
     findings = [
         Finding(
             "threads", f"a run uses {count} of {usable_cpus()} usable CPUs: {reason()}; --threads sets another number"
         ),
         Finding(
             "threads",
-            f"a parallel loop really runs on {told} threads when sam3-tvm sets {VARIABLE}, "
+            f"a parallel loop really runs on {actual} threads when sam3-tvm sets {VARIABLE}, "
             f"on {by_itself} when TVM counts by itself",
-            problem=told != count,
+            problem=actual != count,
         ),
     ]
     ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, "OMP_NUM_THREADS") if os.environ.get(name)]

@@ -155,10 +155,10 @@ def features_of_macos(listing: str) -> frozenset[str] | None:
     intel = [name for key in keys for name in values.get(key, "").lower().split()]
     if intel:
         return frozenset(_MACOS_X86.get(name, name) for name in intel)
-    told = {name: values.get(f"hw.optional.arm.{name}") for name in _MACOS_ARM}
-    if not any(told.values()):
+    listed = {name: values.get(f"hw.optional.arm.{name}") for name in _MACOS_ARM}
+    if not any(listed.values()):
         return None
-    return frozenset({"neon", "fp-armv8", *(_MACOS_ARM[name] for name, value in told.items() if value != "0")})
+    return frozenset({"neon", "fp-armv8", *(_MACOS_ARM[name] for name, value in listed.items() if value != "0")})
 
 
 def x86_level(features: frozenset[str]) -> str:

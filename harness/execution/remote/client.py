@@ -83,13 +83,13 @@ def registered(remote: Remote) -> Description:
     """
     tracker = Tracker(remote.address, remote.key)
     tracker.require_workers()
-    told = [server[INFO] for server in tracker.servers() if INFO in server]
-    if not told or told[0].get("protocol") != PROTOCOL:
+    descriptions = [server[INFO] for server in tracker.servers() if INFO in server]
+    if not descriptions or descriptions[0].get("protocol") != PROTOCOL:
         raise HarnessError(
             f"the server {remote} is not one of this version's `sam3-tvm serve-device`, which keeps weights and tells "
             f"what it is: start it with sam3-tvm serve-device --tracker {remote.address} --key {remote.key}"
         )
-    return Description.of(told[0])
+    return Description.of(descriptions[0])
 
 
 class DeviceSession:

@@ -12,7 +12,7 @@ _MOST_NAMES = 6
 """Names in one sentence; the tables have all."""
 
 
-def told(found: Ratio, as_gain: bool = False) -> str:
+def format_ratio(found: Ratio, as_gain: bool = False) -> str:
     """Writes a ratio with its interval: 2.41 (2.38–2.46)."""
     text = gain if as_gain else factor
     interval = "" if found.low is None or found.high is None else f" ({text(found.low)}–{text(found.high)})"
@@ -21,7 +21,7 @@ def told(found: Ratio, as_gain: bool = False) -> str:
     return f"{text(found.value)}{interval}"
 
 
-def bar(value: float, as_gain: bool) -> str:
+def format_goal(value: float, as_gain: bool) -> str:
     """Writes what a goal asks for: 1.2, or 10 %."""
     return f"{100 * (value - 1):.0f} %" if as_gain else f"{value:g}"
 
@@ -44,7 +44,7 @@ def sentence(result: GoalResult) -> str:
         reasons = dict.fromkeys(result.missing.values())
         return f"Not measured: {'; '.join(reasons)}." if reasons else "Not measured: these files have nothing of it."
     below, below_aim = result.below_least, result.below_aim
-    least, aim = bar(goal.least, goal.as_gain), bar(goal.aim, goal.as_gain)
+    least, aim = format_goal(goal.least, goal.as_gain), format_goal(goal.aim, goal.as_gain)
     if goal.as_gain:
         parts = [_listed(result.values, goal.as_gain)]
         if below:
@@ -55,7 +55,7 @@ def sentence(result: GoalResult) -> str:
         parts = [_listed(result.values)]
     else:
         worst, found = min(result.values.items(), key=lambda item: item[1].value)
-        parts = [f"all {count} at {least} or above, the least is {worst} with {told(found)}"]
+        parts = [f"all {count} at {least} or above, the least is {worst} with {format_ratio(found)}"]
     if below_aim:
         by = f"reached by {count - len(below_aim)} of {count}" if count > 1 else "not reached"
         parts.append(f"the aim of {aim} is {by}")
@@ -158,7 +158,7 @@ def peers_title(section: Section) -> str:
 
 
 def _listed(values: Mapping[str, Ratio], as_gain: bool = False) -> str:
-    return _cut([f"{name} {told(value, as_gain)}" for name, value in values.items()])
+    return _cut([f"{name} {format_ratio(value, as_gain)}" for name, value in values.items()])
 
 
 def _names(values: Iterable[str]) -> str:

@@ -56,8 +56,8 @@ def render_page(
         "cell": cell,
         "size": size,
         "duration": duration,
-        "ratio": told_ratio,
-        "told_gain": told_gain,
+        "ratio_cell": cell_of_ratio,
+        "gain_cell": cell_of_gain,
         "gain": gain,
         "factor": factor,
         "percent": percent,
@@ -88,14 +88,14 @@ def render_page(
     )
 
 
-def told_ratio(found: Any) -> str:
+def cell_of_ratio(found: Any) -> str:
     """Writes a ratio with its interval."""
-    return NOT_APPLICABLE if found is None else findings.told(found)
+    return NOT_APPLICABLE if found is None else findings.format_ratio(found)
 
 
-def told_gain(found: Any) -> str:
+def cell_of_gain(found: Any) -> str:
     """Writes a ratio as per cent above 1, with its interval."""
-    return NOT_APPLICABLE if found is None else findings.told(found, as_gain=True)
+    return NOT_APPLICABLE if found is None else findings.format_ratio(found, as_gain=True)
 
 
 def rate(measurement: Measurement, side: Side) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, te, tirx
 
-from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, mixed, places
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, mixed, source_indices
 from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
 from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma, normalized
 from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
@@ -171,7 +171,7 @@ def _decided(fma: Fma, masks: te.Tensor, kept: te.Tensor, like: te.Tensor) -> te
     height, width = like.shape[0], like.shape[1]
 
     def decide(n: Any, y: Any, x: Any) -> Any:
-        rows, columns = places(y, height, fma), places(x, width, fma)
+        rows, columns = source_indices(y, height, fma), source_indices(x, width, fma)
 
         def line(row: Any) -> Any:
             left, right = (masks[0, kept[n], row, column] for column in columns.neighbours)

@@ -78,10 +78,10 @@ def _table(axis: int) -> tirx.PrimFunc:
 
     def body(_like: tirx.Buffer, neighbours: tirx.Buffer, weights: tirx.Buffer) -> None:
         with T.serial(tirx.const(0, "int64"), size) as i:
-            place = places(i, size)
+            source = source_indices(i, size)
             for end in range(2):
-                T.buffer_store(neighbours, place.neighbours[end], [end, i])
-                T.buffer_store(weights, place.weights[end], [end, i])
+                T.buffer_store(neighbours, source.neighbours[end], [end, i])
+                T.buffer_store(weights, source.weights[end], [end, i])
 
     arguments = [
         Argument("like", shape, "uint8"),
@@ -92,8 +92,8 @@ def _table(axis: int) -> tirx.PrimFunc:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Between which two values of the small mask an output position lies along an axis.
+class SourceIndices:
+    """The two values of the small mask between which an output position lies along an axis.
 
     Attributes:
         neighbours: Their positions, int32.
@@ -104,7 +104,7 @@ class Places:
     weights: tuple[Any, Any]
 
 
-def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
+def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIndices:
     """Computes what `compute_source_index_and_lambda` in PyTorch's `UpSample.h` does, in its fp32.
 
     Args:
@@ -120,7 +120,7 @@ def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
     left = tirx.min(tirx.Cast("int32", place), SIZE - 1)
     right = tirx.min(left + tirx.Cast("int32", tirx.Not(same)), SIZE - 1)
     share = place - tirx.Cast("float32", left)
-    return Places((left, right), (fp32(1.0) - share, share))
+    return SourceIndices((left, right), (fp32(1.0) - share, share))
 
 
 def _kernel() -> tirx.PrimFunc:

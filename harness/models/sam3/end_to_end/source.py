@@ -24,7 +24,7 @@ from harness.core.subject import Arrays
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
 from harness.models.sam3.source import CAPTURED_BY, ORACLE, SHARED, build, cache_key, shared_trunk
-from harness.parity.detections import Found, Truth
+from harness.parity.detections import Detections, ReferenceDetections
 from harness.parity.references import Reference, first_and_again, reference_of, run_twice
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Answer:
     reference: Arrays
     again: Arrays
     oracle: Arrays | None
-    truth: Truth
+    truth: ReferenceDetections
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class EndToEndSource:
         raw, raw_again = self._raw(question, first, again)
         size = load_image(question.image).size
         for index, name in enumerate(question.answers):
-            truth = Truth(
+            truth = ReferenceDetections(
                 _found(first, size, index), _found(again, size, index), _rows(first, "undecided", size, index)
             )
             oracle = _raw(exact, index) if question.float64 else None
@@ -218,10 +218,10 @@ def _raw(arrays: Arrays, index: int) -> Arrays:
     return {name: arrays[name][index : index + 1] for name in RAW}
 
 
-def _found(arrays: Arrays, size: tuple[int, int], index: int) -> Found:
-    """Returns what is found for one text; arrays of a batch have one text after the other."""
+def _found(arrays: Arrays, size: tuple[int, int], index: int) -> Detections:
+    """Selects the detections of one text; arrays of a batch have one text after the other."""
     rows = [_rows(arrays, name, size, index) for name in ("pixel_masks", "pixel_boxes", "scores")]
-    return Found(arrays["queries"][index], *rows)
+    return Detections(arrays["queries"][index], *rows)
 
 
 def _rows(arrays: Arrays, name: str, size: tuple[int, int], index: int) -> npt.NDArray[Any]:
@@ -267,7 +267,7 @@ class _Answered:
         return {name: torch.from_numpy(self._raw[raw]) for name, raw in zip(names, RAW, strict=True)}
 
 
-def decided(raw: Arrays, size: tuple[int, int]) -> Truth:
+def decided(raw: Arrays, size: tuple[int, int]) -> ReferenceDetections:
     """Returns what upstream's `Sam3Processor` finds, given raw outputs; to be used inside `upstream()`.
 
     Args:
@@ -279,5 +279,5 @@ def decided(raw: Arrays, size: tuple[int, int]) -> Truth:
 
     asking = Asking(_Answered(raw), Question("", Path(), texts=("visual",)), size)
     arrays = reference(asking, (), OUTPUTS)
-    found = Found(arrays["queries"][0], arrays["pixel_masks"], arrays["pixel_boxes"], arrays["scores"])
-    return Truth(found, found, arrays["undecided"])
+    found = Detections(arrays["queries"][0], arrays["pixel_masks"], arrays["pixel_boxes"], arrays["scores"])
+    return ReferenceDetections(found, found, arrays["undecided"])

@@ -23,11 +23,11 @@ from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
-from harness.parity.detections import Found, Truth, judge_found
+from harness.parity.detections import Detections, ReferenceDetections, judge_detections
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 from harness.runtime.manifest import DEFAULT_CAPACITY
-from harness.runtime.sam3.model import Found as Segmented
+from harness.runtime.sam3.model import Detections as Segmented
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
 
@@ -107,9 +107,9 @@ def judged(
         wide = {name: array.astype(np.float64) for name, array in reference.items()}
         gated = judge(named(actual), reference, wide, reference_again=again, max_r_rms=math.inf)
         raw = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
-    found = Found(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
+    found = Detections(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
     truth = _decided(actual, answer) if precision.judged_by_oracle else answer.truth
-    return raw + judge_found(f"{answer.name}/found/", found, truth)
+    return raw + judge_detections(f"{answer.name}/found/", found, truth)
 
 
 def _alike(actual: Arrays, reference: Arrays) -> bool:
@@ -128,7 +128,7 @@ def _presence_beside_logits(arrays: Arrays) -> Arrays:
     return arrays | {"presence": np.concatenate(both)}
 
 
-def _decided(actual: Arrays, answer: Answer) -> Truth:
+def _decided(actual: Arrays, answer: Answer) -> ReferenceDetections:
     """Decides on raw outputs as upstream does, or on upstream's own where the actual ones have other shapes."""
     _, height, width = answer.truth.found.masks.shape
     raw = actual if _alike(actual, answer.reference) else answer.reference
