@@ -63,8 +63,8 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
     check_packages()
     import torch
 
+    from harness.lowering.frontends.exporting import export_program
     from harness.lowering.frontends.onnx.defects import DEFECTS
-    from harness.lowering.frontends.torch_export.exporting import export_program
 
     translations = {operator: function for defect in DEFECTS for operator, function in defect.translations.items()}
     program = export_program(module, args)

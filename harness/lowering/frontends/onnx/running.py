@@ -8,7 +8,7 @@ import torch
 
 from harness.lowering.frontends.onnx import import_module
 from harness.lowering.frontends.onnx.exporting import OPSET, quietly
-from harness.lowering.frontends.torch_export.running import Arrays, run_module
+from harness.lowering.frontends.running import Arrays, run_module
 
 if TYPE_CHECKING:
     import tvm

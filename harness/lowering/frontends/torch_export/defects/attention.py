@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
 KEPT = (torch.ops.aten.scaled_dot_product_attention.default,)
@@ -85,7 +86,7 @@ def _bias(node: Node, importer: Any, batch: int, heads: int, scores: tuple[int, 
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="attention_decomposed",
         title="Attention is imported as single operations on the score matrix",
         where="from_exported_program(run_ep_decomposition=True)",

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 
 
 class _FloorDivide(torch.nn.Module):
@@ -79,7 +80,7 @@ def _floor(left: Any, right: Any, dtype: str, emit: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="floor_divide_by_number",
         title="// by a Python number is rejected",
         where="BaseFXGraphImporter._div",
