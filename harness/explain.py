@@ -46,7 +46,7 @@ def explain(
     Args:
         case: What to explain.
         on_stage: Called with the name of each stage, soon after it was entered.
-        database: Of tuning, whose schedules to lower with; None for the default schedules.
+        database: Folder of a tuning database whose schedules to lower with; None for the default schedules.
 
     Raises:
         HarnessError: The case is about the whole model, or does not get as far as lowering.

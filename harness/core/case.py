@@ -31,8 +31,8 @@ class Case:
         strategy: How rotary position encoding gets through the compiler.
         target: What is compiled for.
         scale: How much of the published model is built.
-        seed: Of the weights.
-        precision: In what weights and operands of products are kept.
+        seed: Seed of the weights.
+        precision: Type in which weights and operands of products are kept.
         frontend: What turns the PyTorch module into a Relax module.
     """
 

@@ -44,8 +44,8 @@ class Compiled:
     """What became of a model.
 
     Attributes:
-        manifest: Of the folder.
-        kernels: Those of a GPU target, once per architecture.
+        manifest: Manifest of the folder.
+        kernels: Kernels of a GPU target, once per architecture.
         lost_schedules: A sentence on each schedule that could not be applied.
     """
 
@@ -107,7 +107,7 @@ def pack_model(
         deployable: The model that the artifact was compiled from.
         into: The artifact; scale, strategy, capacity, precision and frontend are its own.
         settings: Where the weights come from.
-        seed: Of the weights that no checkpoint has.
+        seed: Seed of the weights that no checkpoint has.
         announce: Called with the name of each stage as it begins.
 
     Raises:

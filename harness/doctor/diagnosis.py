@@ -95,7 +95,7 @@ def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]]) -> l
     """Runs a probe in a worker; returns what `tell` makes of its answer, or the problem that it died.
 
     Args:
-        topic: Of the problem.
+        topic: Topic of the problem.
         function: The probe, as `module:name`, taking None and `enter`.
         tell: Takes what the probe returned.
     """

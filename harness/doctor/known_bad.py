@@ -77,7 +77,7 @@ PACKAGES = (
     "triton",
     "xgboost",
 )
-"""Whose versions matter."""
+"""Packages whose versions matter."""
 
 
 def installed_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:

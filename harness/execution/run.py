@@ -30,7 +30,7 @@ class Run:
     Attributes:
         case: How it is lowered and what it is compiled for.
         settings: Weights and inputs.
-        progress: Told which stage it is, and what was made.
+        progress: Keeps which stage it is, and what was made.
         place: Where compiled code runs.
         schedules: What tuning found for the target.
     """
@@ -45,7 +45,7 @@ class Run:
         """Compiles programs and runs a trace of them.
 
         Args:
-            programs: By name; every call's is among them.
+            programs: Programs by name; every call's is among them.
             trace: The calls.
 
         Returns:

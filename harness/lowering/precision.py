@@ -80,11 +80,11 @@ _MOVES = frozenset(
 """Operators whose results are elements of their floating-point arguments."""
 
 _SELECTS = frozenset(("relax.nn.relu", "relax.nn.max_pool2d", "relax.where"))
-"""Likewise, or zero, but with arithmetic that fuses with what computed the argument."""
+"""Operators whose results are elements of their arguments or zero, with arithmetic that fuses."""
 
 
 _SCALINGS = frozenset(("relax.add", "relax.multiply", "relax.divide"))
-"""What is done to the result of a product before it leaves its kernel: a bias, a factor."""
+"""Operators on the result of a product before it leaves its kernel: a bias, a factor."""
 
 
 class _Need(Flag):
@@ -92,11 +92,11 @@ class _Need(Flag):
 
     NOTHING = 0
     HALF = auto()
-    """Multiplied."""
+    """It is multiplied."""
     FLOAT = auto()
-    """Computed with in float32."""
+    """It is computed with in float32."""
     OUTPUT = auto()
-    """Returned."""
+    """It is returned."""
 
 
 def lower_precision(module: tvm.IRModule, precision: Precision) -> tvm.IRModule:

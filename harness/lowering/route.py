@@ -68,7 +68,7 @@ class Route:
         return cls(case.frontend, case.strategy, case.precision)
 
     def applied(self, module: torch.nn.Module) -> AbstractContextManager[None]:
-        """Within the context the module has the strategy's form, which is what `export` sees."""
+        """Gives the module the strategy's form, which `export` sees, for the duration of the context."""
         return self._strategy.apply(module)
 
     def export(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Any:

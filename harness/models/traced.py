@@ -68,7 +68,7 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
     Args:
         case: Says by its precision what the outputs are held to.
         programs: Entry points by name.
-        trace: Calls of them.
+        trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
     from harness.parity.references import first_and_again, reference_of, run_twice

@@ -52,7 +52,7 @@ class ArrayCache:
         While one process makes an entry, the others that want the same one wait for it.
 
         Args:
-            key: JSON-able; canonicalised, so that the order of its items does not matter.
+            key: JSON-able; canonicalized, so that the order of its items does not matter.
             make: Called without arguments; whatever it raises passes through and leaves no entry behind.
 
         Raises:

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 @contextmanager
 def shared(part: nn.Module, cache: ArrayCache, key: Mapping[str, Any]) -> Iterator[None]:
-    """Within the context `part` returns what it returned before for the same input, from the cache.
+    """Lets `part` take its outputs for known inputs from the cache for the duration of the context.
 
     The n-th call with the same input is an entry of its own: what is run twice to see whether it repeats stays two
     runs. Copies of the part, as the oracle makes them, share too; float64 inputs are other inputs.

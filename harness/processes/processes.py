@@ -83,7 +83,7 @@ class Template:
         If the template ends while it loads, that is a fresh interpreter: it will tell why.
 
         Args:
-            folder: Of the call.
+            folder: Folder of the call.
             stop: Another thread sets it to give up while the template loads.
 
         Raises:

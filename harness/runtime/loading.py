@@ -35,7 +35,7 @@ _MACH_O_CPUS = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
 """`cputype` of a 64-bit Mach-O header (mach/machine.h)."""
 _SYSTEMS = {"Darwin": "macOS"}
 _HEADER_BYTES = 64
-"""Of an ELF header; a Mach-O header is shorter."""
+"""Bytes of an ELF header; a Mach-O header is shorter."""
 
 
 class LoadError(Sam3Error):

@@ -85,11 +85,11 @@ class Manifest:
         system, architecture: What the library runs on, `Linux` and `x86_64` for instance.
         cpu: LLVM's name of the CPU that host code was compiled for.
         cpu_features: The features of it that the code may use, in LLVM's spelling.
-        architectures: Of GPUs that the library has code for, as `harness.runtime.devices.architecture_problem` reads
-            them; none if it runs on every one.
+        architectures: Architectures of GPUs that the library has code for, as
+            `harness.runtime.devices.architecture_problem` reads them; none if it runs on every one.
         scale, strategy: Which model, and how its rotary position encoding was compiled.
-        precision: In what weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and outputs of
-            the entry points are as `entries` says, and no half type is among them.
+        precision: Type in which weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and
+            outputs of the entry points are as `entries` says, and no half type is among them.
         model: Name of the model that was compiled.
         frontend: Name of the frontend through which it was.
         weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.

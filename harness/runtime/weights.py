@@ -21,7 +21,7 @@ from harness.runtime.manifest import ArtifactError, File
 Array = npt.NDArray[Any]
 
 ALIGNMENT = 64
-"""Bytes; compiled code may use aligned vector loads of this width (`kAllocAlignment` in TVM's runtime)."""
+"""Bytes of alignment; compiled code may use aligned vector loads this wide (`kAllocAlignment` of TVM)."""
 
 _DTYPES = {
     "F32": "float32",
@@ -84,8 +84,8 @@ class MappedWeights:
     """The tensors of a weights file, mapped: a page is read when it is first used, and shared between processes.
 
     Attributes:
-        tensors: By name; writable as DLPack wants them, but what is written stays in this process. Those of bfloat16
-            are their bits, as uint16: what runs a model needs no package for a type that NumPy has not.
+        tensors: Tensors by name; writable as DLPack wants them, but what is written stays in this process. Those of
+            bfloat16 are their bits, as uint16: what runs a model needs no package for a type that NumPy has not.
         dtypes: Names of the tensors' dtypes, `bfloat16` among them.
     """
 

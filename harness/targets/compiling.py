@@ -29,7 +29,7 @@ class Compiled:
     """What became of a module that was compiled.
 
     Attributes:
-        kernels: Of a GPU target.
+        kernels: Kernels of a GPU target.
         lost_schedules: A sentence on each schedule that could not be applied.
     """
 

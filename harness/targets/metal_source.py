@@ -13,8 +13,8 @@ from harness.targets.clang import run_clang
 MAX_THREADGROUP_BYTES = 32 * 1024
 MAX_THREADS = 1024
 MAX_BUFFERS = 31
-"""Of every family from Apple 4 and Mac 2 on (Metal Feature Set Tables: maximum total threadgroup memory allocation,
-threads per threadgroup, entries in the buffer argument table)."""
+"""Limits of every family from Apple 4 and Mac 2 on (Metal Feature Set Tables: maximum total threadgroup memory
+allocation, threads per threadgroup, entries in the buffer argument table)."""
 
 _SIZES = {"char": 1, "uchar": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "bfloat": 2, "int": 4, "uint": 4}
 _SIZES |= {"float": 4, "long": 8, "ulong": 8}
@@ -75,11 +75,11 @@ def check_metal(source: str, threads: Mapping[str, int]) -> tuple[Kernel, ...]:
     """Returns what the kernels of generated source use.
 
     Args:
-        source: Of all kernels, as TVM's Metal module shows it.
-        threads: Of a threadgroup, by kernel.
+        source: Source of all kernels, as TVM's Metal module shows it.
+        threads: Threads of a threadgroup, by kernel.
 
     Raises:
-        RuntimeError: A kernel does not parse, or uses what an Apple GPU does not have; the first is told.
+        RuntimeError: A kernel does not parse, or uses what an Apple GPU does not have; the message names the first one.
     """
     kernels = split_kernels(source)
     for name, text in kernels.items():

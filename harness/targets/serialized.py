@@ -29,7 +29,7 @@ class Reader:
     """Reads from the front.
 
     Attributes:
-        position: Of the next byte.
+        position: Position of the next byte.
     """
 
     def __init__(self, data: bytes) -> None:

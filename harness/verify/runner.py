@@ -112,7 +112,7 @@ def verify_cases(
     Args:
         cases: What to run, in this order if it is one at a time.
         settings: As for `verify_case`.
-        limits: Of each case.
+        limits: Limits of each case.
         on_stage: Called with a case and the name of the stage that it enters; by several threads if `jobs` is above 1.
         jobs: Number of cases that run at a time. `harness.processes.threads.share_cpus` makes them share well.
 
@@ -205,7 +205,7 @@ def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:
     is wrong.
 
     Args:
-        results: Of every case.
+        results: Results of every case.
         required: Names of the targets whose cases must run on a device.
     """
     unexpected = any(result.expected is False for result in results)

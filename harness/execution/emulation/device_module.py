@@ -13,7 +13,7 @@ class DeviceModule:
     """Generated source with the launches of its kernels.
 
     Attributes:
-        source: Of all kernels; Metal's as `split_kernels` takes it.
+        source: Source of all kernels; Metal's as `split_kernels` takes it.
         launches: One per kernel.
     """
 

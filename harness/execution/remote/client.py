@@ -31,7 +31,7 @@ from harness.runtime.weights import file_digest
 Array = npt.NDArray[Any]
 
 PART_BYTES = 16 << 20
-"""Of a file, sent at once."""
+"""Bytes of a file that are sent at once."""
 GONE_SECONDS = 5.0
 """How long no server may be registered before it is taken for lost: one that is started again needs that long."""
 _ASK_SECONDS = 10.0
@@ -98,7 +98,7 @@ class DeviceSession:
     Attributes:
         remote: Where the device was found.
         description: The machine.
-        sent_bytes: Of weights and libraries that had to be sent, so far.
+        sent_bytes: Bytes of weights and libraries that had to be sent, so far.
         lost: Whether it ended before it was closed.
     """
 
@@ -200,7 +200,7 @@ class DeviceSession:
 
         Args:
             kind: `release` or `unload`.
-            number: Of the tensor, or of what was loaded.
+            number: Number of the tensor, or of what was loaded.
         """
         self._dropped[kind].append(number)
 
@@ -252,7 +252,7 @@ class RemoteTensor:
     """A tensor in a session on a device.
 
     Attributes:
-        number: Of the session.
+        number: Its number in the session.
         shape, dtype: As NumPy has them.
     """
 

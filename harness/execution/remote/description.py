@@ -13,7 +13,7 @@ PROTOCOL = 1
 INFO = "sam3_tvm"
 """Where a server's description stands among what it tells the tracker."""
 DESCRIBE = b"describe"
-"""With which a server asks the process of its first session, before there is a client; a line of JSON answers."""
+"""The request of a server to its first session's process, before there is a client; the answer is JSON."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Description:
         memory_bytes: What it has; None if not known.
         problems: For each target that it cannot run, why not.
         hardware: For each target that it can run, the name of what runs it.
-        versions: Of the packages that matter.
+        versions: Versions of the packages that matter.
         protocol: `PROTOCOL` of the version that serves.
     """
 

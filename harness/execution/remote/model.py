@@ -24,7 +24,7 @@ class RemoteModel:
     Attributes:
         manifest: What the model says about itself.
         description: The machine that runs it.
-        sent_bytes: Of weights and code that it did not have when the session began.
+        sent_bytes: Bytes of weights and code that it did not have when the session began.
     """
 
     def __init__(self, remote: Remote, folder: Path) -> None:

@@ -15,7 +15,7 @@ from harness.runtime.errors import Sam3Error
 LIMIT_BYTES = 20 << 30
 """What a device keeps by default; the full model's weights are 3.5 GB."""
 _RECENT_SECONDS = 3600.0
-"""What was used within that time may be in use."""
+"""A file that was used within that time may be in use."""
 
 
 class Store:

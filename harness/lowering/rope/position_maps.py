@@ -123,7 +123,7 @@ def llm_rotation(load: Any, feature: Any, turn: Any, features: int, dtype: str) 
         feature: Index of the feature to compute.
         turn: Takes 0 or 1, returns the cosine or sine of this token's angle at the feature's frequency.
         features: Size of the head that TVM's function rotates.
-        dtype: Of the features.
+        dtype: Element type of the features.
     """
     import tvm_ffi
     from tvm import ir, s_tir, tirx

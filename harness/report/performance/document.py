@@ -40,7 +40,7 @@ class Ratio:
     """How many times longer one side takes than another.
 
     Attributes:
-        value: Of the medians.
+        value: Ratio of the medians.
         low: Lower end of the interval of the median of the round-by-round ratios, widened to the value if need be;
             None with too few rounds.
         high: Its upper end.
@@ -90,13 +90,13 @@ class Goal:
     """What issue and design ask of the speed.
 
     Attributes:
-        what: In words.
+        what: The goal in words.
         least: Ratio that must be reached.
         aim: Ratio that is aimed at.
         over: The side whose time is above the line.
         under: The side whose time is below it.
-        applies: To which measurements.
-        as_gain: Whether it is told as per cent above 1.
+        applies: Whether it applies to a measurement.
+        as_gain: Whether it is written as per cent above 1.
     """
 
     what: str
@@ -251,7 +251,7 @@ class GroupRate:
     """Kernels of one group together; each counts by its time.
 
     Attributes:
-        share: Of the peak, ours; `torch_share` likewise.
+        share: Our share of the peak; `torch_share` is PyTorch's.
         torch_over_ours: PyTorch's time / ours, sums of medians.
         slower: Kernels that PyTorch does faster, the worst first.
     """
@@ -299,15 +299,15 @@ class Section:
 
     Attributes:
         machine: From `harness.machine.describe_machine`, of the newest file.
-        threads: Of TVM and of PyTorch.
+        threads: Threads of TVM and of PyTorch.
         versions: Installed packages, of the newest file that has them.
         files: Where the figures come from.
-        components: In the order of the registry.
-        questions: To the whole model.
-        kernels: Of perf/test_kernels.py.
+        components: Components, in the order of the registry.
+        questions: Questions to the whole model.
+        kernels: Kernels of perf/test_kernels.py.
         names: What each measurement is called: its name, with a precision or frontend that is not the default one, and
             with the whole variant where the name alone is ambiguous.
-        goals: Of issue and design, and what was measured.
+        goals: Goals of issue and design, and what was measured.
         superseded: Benchmarks of which another file has a newer run.
     """
 
@@ -336,7 +336,7 @@ class Section:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """Of the components and questions."""
+        """Scales of the components and questions."""
         return tuple(dict.fromkeys(m.scale for m in self.measurements if m.scale))
 
 

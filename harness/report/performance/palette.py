@@ -43,7 +43,7 @@ STYLE: Mapping[Any, Any] = {
 """Sizes in points for a figure `WIDTH` inches wide, which a page of GitHub shows at about 100 dots per inch."""
 
 WIDTH = 8.3
-"""Inches."""
+"""Width of a figure in inches."""
 
 OTHER = "#666666"
 

@@ -30,9 +30,9 @@ _ROW, _GAP = 1.0, 1.05
 """Height of a row, and of the heading of a block of rows, in units of the y axis."""
 _ROW_INCHES = 0.2
 _MOST = 1.6
-"""Times PyTorch's median: how far the axis of latencies goes if all medians are within it."""
+"""Length of the axis of latencies in units of PyTorch's median, if all medians are within it."""
 _LEAST_SHARE = 0.005
-"""Of a component's time: a kernel below it is no point of the roofline."""
+"""Share of a component's time below which a kernel is no point of the roofline."""
 _NAME = 34
 """Characters of a kernel's name beside its bar."""
 
@@ -244,11 +244,11 @@ def draw_rooflines(
     """Draws what arithmetic limits below the roof, and what memory limits beside the bandwidth.
 
     Args:
-        title: Of the figure.
+        title: Title of the figure.
         compute: x is FLOP per byte, rates are in FLOP/s.
         memory: x is bytes moved, rates are in byte/s.
         flops: Measured arithmetic peak, FLOP/s.
-        bandwidth: Measured, byte/s.
+        bandwidth: Measured bandwidth, byte/s.
     """
     with _style():
         figure, (left, right) = _figure(4.1, title, ncols=2, width_ratios=(3, 2))

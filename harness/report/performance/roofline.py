@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MARKERS: Mapping[str, str] = {"linear": "o", "products": "^", "convolutions": "s", "attention": "D"}
-"""By a word in the name of a group of kernels."""
+"""Markers, by a word in the name of a group of kernels."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def draw_bandwidth(axes: Axes, points: Sequence[Point], bandwidth: float) -> Non
     Args:
         axes: Where to draw; both scales become logarithmic.
         points: Sides that come first are drawn last, on top.
-        bandwidth: Measured, byte/s.
+        bandwidth: Measured bandwidth, byte/s.
     """
     axes.axhline(bandwidth / 1e9, color=EDGE, linewidth=1.2, label=f"measured triad, {bandwidth / 1e9:.0f} GB/s")
     for side, label in reversed(dict.fromkeys((point.side, point.label) for point in points)):

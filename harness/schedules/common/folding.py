@@ -26,7 +26,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "relax.multiply": lambda a, b: a * b,
     "relax.divide": lambda a, b: a / b,
 }
-"""By Relax operator: arithmetic on two elements that every kernel may do while it reads or writes."""
+"""Arithmetic on two elements that every kernel may do while it reads or writes, by Relax operator."""
 
 _FLOATS = ("float32", "float16", "bfloat16")
 """Element types of what is moved; arithmetic is folded in fp32 alone."""
@@ -69,8 +69,8 @@ class Folded:
         shape: Shape of the tensor.
         element: Its elements.
         operations: Arithmetic operations per element.
-        period: Neighbours along the last dimension are of that many kinds (real and imaginary parts: 2); whoever
-            unrolls a loop by it gets rid of the conditions.
+        period: Neighbours along the last dimension are of that many kinds (real and imaginary parts: 2); a loop
+            that is unrolled by it needs no conditions.
     """
 
     inputs: tuple[relax.Expr, ...]
@@ -145,7 +145,7 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | 
 
 
 class _Indices:
-    """In place of a buffer: gives the index that is read instead of the element."""
+    """Stands in for a buffer: gives the index that is read instead of the element."""
 
     def __getitem__(self, index: tuple[Any, ...]) -> tuple[Any, ...]:
         return index
@@ -396,4 +396,4 @@ _RULES: dict[str, Callable[[Scope, ir.Call, tuple[int, ...]], Folded | None]] = 
     "relax.call_tir": lambda scope, value, shape: _rotated(scope, value, 0, shape),
     **dict.fromkeys(BINARY, _binary),
 }
-"""By Relax operator: how its result is read without computing it beforehand."""
+"""Rules by which a result is read without being computed beforehand, by Relax operator."""

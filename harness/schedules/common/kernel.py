@@ -23,9 +23,9 @@ _SHORTEST = 64
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
 KERNEL = KernelInfo(Kind.KERNEL)
-"""Of a kernel of which nothing is known but its arguments."""
+"""Facts of a kernel of which nothing is known but its arguments."""
 HELPER = KernelInfo(Kind.HELPER)
-"""Of a function that brings an operand of a kernel into its layout."""
+"""Facts of a function that brings an operand of a kernel into its layout."""
 
 
 def chunk_length(terms: int) -> int:

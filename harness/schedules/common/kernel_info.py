@@ -1,6 +1,6 @@
 """Facts of a compiled function, kept with it as one attribute: what it computes, how, and how much work that is.
 
-Whoever decides about a function attaches them: the module that emits a kernel, or the pass that schedules loops. They
+The module that emits a kernel, or the pass that schedules loops, attaches them to the function. They
 depend on nothing but the function's own loops, because calls that compute the same share one function: which operators
 of a model it computes, and whether it runs when the model is loaded, are facts of the calls (see `origins`).
 """
@@ -21,7 +21,7 @@ ATTRIBUTE = "kernel_info"
 """The attribute of a function that holds its facts as JSON."""
 
 UNSCHEDULED = "unscheduled"
-"""In place of a schedule's name: the block keeps its loops as they were."""
+"""Stands for a schedule's name where the block keeps its loops as they were."""
 
 PRODUCT = "product"
 FILTERING, DEPTHWISE = "minimal filtering", "depthwise"
@@ -70,14 +70,14 @@ class KernelInfo:
         operator: The Relax operator that it computes, without `relax.`; empty for loops of several.
         algorithm: How it computes that, where there are several ways.
         extents: Its sizes, by name.
-        dtype: Of its result.
+        dtype: Element type of its result.
         tile: Sizes of what a task, a block of threads or the registers hold at once, by name.
         decisions: What else was decided about it, by name.
         reads: What it computes while it reads: operands, by name.
         writes: Relax operators, without `relax.`, that it does to a result before it stores it.
         flop: Arithmetic operations of products, convolutions and attention, counted as `torch.utils.flop_counter` does:
             a convolution by minimal filtering as a direct one, attention as its two products; None for anything else.
-        bytes_moved: Of all its arguments, each counted once; None where that is not known.
+        bytes_moved: Bytes of all its arguments, each counted once; None where that is not known.
         schedules: Names of the schedules of its blocks, in order; `UNSCHEDULED` for what has none.
         lost: Schedules that could not be applied.
     """

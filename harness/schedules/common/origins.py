@@ -142,7 +142,7 @@ def name_groups(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:
 def keep_origins(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Writes the operators of every call of `main` into its span, after operators have become calls of functions.
 
-    What stands before a tagged binding and is not tagged itself was put there for it.
+    An untagged binding before a tagged one was put there for it.
     """
     if not _is_tagged(module):
         return module

@@ -69,11 +69,11 @@ class Operator:
 
 
 def trace(module: tvm.IRModule, pipeline: tvm.transform.Pass, target: tvm.target.Target) -> list[Operator]:
-    """Lowers a module and tells of each operator of `main` what became of it, in order.
+    """Lowers a module, and returns for each operator of `main` what became of it, in order.
 
     Args:
         module: As imported; it is not changed.
-        pipeline: Of a target.
+        pipeline: Pipeline of a target.
         target: The target of that pipeline.
 
     Raises:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
-"""Bytes; `kAllocAlignment` of TVM, which its compiled functions rely on."""
+"""Alignment in bytes, TVM's `kAllocAlignment`, which its compiled functions rely on."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def lay_out(values: Sequence[Value], results: Sequence[Result]) -> Layout:
 
     Args:
         values: In any order.
-        results: Whose memory values may use before the result is written.
+        results: Results, whose memory values may use before the result is written.
     """
     orders: tuple[Callable[[Value], tuple[int, ...]], ...] = (
         lambda value: (-value.size, value.first),

@@ -184,7 +184,7 @@ def _divisor(number: int, limit: int, multiple: int = 1) -> int:
 def _joined(block: _Block, body: _Body) -> int:
     """Counts the innermost loops that are one loop to every tensor.
 
-    To be that, they walk a run of memory of each tensor that depends on any of them.
+    Such loops walk a run of memory of each tensor that depends on any of them.
     """
     store = block.node.body
     if not isinstance(store, tirx.BufferStore):

@@ -73,7 +73,7 @@ class Step:
         operand: Whether the second argument is a tensor instead.
         swapped: Whether the running value is the right-hand side.
         shape: The result of a reshape or permutation.
-        axes: Of a permutation.
+        axes: Axes of a permutation.
     """
 
     op: str

@@ -23,9 +23,9 @@ class Filtering:
     """The three matrices of one dimension.
 
     Attributes:
-        before: Of the inputs, [m + r - 1, m + r - 1].
-        filters: Of the taps, [m + r - 1, r].
-        after: Of the products, [m, m + r - 1].
+        before: Matrix of the inputs, [m + r - 1, m + r - 1].
+        filters: Matrix of the taps, [m + r - 1, r].
+        after: Matrix of the products, [m, m + r - 1].
     """
 
     before: Matrix

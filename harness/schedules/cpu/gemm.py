@@ -231,7 +231,7 @@ def _row_layout(
 
     Args:
         extents: The extents.
-        shape: Of the result.
+        shape: Shape of the result.
         moved_row: (row as the product counts them) → row of the result, if rows were permuted.
     """
     rows, columns = extents.rows, extents.columns

@@ -13,7 +13,7 @@ from harness.schedules.cpu.memory import plan_memory
 from harness.schedules.cpu.rewrite import call_kernels
 
 _LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE, **roi_align.LEGALIZE}
-"""By Relax operator: our legalization, where TVM's loses accuracy or speed."""
+"""This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
 
 def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:

@@ -230,7 +230,7 @@ class Access:
         pack: How the streaming operand is packed.
         packed: How the resident one is read.
         store: How an element of the result is stored.
-        touched: What that touches, if columns lie side by side.
+        touched: What the store touches, if columns lie side by side.
         rows: How the streaming operand is read where it lies, if it is the left one and packed along its rows.
     """
 
@@ -331,7 +331,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Operands:
-    """What `multiply_panels` reads for one right panel; see there."""
+    """What `multiply_panels` reads for one right panel."""
 
     left: Callable[[Any, Any, Any, int], Any]
     right: Callable[[Any, Any, Any], Any]

@@ -78,7 +78,7 @@ class Fold:
     """A reduction that runs in several lanes at once.
 
     Attributes:
-        dtype: Of the partial results.
+        dtype: Element type of the partial results.
         start: Neutral value.
         update: (partial result, index of the term) → partial result.
         merge: Two partial results → one.

@@ -31,7 +31,7 @@ KERNELS: dict[str, Lower] = {
     "relax.nn.attention": lower_attention,
     "relax.nn.attention_bias": lower_attention,
 }
-"""By Relax operator: how it becomes a kernel."""
+"""Functions that lower a Relax operator to a kernel, by operator."""
 
 
 _MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
@@ -81,7 +81,7 @@ class _Fused:
 
     Attributes:
         lowering: How the first operator of the chain becomes a kernel.
-        operands: Of the epilogue.
+        operands: Operands of the epilogue.
         epilogue: The operators that follow the first.
         covers: What the kernel computes: the first operator, those that follow, and those that it does while it reads.
     """

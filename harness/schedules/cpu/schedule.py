@@ -41,19 +41,19 @@ _MOST_ROWS, _MOST_VECTORS = 14, 6
 _LEAST_ACCUMULATORS = {32: 16, 16: 8}
 """Vectors of sums in a tile, by number of registers: fewer neither hide latency nor share loads."""
 _MOST_TASKS = 1024
-"""More are not tried: each costs some microseconds."""
+"""Tasks at most; each costs some microseconds."""
 _WORKSPACE_BYTES = 64 << 20
-"""What one task may use."""
+"""Workspace of one task at most."""
 _TASKS = 16
 """Tasks of an attention wanted at least; each copies keys and values of its head."""
 _LEAST_KEYS = 128
 """Fewer keys are not worth an attention of few queries."""
 _KEYS_OF_A_PART = 512
-"""Keys of one task of it at least."""
+"""Keys of one task of such an attention at least."""
 TILE = frozenset({"rows", "vectors"})
 """Decisions that make one choice together."""
 RESULT_TILE = frozenset({"result_rows", "result_vectors"})
-"""The same of the second product of attention."""
+"""Decisions that make one choice of the second product of attention."""
 
 
 class Workload(Hashable, Protocol):
@@ -232,7 +232,7 @@ class Product:
     Attributes:
         extents: Its extents.
         streaming: The operand that is packed by the tasks.
-        matrices: Of the resident operand, as many as are stored.
+        matrices: Number of stored matrices of the resident operand.
         at_load: Whether that one is packed when the model is loaded.
         transposed: Whether the streaming operand is stored the other way round.
         dtype: Element type.
@@ -420,8 +420,8 @@ class Attention:
     Attributes:
         batch, heads: Independent ones.
         queries, keys: Lengths.
-        channels: Of queries and keys.
-        width: Of values.
+        channels: Channels of queries and keys.
+        width: Channels of values.
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
         causal: Whether keys beyond a diagonal are masked.
         bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.

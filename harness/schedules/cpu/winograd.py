@@ -9,8 +9,8 @@ transformed, multiplied place by place with sums over channels only, and transfo
 That takes n² instead of r² m² multiplications for each tile, channel and filter of r × r. U is made when the model is
 loaded. A task takes a few lines of tiles all the way from the image to the result; V and M are its workspace.
 
-Whatever is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by term,
-before it is stored, so that infinities and NaN end up where any other convolution puts them.
+A number that is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by
+term, before it is stored, so that infinities and NaN end up where any other convolution puts them.
 """
 
 from __future__ import annotations

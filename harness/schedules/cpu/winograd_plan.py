@@ -47,7 +47,7 @@ class Plan:
     Attributes:
         window: The convolution.
         blocking: Its register tile and its tasks.
-        filtering: The same along both axes.
+        filtering: The filtering of both axes.
     """
 
     window: Window

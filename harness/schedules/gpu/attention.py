@@ -59,12 +59,12 @@ _MOST_SCORES = 32
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How the work is divided among the threads of a block.
+    """The tile of attention that a block of threads computes.
 
     Attributes:
-        queries: Of a block.
-        keys: Of a step.
-        groups: Share the keys of a step.
+        queries: Queries of a block.
+        keys: Keys of a step.
+        groups: Groups of threads that share the keys of a step.
         rows: Threads of a group along the queries.
         columns: Threads of a group along keys and channels; neighbours in a warp.
     """
@@ -77,7 +77,7 @@ class AttentionTile:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.groups * self.rows * self.columns
 
     @property
@@ -93,14 +93,14 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie in shared memory, in fp32 numbers; rows are padded to whole vectors of four.
+    """The layout of shared memory, in fp32 numbers; rows are padded to whole vectors of four.
 
     Attributes:
-        channels: Of a row of queries or keys.
-        width: Of a row of values, such that every thread has the same number of vectors.
+        channels: Length of a row of queries or keys.
+        width: Length of a row of values; every thread has the same number of vectors.
         keys: Where keys, and then the weights, begin; queries lie before them.
         values: Where values begin.
-        size: Of all; when keys are done, results of groups lie there as well.
+        size: Size of the whole; when keys are done, results of groups lie there as well.
     """
 
     channels: int
@@ -124,8 +124,8 @@ def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionT
     """Chooses how to divide the work; None if no way fits heads of this size.
 
     Args:
-        attention: The problem.
-        shared_bytes: Of a block at most.
+        attention: What is computed.
+        shared_bytes: Shared memory of a block at most.
     """
     columns = 8 if attention.width <= 32 else 16
     longest = max(16, power_of_two(attention.keys))
@@ -169,7 +169,7 @@ def kernel_of(
     """Builds a kernel of the operands' inputs, the bias if there is one, and the result [batch, query, head, channel].
 
     Args:
-        attention: The problem.
+        attention: What is computed.
         operands: How queries, keys and values are loaded.
         algorithm: Its name among the facts of the kernel.
         tile: Queries and threads of a block, keys of a step, and whatever else describes how the work is divided.
@@ -218,14 +218,14 @@ def masked(
     """Adds the bias to the score of a query and a key; the result is -inf where it is masked.
 
     Args:
-        attention: The problem.
+        attention: What is computed.
         bias: The buffer of the bias, if there is one, in a list.
         block: Batch and head.
-        score: Without it.
-        query: Position.
-        key: Position.
-        queries: Of a block, which may reach beyond the last.
-        keys: Of a step, which may as well.
+        score: The score without bias.
+        query: Position of the query.
+        key: Position of the key.
+        queries: Queries of a block, which may reach beyond the last.
+        keys: Keys of a step, which may as well.
     """
     if attention.bias is not None:
         row = T.min(query, attention.queries - 1) if attention.queries % queries else query
@@ -245,9 +245,9 @@ def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -
     """Counts the steps over the keys that any query of a block sees.
 
     Args:
-        attention: The problem.
-        queries: Of a block.
-        keys: Of a step.
+        attention: What is computed.
+        queries: Queries of a block.
+        keys: Keys of a step.
         block: The block's queries.
     """
     every = ceil_div(attention.keys, keys)

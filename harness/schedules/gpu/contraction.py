@@ -67,7 +67,7 @@ class Strides:
 
     Attributes:
         start: Offset of the first element.
-        digits: Of each group: extent and stride of each digit, the last one fastest.
+        digits: For each group, extent and stride of each digit, the last one fastest.
     """
 
     start: int
@@ -128,9 +128,9 @@ class Contraction:
     """A sum of products.
 
     Attributes:
-        parameters: Of the kernel.
+        parameters: Parameters of the kernel.
         batch, rows, columns: Loop variables that both operands depend on, the left one alone, the right one alone.
-        terms: Those of the sum.
+        terms: Loop variables of the sum.
         left, right: Expressions for an element of the operands.
         total: Stands for the sum in what is stored.
         result: The element that is stored.

@@ -27,7 +27,7 @@ _PER_BYTE = 8
 _PRODUCTS = frozenset(f"relax.{name}" for name in ("matmul", "nn.conv2d", "nn.conv2d_transpose"))
 _UNARY = frozenset(f"relax.{name}" for name in ("nn.relu", "nn.gelu", "nn.silu", "sigmoid", "negative"))
 _FINISHES = frozenset((*_UNARY, *BINARY, "relax.astype"))
-"""What a product does to its sums before it stores them."""
+"""Operators that a product applies to its sums before it stores them."""
 
 
 def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
@@ -35,7 +35,7 @@ def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
 
     Args:
         folded: The operand.
-        item_bytes: Of an element.
+        item_bytes: Bytes of an element.
         turns: How often each element is loaded.
     """
     return folded.operations * turns <= 2 * item_bytes * _PER_BYTE
@@ -106,7 +106,7 @@ class Folding:
 
         Args:
             attention: The variable.
-            item_bytes: Of an element of an operand.
+            item_bytes: Bytes of an element of an operand.
             turns: How often keys and values are loaded: blocks of queries of a head.
         """
         arguments = self.bindings[attention].args[:3]

@@ -68,4 +68,4 @@ LEGALIZE: dict[str, Legalize] = {
     "relax.nn.attention": attention,
     "relax.nn.attention_bias": attention,
 }
-"""By Relax operator."""
+"""Legalizations, by Relax operator."""

@@ -26,7 +26,7 @@ _HELD = 16
 _EACH = 8
 """Elements of a line that a thread has at least, if that leaves a warp."""
 _THREADS = 256
-"""Of a line at most."""
+"""Threads that reduce a line at most."""
 _BLOCK = 128
 """Threads of a block at least; short lines share one."""
 
@@ -56,7 +56,7 @@ class Line:
 
     Args:
         count: Elements at most.
-        threads: That reduce it, a power of two.
+        threads: Threads that reduce it, a power of two.
         thread: Index in the block.
         read: Index of an element → its fp32 value.
         limit: Elements, where that depends on the block.

@@ -18,7 +18,7 @@ from harness.schedules.gpu.threads import local
 LANES = 4
 """Channels that are loaded together."""
 _VECTOR_BYTES = 16
-"""Of the longest load of a thread."""
+"""Bytes of the longest load of a thread."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _Note:
 
 @dataclass(frozen=True)
 class _Noting:
-    """In place of a buffer: notes what is read, and gives zero."""
+    """Stands in for a buffer: notes what is read, and gives zero."""
 
     number: int
     buffer: tirx.Buffer
@@ -128,7 +128,7 @@ class _Noting:
 
 @dataclass(frozen=True)
 class _Taking:
-    """In place of every buffer: gives what was loaded, in the order in which it was noted."""
+    """Stands in for every buffer: gives what was loaded, in the order in which it was noted."""
 
     loaded: Any
 

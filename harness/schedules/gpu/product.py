@@ -32,10 +32,10 @@ from harness.schedules.gpu.threads import barrier
 from harness.schedules.gpu.tile import Tile, choose_tile
 
 _LANES = 4
-"""Of fp32 that a thread loads or stores at once: 16 bytes."""
+"""fp32 numbers that a thread loads or stores at once: 16 bytes."""
 
 _MOST_BLOCKS = 65535
-"""Along the second and third dimension of a grid (CUDA Programming Guide, technical specifications)."""
+"""Blocks along the second and third dimension of a grid at most (CUDA Programming Guide, specifications)."""
 
 
 class Product:

@@ -19,7 +19,7 @@ from harness.schedules.gpu.tensor_attention import AttentionWarpTile, choose_att
 from harness.schedules.gpu.threads import FLOATS
 
 _GROUP = "transpose_matmul_fuse"
-"""What FuseTransposeMatmul calls its groups."""
+"""The name that FuseTransposeMatmul gives its groups."""
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

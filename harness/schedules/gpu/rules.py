@@ -60,13 +60,13 @@ RULES: tuple[Rule, ...] = (
     dlight.gpu.Fallback(),
     OuterLoops(),
 )
-"""In the order in which they are tried; DLight's `Matmul` is not among them, products are this project's own."""
+"""The rules in the order in which they are tried; products are this project's own, not DLight's `Matmul`."""
 
 _REFUSALS = (ScheduleError, InternalError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What rules raise where TVM refuses a step of theirs, or their arithmetic meets a shape that it does not expect."""
 
 _THREADS = "threads as TVM's operator has them"
-"""In place of a rule's name."""
+"""Stands for a rule's name where the loops have threads already."""
 
 
 def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:

@@ -40,11 +40,11 @@ _WIDEST = 64
 
 @dataclass(frozen=True)
 class AttentionWarpTile:
-    """How the work is divided.
+    """The tile of attention that a block of warps computes.
 
     Attributes:
-        warps: Of a block, each with sixteen queries.
-        keys: Of a step.
+        warps: Warps of a block, each with sixteen queries.
+        keys: Keys of a step.
     """
 
     warps: int
@@ -52,12 +52,12 @@ class AttentionWarpTile:
 
     @property
     def queries(self) -> int:
-        """Of a block."""
+        """Queries of a block."""
         return _ROWS * self.warps
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return WARP * self.warps
 
 

@@ -59,7 +59,7 @@ class WarpTile:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.down * self.across * WARP
 
 

@@ -42,7 +42,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.down * self.across * self.split
 
     @property
@@ -93,8 +93,8 @@ def choose_tile(batch: int, rows: int, columns: int, shared_bytes: int, threads:
 
     Args:
         batch: Number of products.
-        rows: Of each.
-        columns: Of each.
+        rows: Rows of each.
+        columns: Columns of each.
         shared_bytes: Shared memory that a block may have.
         threads: Threads that a block may have.
     """

@@ -78,7 +78,7 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Within the context, without the exporter's reports on every folded constant."""
+    """Silences the exporter's reports on every folded constant for the duration of the context."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

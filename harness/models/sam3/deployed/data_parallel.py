@@ -18,10 +18,10 @@ from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma,
 from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
 
 _THREADS = 256
-"""Of a block."""
+"""Threads of a block."""
 
 _FMA = {"cuda": "fmaf", "metal": "fma"}
-"""What the languages of GPUs call it; TVM 0.27 knows only LLVM's."""
+"""Fused multiply-add in the languages of GPUs; TVM 0.27 knows only LLVM's."""
 
 
 def _fma(kind: str) -> Fma:

@@ -108,8 +108,8 @@ def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIn
     """Computes what `compute_source_index_and_lambda` in PyTorch's `UpSample.h` does, in its fp32.
 
     Args:
-        position: In the output.
-        size: Of the output.
+        position: Position in the output.
+        size: Size of the output.
         fma: How the target computes it.
     """
     same = size == SIZE

@@ -248,7 +248,7 @@ def _sigmoid(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class _Answered:
-    """In the place of upstream's model, with an answer that is known."""
+    """Stands in for upstream's model, with an answer that is known."""
 
     def __init__(self, raw: Arrays) -> None:
         self._raw = raw

@@ -1,4 +1,4 @@
-"""Comparing booleans."""
+"""TVM rejects comparisons of booleans."""
 
 from __future__ import annotations
 
