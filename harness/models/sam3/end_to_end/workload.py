@@ -27,7 +27,7 @@ from harness.parity.detections import Detections, ReferenceDetections, judge_det
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 from harness.runtime.manifest import DEFAULT_CAPACITY
-from harness.runtime.sam3.model import Detections as Segmented
+from harness.runtime.sam3.model import Found as Segmented
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
 
