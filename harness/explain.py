@@ -1,4 +1,4 @@
-"""What becomes of each Relax operator of a component: which kernel, which loops, and what fell to TVM's default."""
+"""Explains the lowering of each Relax operator of a component: by a kernel, by loops, or by TVM's default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.schedules.common.provenance import Operator
 
 ADVICE = "choose another file with --json"
-"""What to do where the file cannot be written."""
+"""Advice for the user where the file cannot be written."""
 
 _SHAPES_SHOWN = 3
 _FUNCTIONS_SHOWN = 3

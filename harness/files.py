@@ -21,7 +21,7 @@ from typing import Any
 from harness.core.errors import HarnessError
 
 ADVICE = "free some space or choose another folder"
-"""What to do about a file that cannot be written, where the caller knows nothing better."""
+"""Advice for the user where a file cannot be written and the caller knows nothing better."""
 
 
 def write_bytes(path: Path, content: bytes, *, advice: str = ADVICE, durable: bool = False) -> None:
@@ -157,7 +157,7 @@ def check_writable(path: Path, *, advice: str = ADVICE) -> None:
 def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: str) -> Iterator[Path]:
     """Gives an empty folder to fill, which takes the place of `folder` when the context ends well.
 
-    What was there before stays until then, and for good if the context ends with an exception.
+    The old contents stay until then, and for good if the context ends with an exception.
 
     Args:
         folder: Must not exist, or be empty, or be replaceable.

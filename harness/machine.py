@@ -1,4 +1,4 @@
-"""What this machine is and which versions are installed: what every number in a report must be read with.
+"""The machine and the installed versions, without which no number in a report can be read.
 
 Needs neither torch nor tvm; whatever cannot be found out is None.
 """

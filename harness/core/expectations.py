@@ -93,7 +93,7 @@ class Expectation:
 
 
 class CheckKind(StrEnum):
-    """What an outcome is worth, seen from the expectations."""
+    """The rating of an outcome by the expectations."""
 
     AS_EXPECTED = "as_expected"
     UNEXPECTED = "unexpected"

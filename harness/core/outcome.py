@@ -141,7 +141,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case.
+    """The outcome of one case.
 
     Attributes:
         stage: Last stage that was entered.

@@ -90,7 +90,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What a case is about.
+    """The subject of cases: a component or a whole model.
 
     Attributes:
         name: Registry key, also the pytest marker.

@@ -41,7 +41,7 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a model.
+    """The result of compiling a model.
 
     Attributes:
         manifest: Manifest of the folder.

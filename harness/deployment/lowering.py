@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tvm import relax
 
 PACKING = "_transform_params"
-"""What Relax's LiftTransformParams appends to a function's name for the function that packs its weights."""
+"""The suffix that Relax's LiftTransformParams gives to the name of a function that packs weights."""
 
 
 def merged(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:

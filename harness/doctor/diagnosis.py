@@ -1,4 +1,4 @@
-"""What this machine can compile and run, with which CPU features and threads, and which versions do not go together."""
+"""The diagnosis of this machine: targets, CPU features, threads, and versions that do not go together."""
 
 from __future__ import annotations
 

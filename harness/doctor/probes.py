@@ -1,4 +1,4 @@
-"""What only native code can tell, asked in worker processes: a pair of packages that crashes is a finding."""
+"""Probes that run native code in worker processes: a pair of packages that crashes is a finding."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 
 @dataclass(frozen=True)
 class Run:
-    """What a workload is run with.
+    """Everything that a workload is run with.
 
     Attributes:
         case: How it is lowered and what it is compiled for.

@@ -1,6 +1,6 @@
 """From an imported module to one with half-precision operands: a pass over Relax, before any target's pipeline.
 
-What is half:
+These are half:
 
 - the operands of matrix products, convolutions and attention, whose sums are float32 (attention's result is half: TVM's
   operator has no other, and only products read it);
@@ -10,7 +10,7 @@ What is half:
 - results of products, with their bias, that are moved before anything else reads them: they go through memory, and
   upstream under autocast rounds them as well.
 
-What stays float32:
+These stay float32:
 
 - normalization, softmax, sums and every other elementwise function (exponentials, GELU, logarithms, rotations, sine
   embeddings), and the residual stream: their results are rounded where a product reads them, and not before;

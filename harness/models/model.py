@@ -1,4 +1,4 @@
-"""What a model is: subjects to verify, and what of it can be deployed."""
+"""Model: its subjects to verify, and its entry points to deploy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a half-precision case is judged against: upstream under `torch.autocast`, with a GPU's arithmetic.
+"""The reference of half-precision cases: upstream under `torch.autocast`, with a GPU's arithmetic.
 
 Upstream runs on GPUs under autocast, so its own half-precision outputs, and not float32's, are what a compiled
 component must match: an error is put in relation to the error of autocast, both measured against float64.

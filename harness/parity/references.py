@@ -1,4 +1,4 @@
-"""What a case of each precision is held to: PyTorch eager fp32, or upstream under autocast."""
+"""The reference of each precision: PyTorch eager fp32, or upstream under autocast."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Breadcrumb:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What became of a call.
+    """The result of a call.
 
     Attributes:
         kind: How it ended.

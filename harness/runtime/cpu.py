@@ -61,9 +61,9 @@ VECTOR_FEATURES = (
     "cssc",
     "mops",
 )
-"""What LLVM may use by itself in compiled loops; a CPU name must not promise more of these than the machine has.
+"""Features that LLVM may use by itself in compiled loops; a CPU's name must promise no more than the machine has.
 
-What only intrinsics use (AMX tiles, AES) is left out: no kernel needs it, and hypervisors often hide it.
+Features that only intrinsics use (AMX tiles, AES) are left out: no kernel needs them, and hypervisors often hide them.
 """
 
 # The levels of the x86-64 ABI, best first, with the features that each adds to the next.
@@ -94,9 +94,9 @@ _LINUX_ARM = {
     "asimddp": "dotprod",
     "fcma": "complxnum",
 }
-# What macOS lists below machdep.cpu on Intel, in lower case, that LLVM spells otherwise.
+# Names that macOS lists below machdep.cpu on Intel, in lower case, and that LLVM spells otherwise.
 _MACOS_X86 = {"avx1.0": "avx", "bmi1": "bmi"}
-# What macOS lists below hw.optional.arm, where 0 means that the processor lacks it.
+# Names that macOS lists below hw.optional.arm, where 0 means that the processor lacks the feature.
 _MACOS_ARM = {
     "FEAT_FP16": "fullfp16",
     "FEAT_FHM": "fp16fml",

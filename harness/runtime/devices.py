@@ -1,6 +1,6 @@
 """The devices that compiled models run on: whether one is there, and NumPy arrays to and from its memory.
 
-What a GPU needs of TVM is a library of its own beside TVM's runtime; of CUDA it needs the driver and `CUDART`.
+A GPU needs a library of TVM beside TVM's runtime; CUDA needs the driver and `CUDART` as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import tvm_ffi
 
 DEVICES = {"llvm": "cpu", "cuda": "cuda", "metal": "metal"}
-"""What TVM calls the device that runs a target's code."""
+"""TVM's names of the devices that run a target's code."""
 
 _MISSING = {
     "cuda": "there is no NVIDIA driver on this machine",

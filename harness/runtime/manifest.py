@@ -1,4 +1,4 @@
-"""What an artifact folder says about itself: `manifest.json`."""
+"""The manifest of an artifact folder: `manifest.json`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ RUNTIME_LIBRARIES = (
     *(f"libtvm_runtime{device}.{suffix}" for device in ("", "_cuda", "_metal") for suffix in ("so", "dylib")),
     CUDART,
 )
-"""What a folder brings along for machines where TVM is not installed."""
+"""Libraries in a folder for machines where TVM is not installed."""
 OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
-"""What a folder may lack and still run."""
+"""Files that a folder may lack and still run."""
 
 
 def weights_file(entry: str) -> str:

@@ -37,7 +37,7 @@ _DTYPES = {
 """The dtypes of the format that occur here, by their names."""
 _SPELLED = {name: code for code, name in _DTYPES.items()}
 _BITS = {"bfloat16": "uint16"}
-"""What holds the values of a dtype that NumPy has not."""
+"""NumPy's dtypes that hold the bits of a dtype that NumPy has not."""
 
 
 def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HEADERS = Path(__file__).parent / "headers"
-"""What generated GPU source includes, for clang."""
+"""The headers that generated GPU source includes, for clang."""
 
 
 def clang() -> list[str] | None:

@@ -26,7 +26,7 @@ LIBRARY_SUFFIX = ".so"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a module that was compiled.
+    """The result of compiling a module.
 
     Attributes:
         kernels: Kernels of a GPU target.
@@ -55,7 +55,7 @@ def compile_module(
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Returns:
-        What became of it; the code is in the library.
+        The result; the code is in the library.
 
     Raises:
         RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with; the

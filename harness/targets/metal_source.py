@@ -60,8 +60,8 @@ WIDE_SHUFFLES = "\n".join(
         "#endif",
     )
 )
-"""What Metal lacks and TVM's reductions of int64 call: shuffles of 64 bits (Metal Shading Language Specification 6.9.2;
-KhronosGroup/SPIRV-Cross#2538)."""
+"""Shuffles of 64 bits, which Metal lacks and TVM's reductions of int64 call (Metal Shading Language Specification
+6.9.2; KhronosGroup/SPIRV-Cross#2538)."""
 
 
 def completed(source: str) -> str:

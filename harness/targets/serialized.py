@@ -1,4 +1,4 @@
-"""What a library carries as bytes, in TVM's serialization: the modules beside its host code, among them the device's.
+"""The bytes that a library carries in TVM's serialization: the modules beside its host code, among them the device's.
 
 The format is that of TVM 0.27: little endian, 64-bit counts before strings, arrays and maps.
 """

@@ -1,4 +1,4 @@
-"""What a target is: one place to run, what this machine can do with it, and the pipeline that compiles for it."""
+"""Target: one kind of device, what this machine can do with it, and the pipeline that compiles for it."""
 
 from __future__ import annotations
 

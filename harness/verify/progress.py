@@ -1,4 +1,4 @@
-"""What the user sees while cases run: the stage of each running case, and a line for each finished one."""
+"""The display while cases run: the stage of each running case, and a line for each finished one."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from harness.targets import TARGETS
 
 @dataclass(frozen=True)
 class Limits:
-    """What one case may use: seconds of wall-clock time, bytes of resident memory; None for no limit."""
+    """The limits of one case: seconds of wall-clock time, bytes of resident memory; None for no limit."""
 
     timeout: float | None = None
     memory_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""What a library carries for its GPU: read from the bytes that TVM's runtime would hand to CUDA or Metal."""
+"""The GPU's part of a library: read from the bytes that TVM's runtime would hand to CUDA or Metal."""
 
 from __future__ import annotations
 

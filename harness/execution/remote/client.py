@@ -40,7 +40,7 @@ _ASK_SECONDS = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a file on the device is to have in it.
+    """The contents of a file on the device.
 
     Attributes:
         digest: SHA-256.

@@ -1,4 +1,4 @@
-"""What a device says about itself: what code it can run, which targets, and what it is."""
+"""The description of a device: the code that it can run, its targets, and its machine."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RemoteModel:
-    """What `harness.segment` asks of a model; where a session is lost, the next image begins another one.
+    """A model as `harness.segment` uses it; where a session is lost, the next image begins another one.
 
     Attributes:
         manifest: What the model says about itself.

@@ -46,7 +46,7 @@ PREFIX = "sam3_tvm."
 
 
 class Session:
-    """What the client has loaded, and the tensors that it holds, by number."""
+    """The libraries and models that the client has loaded, and the tensors that it holds, by number."""
 
     def __init__(self, work: Path, store: Store, description: str) -> None:
         """Begins without anything loaded.
@@ -97,7 +97,7 @@ class Session:
             (folder / name).symlink_to(self._store.path(digest))
         if "manifest" in what:
             (folder / MANIFEST).write_text(what["manifest"], encoding="utf-8")
-            # What is in the store was checked when it arrived.
+            # Files in the store were checked when they arrived.
             artifact = Artifact.load(folder, check=False)
             self._loaded[number] = lambda entry, tensors: _entry(artifact, entry, tensors)
         else:

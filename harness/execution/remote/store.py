@@ -13,7 +13,7 @@ from harness.files import probe
 from harness.runtime.errors import Sam3Error
 
 LIMIT_BYTES = 20 << 30
-"""What a device keeps by default; the full model's weights are 3.5 GB."""
+"""Bytes that a device keeps by default; the full model's weights are 3.5 GB."""
 _RECENT_SECONDS = 3600.0
 """A file that was used within that time may be in use."""
 
@@ -81,7 +81,7 @@ class Store:
     def trim(self, limit_bytes: int = LIMIT_BYTES) -> int:
         """Removes what was not used for the longest time until the rest is within the limit; returns bytes removed.
 
-        What was used within the last hour stays, whatever the limit.
+        Files that were used within the last hour stay, whatever the limit.
         """
         files = []
         for path in self.folder.iterdir():

@@ -1,4 +1,4 @@
-"""What clients ask TVM's RPC tracker, which hands out sessions on any number of servers with one key."""
+"""The client of TVM's RPC tracker, which hands out sessions on any number of servers with one key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NobodyFreeError(HarnessError):
 
 
 class Tracker:
-    """What an RPC tracker can be asked, with a time limit on every answer."""
+    """A client of an RPC tracker, with a time limit on every answer."""
 
     def __init__(self, address: str, key: str) -> None:
         """Connects nowhere yet.

@@ -1,4 +1,4 @@
-"""What the defects of every frontend have in common, as plain data for the import, the tests and the page."""
+"""Defect: one thing that a frontend gets wrong, as plain data for the import, the tests and the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Symptom(StrEnum):
 
 @dataclass(frozen=True)
 class RawOutcome:
-    """What an unmodified frontend does with the reproduction.
+    """The result of the reproduction in an unmodified frontend.
 
     Attributes:
         symptom: How it shows.

@@ -1,4 +1,4 @@
-"""What a strategy is: one way to get rotary position encoding (complex64 upstream) through the compiler."""
+"""Strategy: one way to get rotary position encoding (complex64 upstream) through the compiler."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _TEXT, _CLIP = "backbone.language_backbone.encoder", "text_encoder.text_model"
 _DECODER, _DETR_DECODER = "transformer.decoder", "detr_decoder"
 _HEAD, _MASKS = "segmentation_head", "mask_decoder"
 
-# Upstream's module → Transformers'; `#` is the number of a layer. What they hold (weight, bias) has the same name.
+# Upstream's module → Transformers'; `#` is the number of a layer. Their parameters (weight, bias) have the same names.
 _SAME: dict[str, str] = {
     f"{_TRUNK}.patch_embed.proj": f"{_VIT}.embeddings.patch_embeddings.projection",
     f"{_TRUNK}.ln_pre": f"{_VIT}.layer_norm",
@@ -240,7 +240,7 @@ def _restored(ours: str, tensor: torch.Tensor) -> torch.Tensor:
 def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Converts the tensors of upstream's image model to the names and shapes of Transformers' `Sam3Model`.
 
-    What has no place in the layout is left out: formulas, `POINTS`, `NOT_CONVERTED`, the class token's position.
+    Tensors without a place in the layout are left out: formulas, `POINTS`, `NOT_CONVERTED`, the class token's position.
 
     Raises:
         KeyError: For a name that is none of SAM 3's image model's.

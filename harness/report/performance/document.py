@@ -1,4 +1,4 @@
-"""What the performance report says, by machine: ratios, goals, shares; plain data for the page and the plots."""
+"""The contents of the performance report, by machine: ratios, goals, shares; plain data for the page and the plots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOP_KERNELS = 5
 Entry = TypeVar("Entry", Measurement, KernelRate)
 
 _MACHINE_KEYS = ("cpu", "features", "usable_cpus", "memory_bytes")
-"""What makes two machines the same, besides the threads."""
+"""Facts in which two descriptions of one machine agree, besides the threads."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 
 @dataclass(frozen=True)
 class Goal:
-    """What issue and design ask of the speed.
+    """A goal of issue and design for the speed.
 
     Attributes:
         what: The goal in words.
@@ -401,7 +401,7 @@ def _names(measurements: Sequence[Measurement]) -> dict[Measurement, str]:
 
 @dataclass(frozen=True)
 class Peak:
-    """What a machine was measured to do per second: the median of all probes, the least and the most."""
+    """The measured peak of a machine per second: the median of all probes, the least and the most."""
 
     median: float
     least: float

@@ -1,4 +1,4 @@
-"""What the figures say, in sentences: goals reached or not, and the titles of the plots."""
+"""The findings in sentences: goals reached or not, and the titles of the plots."""
 
 from __future__ import annotations
 

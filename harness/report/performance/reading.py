@@ -295,7 +295,7 @@ def read_result(path: Path) -> ResultFile:
 
 
 class _Problem(ValueError):
-    """What is wrong in a file, with the place."""
+    """A problem in a file, with the place."""
 
 
 class _Fields:

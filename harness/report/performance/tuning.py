@@ -1,4 +1,4 @@
-"""What a database of tuned schedules says was found, and where nothing was."""
+"""The results in a database of tuned schedules, with the tasks for which nothing was found."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r
 """The floats of an output, in the order of the schema."""
 
 KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
-"""What is kept of a kernel, in this order; null where it is not known."""
+"""The facts of a kernel that are kept, in this order; null where one is not known."""
 
 _CASE_KEYS = {
     "component": str,

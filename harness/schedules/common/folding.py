@@ -49,7 +49,7 @@ Element = Callable[["Reader", Index], Any]
 
 @dataclass(frozen=True)
 class Reader:
-    """What an element is computed with.
+    """The buffers and the analyzer that an element is computed with.
 
     Attributes:
         buffers: One for each of the inputs of the `Folded`.

@@ -59,7 +59,7 @@ def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) ->
 
 @dataclass(frozen=True)
 class Facts:
-    """What is bound in a function, in order, and the variables whose values read each; None is the function itself."""
+    """The bindings of a function, in order, and the variables whose values read each; None is the function itself."""
 
     bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
     users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)

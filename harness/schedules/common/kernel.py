@@ -1,4 +1,4 @@
-"""What kernels for CPUs and GPUs are written with: functions, buffers, and the length of a sum.
+"""Building blocks of kernels for CPUs and GPUs: functions, buffers, and the length of a sum.
 
 The kernels are built with TVM's IR builder instead of schedules, because blocking, packing and edges are then ordinary
 Python. Every function is marked opaque and scheduled, so that no pass fuses or reschedules it.

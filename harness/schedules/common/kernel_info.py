@@ -30,7 +30,7 @@ ATTENTION, FEW_QUERIES, TENSOR_CORES = "attention", "attention of few queries", 
 
 
 class Kind(StrEnum):
-    """What a function is to this project."""
+    """The kind of a function: who wrote its loops."""
 
     KERNEL = "kernel"
     """This project wrote its loops."""
@@ -113,7 +113,7 @@ class KernelInfo:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What a function that is being built gets as attributes."""
+        """The attributes of a function that is being built."""
         return {ATTRIBUTE: self.to_json()}
 
 

@@ -30,7 +30,7 @@ LOAD = "main_transform_params"
 """The function that LiftTransformParams makes of what depends on weights alone."""
 
 _TAG = "operator:"
-"""What tags begin with; the numbers of operators follow."""
+"""The prefix of tags; the numbers of operators follow."""
 _SITES = "sites"
 """The attribute of `main` that holds the sites."""
 _MARK = "mark"
@@ -40,7 +40,7 @@ _SUM = 4
 
 
 class Role(StrEnum):
-    """What one call is, before it is fused with its neighbours."""
+    """The role of one call, before it is fused with its neighbours."""
 
     KERNEL = "kernel"
     HELPER = "helper"

@@ -1,7 +1,7 @@
-"""What became of each Relax operator on its way through a pipeline, and which compiled function computes it.
+"""The lowering of each Relax operator by a pipeline, and the compiled functions that compute it.
 
-The pipeline runs as it always does, on a module whose bindings are tagged (`origins`). What each call computes is then
-an attribute of `main`, and what each function is, one of the function (`kernel_info`).
+The pipeline runs as it always does, on a module whose bindings are tagged (`origins`). The operators of
+each call are then an attribute of `main`, and the facts of each function are an attribute of it (`kernel_info`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rewrite may ask about the Relax function around an operator, on every target."""
+"""The Relax function around an operator, as rewrites for every target ask about it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where values lie in memory, known when code is generated: values that are never alive together share it.
 
 Every result of a function gets an allocation of its own, exactly as large as it is, because it outlives the function.
-Until it is written, other values may lie there. What finds no place there lies in the arena, one more allocation.
+Until it is written, other values may lie there. All values without such a place lie in the arena, one more allocation.
 Finding the smallest arena is NP-hard; taking the largest values first comes within a few percent of what is alive at
 the worst moment.
 """

@@ -57,7 +57,7 @@ _REUSE = 16
 
 @dataclass(frozen=True)
 class _Block:
-    """What the schedule asks about a block: a perfect nest of loops around one store."""
+    """A block as the schedule sees it: a perfect nest of loops around one store."""
 
     handle: Any
     node: Any
@@ -99,7 +99,7 @@ def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
 
 @dataclass(frozen=True)
 class _Body:
-    """What a block's body contains.
+    """The contents of a block's body.
 
     Attributes:
         loads: (buffer, indices simplified for the extents of the axes) of every load.

@@ -1,4 +1,4 @@
-"""What happens to an element of a product before it is stored: bias, activation, residual.
+"""Epilogues: the steps from an element of a product to the value that is stored, such as bias, activation, residual.
 
 An epilogue is a chain of elementwise steps. It is found on Relax (`rewrite.py`), carried as plain data, and emitted in
 the write-back of the register tile, so that the product's result does not travel through memory once per step.

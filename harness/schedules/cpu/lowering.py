@@ -37,7 +37,7 @@ class Lowering:
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Scope):
-    """What a lowering may ask about the function around it.
+    """The function around an operator, as lowerings ask about it.
 
     Attributes:
         unit: The target's vector registers.

@@ -320,7 +320,7 @@ def product_function(
 
 @dataclass(frozen=True)
 class _Block:
-    """What a task does: some left panels by some right ones, of matrix `batch`."""
+    """The work of a task: some left panels by some right ones, of matrix `batch`."""
 
     batch: Any
     left_first: Any
@@ -331,7 +331,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Operands:
-    """What `multiply_panels` reads for one right panel."""
+    """The operands of `multiply_panels` for one right panel."""
 
     left: Callable[[Any, Any, Any, int], Any]
     right: Callable[[Any, Any, Any], Any]
@@ -365,7 +365,7 @@ def _pack_left(extents: Extents, blocking: Blocking, access: Access, block: _Blo
             return workspace[(first // blocking.chunk, p, *((i, k) if by_row else (k, i)))]
 
         def ahead(p: Any, first: Any, k: Any) -> None:
-            # Of the next left panel as much as a step reads, of the next chunk of the right one its share.
+            # A step fetches as much of the next left panel as it reads, and its share of the next right chunk.
             prefetch(line[(first // blocking.chunk * slots + p + 1) * size + k * tile.rows], level=1)
             at = (p * blocking.chunk + k) * share
             row = first + blocking.chunk + at // tile.columns

@@ -94,7 +94,7 @@ class _Fused:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to do at each binding: emit a kernel, or nothing because a later kernel covers it."""
+    """The action at each binding: emit a kernel, or nothing because a later kernel covers it."""
 
     kernels: Mapping[relax.Var, _Fused]
     covered: frozenset[relax.Var]

@@ -1,4 +1,4 @@
-"""What can be decided about a kernel: workloads and their keys, schedules, and all schedules of a workload.
+"""Decisions about kernels: workloads and their keys, schedules, and all schedules of a workload.
 
 A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
 *key* is what a database knows it by; the element type is a part of it unless it is float32. A *schedule* names
@@ -65,7 +65,7 @@ class Workload(Hashable, Protocol):
 
     @property
     def key(self) -> str:
-        """What a database knows it by; equal wherever the same work is done."""
+        """The key under which a database knows it; equal wherever the same work is done."""
 
     @property
     def multiplications(self) -> int:

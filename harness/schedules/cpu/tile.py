@@ -30,7 +30,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class VectorUnit:
-    """What matters of an instruction set: fp32 lanes of one register, and how many registers there are."""
+    """The vector unit of an instruction set: fp32 lanes of one register, and the number of registers."""
 
     lanes: int
     registers: int

@@ -11,7 +11,7 @@ from harness.schedules.cpu.epilogue import ResultLayout
 
 @dataclass(frozen=True)
 class Window:
-    """What a convolution reads and writes.
+    """The geometry of a convolution.
 
     Attributes:
         image: Input shape.

@@ -20,7 +20,7 @@ _PATCH_BYTES = 2560 * 1024
 _PRODUCT_BYTES = 1280 * 1024
 """The products of a group of filters at most."""
 _TRANSFORMING = 20
-"""What transforming a patch costs, in filters that could be multiplied with it meanwhile."""
+"""Cost of transforming a patch, in filters that could be multiplied with it meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 Values = dict[tirx.Var, Any]
-"""What stands for a loop variable."""
+"""Expressions by the loop variables that they stand for."""
 
 _REDUCTION = 2
 """`tirx.IterVar.CommReduce`."""

@@ -79,7 +79,7 @@ class Operands:
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
-        """What they read from memory, each once."""
+        """The tensors that they read from memory, each once."""
         found: list[relax.Expr] = []
         for value in (value for folded in self.all for value in folded.inputs):
             if not any(value.same_as(other) for other in found):
@@ -92,7 +92,7 @@ class Operands:
 
 
 class Folding:
-    """What may be folded in one function."""
+    """The operands of attention that may be folded in one function."""
 
     def __init__(self, function: relax.Function, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> None:
         facts = facts_of(function)
@@ -126,7 +126,7 @@ class Folding:
             }
             if not shared:
                 return Operands(*folded)
-            # What somebody else reads too is computed once, and stored.
+            # An operand that another operator reads too is computed once, and stored.
             of_shared = {x for x in inside if getattr(self.bindings[x], "tuple_value", None) in shared}
             scope = replace(scope, results=scope.results | shared | of_shared)
 

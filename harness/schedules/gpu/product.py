@@ -4,7 +4,7 @@
 
 A block of threads computes one tile of the result, slab by slab: a few terms k of the rows and columns of its tile are
 loaded to shared memory, transposed if need be, and each thread multiplies all pairs of its rows and columns. While it
-does, it already loads its part of the next slab into registers. What no tile divides reads as zero and is not stored.
+does, it already loads its part of the next slab into registers. Beyond the edges, a tile reads zeros and is not stored.
 
 An operand's element is any expression: a convolution gathers its columns here, and the column matrix never exists.
 Where elements lie side by side, four are loaded at once.

@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
 """The rules in the order in which they are tried; products are this project's own, not DLight's `Matmul`."""
 
 _REFUSALS = (ScheduleError, InternalError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What rules raise where TVM refuses a step of theirs, or their arithmetic meets a shape that it does not expect."""
+"""Errors of rules, where TVM refuses a step, or their arithmetic meets a shape that it does not expect."""
 
 _THREADS = "threads as TVM's operator has them"
 """Stands for a rule's name where the loops have threads already."""

@@ -190,7 +190,7 @@ class Stage:
 
 
 class Result:
-    """What follows a sum, and where it is stored."""
+    """The arithmetic after a sum, and where the result is stored."""
 
     def __init__(self, contraction: Contraction) -> None:
         self._contraction = contraction

@@ -152,7 +152,7 @@ class _Emitter:
             with T.vectorized(0, lanes) as v:
                 T.buffer_store(target, staged[v], [row * (width + _PADDING) + lanes * vector + v])
 
-        # What is computed takes registers while it is: one after the other, so that none are spilled.
+        # Computing an operand takes registers: one after the other, so that none are spilled.
         annotations = {"disable_unroll": True} if source.folded.operations else None
         with T.serial(0, ceil_div(count, threads), annotations=annotations) as n:
             index = T.Bind(n * threads + self.thread)

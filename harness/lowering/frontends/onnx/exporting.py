@@ -20,7 +20,7 @@ OPSET = 23
 """The first version in which attention is one operator; exact GELU is one since 20, layer normalization since 17."""
 
 PACKAGES = ("onnx", "onnxscript")
-"""What PyTorch's exporter and TVM's importer need besides themselves."""
+"""Packages that PyTorch's exporter and TVM's importer need besides themselves."""
 
 _CHATTY = ("onnxscript", "onnx_ir")
 """Loggers that report each constant that was not folded."""

@@ -40,7 +40,7 @@ LONGEST = 22
 _BLOCK = 63
 """Output positions whose weights one task computes; divides RESOLUTION."""
 _WINDOW = 4
-"""What is known of an output position: first pixel, number of pixels, bits that its largest weight allows, Σa."""
+"""Facts of an output position: first pixel, number of pixels, bits that its largest weight allows, Σa."""
 
 
 def preprocess_module() -> tvm.IRModule:

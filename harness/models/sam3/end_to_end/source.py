@@ -1,4 +1,4 @@
-"""What upstream answers to each question, twice, and in float64; cached on disk, one entry for each question.
+"""Upstream's answers to each question, twice, and in float64; cached on disk, one entry for each question.
 
 A half-precision answer is judged in two steps. The raw outputs are held to float64 beside upstream under autocast, by
 the oracle verdict. What is found is a decision on these outputs, made in fp32 whatever the precision: it is held, by
@@ -41,7 +41,7 @@ _FP32 = reference_of(PRECISIONS[DEFAULT_PRECISION])
 
 @dataclass(frozen=True)
 class Answer:
-    """What upstream says to one text or prompt.
+    """Upstream's answer to one text or prompt.
 
     Attributes:
         name: What it is called in reports.

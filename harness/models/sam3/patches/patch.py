@@ -1,4 +1,4 @@
-"""What a patch is: one upstream assumption, lifted for the duration of a context and put back afterwards."""
+"""Patch: one upstream assumption, lifted for the duration of a context and put back afterwards."""
 
 from __future__ import annotations
 

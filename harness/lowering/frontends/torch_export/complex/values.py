@@ -1,4 +1,4 @@
-"""What stands for a complex tensor in the lowered graph, and the writing of that graph."""
+"""Complex tensors as values of the lowered graph, and the writing of that graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Interleaved:
 
 
 Value: TypeAlias = Node | Pair | Interleaved | list[Pair]
-"""What a node of the original graph is in the lowered one; a list for an operator that returns several tensors."""
+"""A node of the original graph in the lowered one; a list for an operator that returns several tensors."""
 
 
 def is_complex(node: Node) -> bool:
