@@ -1,4 +1,4 @@
-"""What becomes of each Relax operator of a component: which kernel, which loops, and what fell to TVM's default."""
+"""Explains the lowering of each Relax operator of a component: by a kernel, by loops, or by TVM's default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.schedules.common.provenance import Operator
 
 ADVICE = "choose another file with --json"
-"""What to do where the file cannot be written."""
+"""Advice for the user where the file cannot be written."""
 
 _SHAPES_SHOWN = 3
 _FUNCTIONS_SHOWN = 3
@@ -50,7 +50,7 @@ def explain(
     Args:
         case: What to explain.
         on_stage: Called with the name of each stage, soon after it was entered.
-        database: Of tuning, whose schedules to lower with; None for the default schedules.
+        database: Folder of a tuning database whose schedules to lower with; None for the default schedules.
         processors: The processors to lower for.
 
     Raises:
@@ -72,7 +72,7 @@ def explain(
 
 
 def explain_request(request: tuple[Case, Path | None, Processors], announce: Callable[[str], None]) -> Explanation:
-    """`explain` as `harness.processes` calls it, in this process."""
+    """Calls `explain` as `harness.processes` calls functions, in this process."""
     from harness.models.lowered import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuning.database import schedules_from
@@ -87,7 +87,7 @@ def explain_request(request: tuple[Case, Path | None, Processors], announce: Cal
 
 
 def render(explanation: Explanation) -> Any:
-    """A table for the terminal (rich): operators of one kind, lowered the same way, on one line."""
+    """Makes a table for the terminal (rich), with operators of one kind that are lowered alike on one line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -111,7 +111,7 @@ def render(explanation: Explanation) -> Any:
 
 
 def summary(explanation: Explanation) -> str:
-    """The totals in one line, and what fell to TVM's default, by operator."""
+    """Returns the totals in one line, and what fell to TVM's default, by operator."""
     from harness.schedules.common.provenance import How
 
     totals = ", ".join(f"{count} {how}" for how, count in sorted(explanation.totals.items(), key=lambda item: -item[1]))
@@ -148,7 +148,7 @@ def _shapes(group: Iterable[Operator]) -> str:
 
 
 def _lowered(group: Sequence[Operator]) -> str:
-    """What the operators of a group became, on lines of their own where they differ."""
+    """Returns what the operators of a group became, on lines of their own where they differ."""
     lines = list(dict.fromkeys(filter(None, map(_own_words, group))))
     more = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
     return "\n".join([*lines[:_FUNCTIONS_SHOWN], *more])

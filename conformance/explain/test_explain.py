@@ -30,7 +30,7 @@ from harness.models.sam3.upstream import upstream
 from harness.schedules.common.kernel_info import Kind, infos_of
 from harness.schedules.common.provenance import How, Operator, trace
 from harness.schedules.cpu import cpu_pipeline, rewrite
-from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Product, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS

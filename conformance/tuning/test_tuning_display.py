@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from conformance.support.tuning import record
-from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
 from harness.schedules.cpu.tile import VectorUnit
 from harness.schedules.cpu.window import Window

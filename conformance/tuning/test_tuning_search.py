@@ -24,7 +24,7 @@ from conformance.support.tuning import record
 from harness.core.errors import HarnessError
 from harness.report import read_report
 from harness.schedules import Schedule
-from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Attention, Product, Workload, distance, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS

@@ -1,4 +1,4 @@
-"""What a verification depends on besides the identity of its cases."""
+"""Settings: everything that a verification depends on besides the identity of its cases."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a model.
+    """The result of compiling a model.
 
     Attributes:
-        manifest: Of the folder.
-        kernels: Those of a GPU target, once per architecture.
+        manifest: Manifest of the folder.
+        kernels: Kernels of a GPU target, once per architecture.
         lost_schedules: A sentence on each schedule that could not be applied.
     """
 
@@ -107,7 +107,7 @@ def pack_model(
         deployable: The model that the artifact was compiled from.
         into: The artifact; scale, strategy, capacity, precision and frontend are its own.
         settings: Where the weights come from.
-        seed: Of the weights that no checkpoint has.
+        seed: Seed of the weights that no checkpoint has.
         announce: Called with the name of each stage as it begins.
 
     Raises:
@@ -121,7 +121,7 @@ def pack_model(
 
 
 def _replaced(artifact: Path) -> AbstractContextManager[Path]:
-    """A folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
+    """Gives a folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
     return replaced_folder(artifact, lambda folder: (folder / MANIFEST).is_file(), "a compiled model")
 
 
@@ -139,12 +139,12 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
 def compile_request(
     request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce
 ) -> None:
-    """`compile_into` as `harness.processes` calls it."""
+    """Calls `compile_into` as `harness.processes` calls functions."""
     compile_into(*request, announce=announce)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
-    """`pack_into` as `harness.processes` calls it."""
+    """Calls `pack_into` as `harness.processes` calls functions."""
     pack_into(*request, announce=announce)
 
 
@@ -292,7 +292,7 @@ def _imported(
 
 
 def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:
-    """The parameters of one entry point after the other, none of which is kept."""
+    """Yields the parameters of one entry point after the other, none of which is kept."""
     while imported:
         item = imported.pop(0)
         yield item.name, item.parameters
@@ -380,7 +380,7 @@ def _described(folder: Path, known: Mapping[str, Any]) -> dict[str, File]:
 
 
 def _origin(case: Case, settings: Settings) -> str:
-    """Where the weights are from, in words."""
+    """Returns where the weights are from, in words."""
     if settings.checkpoint is None:
         return f"seed {case.seed}"
     from harness.runtime.weights import file_digest

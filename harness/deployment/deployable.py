@@ -1,4 +1,4 @@
-"""What can be deployed: a model as entry points, functions that are written as kernels, and files that go with them."""
+"""Deployable: a model as entry points, functions that are written as kernels, and files that go with them."""
 
 from __future__ import annotations
 

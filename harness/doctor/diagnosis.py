@@ -1,4 +1,4 @@
-"""What this machine can compile and run, with which CPU features and threads, and which versions do not go together."""
+"""The diagnosis of this machine: targets, CPU features, threads, and versions that do not go together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
-    """Everything that there is to tell about this machine and this installation.
+    """Examines this machine and this installation.
 
     Args:
         processors: The processors to compile for.
@@ -97,10 +97,10 @@ def _named(name: str, versions: Mapping[str, str]) -> str:
 
 
 def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]], argument: object = None) -> list[Finding]:
-    """What `tell` makes of the answer of a probe in a worker, or the one problem that the probe died.
+    """Runs a probe in a worker; returns what `tell` makes of its answer, or the problem that it died.
 
     Args:
-        topic: Of the problem.
+        topic: Topic of the problem.
         function: The probe, as `module:name`, taking the argument and `enter`.
         tell: Takes what the probe returned.
         argument: Of the probe.
@@ -151,16 +151,16 @@ def _thread_findings() -> list[Finding]:
 
     count = thread_count()
     by_itself = run_isolated("harness.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value
-    told = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
+    actual = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
     findings = [
         Finding(
             "threads", f"a run uses {count} of {usable_cpus()} usable CPUs: {reason()}; --threads sets another number"
         ),
         Finding(
             "threads",
-            f"a parallel loop really runs on {told} threads when sam3-tvm sets {VARIABLE}, "
+            f"a parallel loop really runs on {actual} threads when sam3-tvm sets {VARIABLE}, "
             f"on {by_itself} when TVM counts by itself",
-            problem=told != count,
+            problem=actual != count,
         ),
     ]
     ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, OPENMP_VARIABLE) if os.environ.get(name)]

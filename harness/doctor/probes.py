@@ -1,4 +1,4 @@
-"""What only native code can tell, asked in worker processes: a pair of packages that crashes is a finding."""
+"""Probes that run native code in worker processes: a pair of packages that crashes is a finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.runtime.threads import VARIABLE
 
 
 def probe_tvm(processors: Processors, enter: Callable[[str], None]) -> dict[str, Any]:
-    """In a worker: what TVM can do here for processors. A crash is told by the stage it happened in."""
+    """Finds out in a worker what TVM can do here for processors. The stage tells where a crash happened."""
     enter("import tvm")
     import tvm
     from tvm.target import codegen
@@ -54,7 +54,7 @@ def _make_tune_context() -> None:
 
 
 def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
-    """In a worker: how many threads a parallel loop of TVM really runs on, by itself or when told to use `count`."""
+    """Counts in a worker the threads that a parallel loop of TVM runs on, by itself or when told to use `count`."""
     from harness.processes.threads import OPENMP_VARIABLE, configure_threads, tvm_threads
 
     if count is None:
@@ -66,7 +66,7 @@ def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
 
 
 def probe_torch(_: object, enter: Callable[[str], None]) -> dict[str, Any]:
-    """In a worker: whether torch and torchvision load, and run one operator of torchvision's own."""
+    """Finds out in a worker whether torch and torchvision load and run an operator of torchvision's own."""
     enter("import torch")
     import torch
 

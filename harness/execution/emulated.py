@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def emulates(case: Case, cheap_in: Collection[str], every: bool = False, processors: Processors = THIS_MACHINE) -> bool:
-    """Whether the case is run by emulation here.
+    """Returns whether the case is run by emulation here.
 
     Args:
         case: It is, if there is a clang, and no device for its target.
@@ -42,11 +42,11 @@ class EmulatedExecutor:
         self._processors = processors
 
     def run_problem(self, target: str) -> str | None:
-        """See `Executor`."""
+        """Does what `Executor` says."""
         return None if TARGETS[target].emulated else TARGETS[target].run_problem(self._processors)
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """See `Executor`; nothing can be compiled for the target in this process any more."""
+        """Does what `Executor` says; nothing can be compiled for the target in this process any more."""
         from harness.execution.emulation.device import install
         from harness.runtime.executable import Executable
 
@@ -54,7 +54,7 @@ class EmulatedExecutor:
         return Executable(library, TARGETS[target].device(), parameters)
 
     def model(self, folder: Path) -> Sam3:
-        """See `Executor`; nothing can be compiled for the target in this process any more."""
+        """Does what `Executor` says; nothing can be compiled for the target in this process any more."""
         from harness.execution.emulation.device import install
         from harness.runtime.manifest import read_manifest
         from harness.runtime.sam3.model import Sam3
@@ -63,7 +63,7 @@ class EmulatedExecutor:
         return Sam3.load(folder)
 
     def device(self) -> None:
-        """See `Executor`."""
+        """Does what `Executor` says."""
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Does what `Executor` says."""

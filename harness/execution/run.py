@@ -25,12 +25,12 @@ from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 
 @dataclass(frozen=True)
 class Run:
-    """What a workload is run with.
+    """Everything that a workload is run with.
 
     Attributes:
         case: How it is lowered and what it is compiled for.
         settings: Weights, inputs and the processors to compile for.
-        progress: Told which stage it is, and what was made.
+        progress: Keeps which stage it is, and what was made.
         executor: What runs compiled code.
         schedules: What tuning found for the target.
     """
@@ -45,7 +45,7 @@ class Run:
         """Compiles programs and runs a trace of them.
 
         Args:
-            programs: By name; every call's is among them.
+            programs: Programs by name; every call's is among them.
             trace: The calls.
 
         Returns:

@@ -26,7 +26,7 @@ _OWN = {DEFAULT_MODEL: "harness.models.sam3.model"}
 
 @cache
 def models() -> dict[str, Model]:
-    """Every model by name: this project's, then those that were added.
+    """Returns every model by name: this project's, then those that were added.
 
     Raises:
         HarnessError: A module cannot be imported, has no `MODEL`, or two models or subjects have one name.
@@ -48,7 +48,7 @@ def models() -> dict[str, Model]:
 
 @cache
 def subjects() -> dict[str, Subject]:
-    """Every subject of every model by name."""
+    """Returns every subject of every model by name."""
     return {name: subject for model in models().values() for name, subject in model.subjects.items()}
 
 

@@ -27,7 +27,7 @@ _STARTED_WITH = dict(os.environ)
 
 
 def answer_and_end(folder: Path) -> NoReturn:
-    """Answer the request in `folder` and end, without the teardown of native libraries."""
+    """Answers the request in `folder` and ends, without the teardown of native libraries."""
     faulthandler.enable()
     die_with_parent()
     try:
@@ -42,7 +42,7 @@ def answer_and_end(folder: Path) -> NoReturn:
 
 
 def named(function: str) -> Callable[..., Any]:
-    """The function that `module:name` names."""
+    """Imports the function that `module:name` names."""
     module, _, name = function.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
@@ -100,7 +100,7 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _own_peak() -> int:
-    """Largest resident set of this process since it was started, 0 where the system does not tell.
+    """Returns the largest resident set of this process since it was started, 0 where the system does not tell.
 
     Not getrusage: Linux lets its maximum start at the parent's resident set.
     """

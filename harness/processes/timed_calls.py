@@ -34,7 +34,7 @@ class TimedCalls:
     """
 
     def __init__(self, torch: bool = False) -> None:
-        """Start nothing yet.
+        """Starts nothing yet.
 
         Args:
             torch: Whether the functions may use PyTorch. TVM imports PyTorch if it can, which takes two thirds of the
@@ -88,7 +88,7 @@ class TimedCalls:
 
 
 def last_line(error: BaseException | str) -> str:
-    """The last line of an error's message, with which a traceback ends; the error's type if it has no message."""
+    """Returns the last line of an error's message, or the error's type if it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
@@ -113,7 +113,7 @@ def _serve(end: Connection[Any, Any], threads: int, torch: bool) -> None:
 
 
 def _answer(request: bytes) -> tuple[Any, str]:
-    """The value that the function returned, and the traceback if it raised an error."""
+    """Returns the value that the function returned, and the traceback if it raised an error."""
     try:
         function, arguments = pickle.loads(request)
         return function(*arguments), ""

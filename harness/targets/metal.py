@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def metal_target(_processors: Processors = THIS_MACHINE) -> tvm.target.Target:
-    """TVM's target for Apple GPUs with an arm64 macOS host, which are one kind of processors."""
+    """Returns TVM's target for Apple GPUs with an arm64 macOS host, which are one kind of processors."""
     import tvm
 
     install_completion()
@@ -49,14 +49,14 @@ def install_completion() -> None:
 
 
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """The GPU targets' passes, and constants that Metal's compiler reads as they are."""
+    """Returns the GPU targets' passes, and one that makes Metal's compiler read constants exactly."""
     from harness.schedules.gpu.pipeline import gpu_pipeline
 
     return gpu_pipeline(target, finish=[exact_constants()])
 
 
 def compile_problem() -> str | None:
-    """Why this machine cannot generate Metal code, or None."""
+    """Returns why this machine cannot generate Metal code, or None."""
     import tvm
     from tvm.target import codegen
 
@@ -68,19 +68,19 @@ def compile_problem() -> str | None:
 
 
 def examine(source: str, threads: Mapping[str, int], _target: tvm.target.Target) -> tuple[Kernel, ...]:
-    """What the kernels use; RuntimeError for one that clang rejects or that no Apple GPU would take."""
+    """Examines the kernels; RuntimeError for one that clang rejects or that no Apple GPU would take."""
     return check_metal(completed(source), threads)
 
 
 def run_problem(_processors: Processors = THIS_MACHINE) -> str | None:
-    """Why this machine cannot run Metal code, or None."""
+    """Returns why this machine cannot run Metal code, or None."""
     from harness.runtime.devices import device_problem
 
     return device_problem("metal")
 
 
 def metal_device() -> tvm.runtime.Device:
-    """TVM's device for the first Apple GPU."""
+    """Returns TVM's device for the first Apple GPU."""
     import tvm
 
     return tvm.metal()

@@ -1,4 +1,4 @@
-"""What a target is: one place to run, what this machine can do with it, and the pipeline that compiles for it."""
+"""Target: one kind of device, what this machine can do with it, and the pipeline that compiles for it."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Pipeline(Protocol):
     """Makes the pass that turns an imported module into one that is ready for code generation."""
 
     def __call__(self, target: tvm.target.Target, schedules: Schedules = UNTUNED, /) -> tvm.transform.Pass:
-        """The pass for TVM's target; what tuning found for other kinds of target is left alone."""
+        """Returns the pass for TVM's target; what tuning found for other kinds of target is left alone."""
 
 
 class Examine(Protocol):
     """Reads what became of a GPU target's kernels, and refuses those that no device would take."""
 
     def __call__(self, source: str, threads: Mapping[str, int], target: tvm.target.Target, /) -> tuple[Kernel, ...]:
-        """The kernels of generated source, given the threads of a block of each; RuntimeError for a violation."""
+        """Examines the kernels of generated source, given the threads per block; RuntimeError for a violation."""
 
 
 class DeviceCode(Protocol):
     """Makes what a library carries for the device of what TVM generated for it."""
 
     def __call__(self, saved: bytes, target: tvm.target.Target, /) -> bytes:
-        """The device's module, as TVM saves it, for TVM's target; RuntimeError where its compiler rejects it."""
+        """Returns what the library carries for the device; RuntimeError where the compiler rejects the module."""
 
 
 @dataclass(frozen=True)

@@ -69,19 +69,19 @@ class Record:
         return self.default_seconds / self.seconds
 
     def to_plain(self) -> dict[str, Any]:
-        """The record as a JSON object."""
+        """Returns the record as a JSON object."""
         values = {**asdict(self), **asdict(self.conditions), "schedule": dict(sorted(self.schedule.items()))}
         del values["conditions"]
         return values
 
 
 def better_record(a: Record, b: Record) -> Record:
-    """The one of two records of a task that has the larger gain; the order of the two does not matter."""
+    """Returns the one of two records of a task that has the larger gain; the order of the two does not matter."""
     return max(a, b, key=lambda record: (record.gain, record.trials, json.dumps(record.to_plain(), sort_keys=True)))
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:
-    """The best record of each task under the same conditions, ordered by their names."""
+    """Returns the best record of each task under the same conditions, ordered by their names."""
     best: dict[tuple[str, Conditions], Record] = {}
     for record in (record for group in groups for record in group):
         known = best.get((record.task, record.conditions))
@@ -104,12 +104,12 @@ class Database:
     records: tuple[Record, ...] = ()
 
     def schedules(self, processors: Processors = THIS_MACHINE) -> dict[str, Schedule]:
-        """The schedules that were found with this version of TVM, for a CPU and this number of threads."""
+        """Returns the schedules that were found with this version of TVM, for a CPU and this number of threads."""
         conditions = current_conditions(self.target, processors)
         return {record.task: record.schedule for record in self.records if record.conditions == conditions}
 
     def notices(self, processors: Processors = THIS_MACHINE) -> list[str]:
-        """One sentence for each of the other conditions, whose records are left out."""
+        """Returns one sentence for each of the other conditions, whose records are left out."""
         conditions = current_conditions(self.target, processors)
         others: dict[Conditions, int] = {}
         for record in self.records:
@@ -123,7 +123,7 @@ class Database:
 
 
 def _describe_differences(other: Conditions, conditions: Conditions) -> str:
-    """The ways in which other conditions differ from these, as part of a sentence."""
+    """Returns the ways in which other conditions differ from these, as part of a sentence."""
     ways = []
     if other.tvm != conditions.tvm:
         ways.append(f"with TVM {other.tvm}, this is {conditions.tvm}")
@@ -135,7 +135,7 @@ def _describe_differences(other: Conditions, conditions: Conditions) -> str:
 
 
 def current_conditions(target: str, processors: Processors = THIS_MACHINE) -> Conditions:
-    """The conditions of this process, for the target of that name and the CPU among the processors."""
+    """Returns the conditions of this process, for the target of that name and the CPU among the processors."""
     from harness.machine import versions
     from harness.processes.threads import thread_count
     from harness.targets.llvm import cpu_name
@@ -181,13 +181,13 @@ def open_database(path: Path, target: str | None = None) -> Database:
 
 
 def _target_of_trials(path: Path) -> str:
-    """The target of the trials in a folder; the first tunable target if there are no trials."""
+    """Returns the target of the trials in a folder; the first tunable target if there are no trials."""
     trials, _ = read_trials(path)
     return trials[0].conditions.target if trials else next(target.name for target in TARGETS.values() if target.tunable)
 
 
 def _record(values: Mapping[str, Any]) -> Record:
-    """The record that a JSON object describes."""
+    """Returns the record that a JSON object describes."""
     schedule = {str(name): value for name, value in values["schedule"].items()}
     if not all(type(value) is int for value in schedule.values()):
         raise ValueError("a decision is no number")
@@ -262,7 +262,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def default_database(target: str, processors: Processors = THIS_MACHINE) -> Path | None:
-    """The folder in `fixtures/tuned` that fits the processors, even if its search found nothing; None without one."""
+    """Returns the folder in `fixtures/tuned` that fits the processors, even if its search found nothing."""
     if not (TARGETS[target].tunable and TUNED.is_dir()):
         return None
     path = TUNED / current_conditions(target, processors).tag
@@ -270,7 +270,7 @@ def default_database(target: str, processors: Processors = THIS_MACHINE) -> Path
 
 
 def describe_database(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> str:
-    """The schedules that a target is compiled with, in words."""
+    """Returns the schedules that a target is compiled with, in words."""
     if database is None or not TARGETS[target].tunable:
         return DEFAULT_SCHEDULES.origin
     count, name = len(open_database(database, target).schedules(processors)), database.resolve().name
@@ -280,7 +280,7 @@ def describe_database(database: Path | None, target: str, processors: Processors
 
 
 def chosen_schedules(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> ChosenSchedules:
-    """The schedules that a target is compiled with, and their origin in words.
+    """Returns the schedules that a target is compiled with, and their origin in words.
 
     Raises:
         HarnessError: The database cannot be used.
@@ -290,7 +290,7 @@ def chosen_schedules(database: Path | None, target: str, processors: Processors 
 
 
 def schedules_from(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> Schedules:
-    """The schedules that a target is compiled with; there are none without a database or a tunable target.
+    """Returns the schedules that a target is compiled with; there are none without a database or a tunable target.
 
     Raises:
         HarnessError: The database cannot be used.

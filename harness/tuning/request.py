@@ -42,7 +42,7 @@ class Request:
     processors: Processors = THIS_MACHINE
 
     def cases(self) -> tuple[Case, ...]:
-        """The cases whose components are tuned.
+        """Returns the cases whose components are tuned.
 
         Raises:
             HarnessError: The options make no sense.

@@ -123,12 +123,12 @@ class Progress:
         return at
 
     def count(self, kind: Kind) -> int:
-        """Number of trials with an outcome."""
+        """Returns the number of trials with an outcome."""
         return sum(trial.kind is kind for trial in self.trials)
 
 
 def _frozen(schedule: Schedule) -> tuple[tuple[str, int], ...]:
-    """A schedule as a hashable value."""
+    """Returns a schedule as a hashable value."""
     return tuple(sorted(schedule.items()))
 
 
@@ -139,7 +139,7 @@ def begin(
     trials: Sequence[Trial] = (),
     records: Sequence[Record] = (),
 ) -> list[Progress]:
-    """The state of a search, with the trials and records of earlier searches under these conditions."""
+    """Returns the state of a search, with the trials and records of earlier searches under these conditions."""
     states = []
     for task in tasks:
         made = [trial for trial in trials if trial.task == task.key and trial.conditions == conditions]
@@ -152,13 +152,13 @@ def begin(
 
 
 def next_task(states: Sequence[Progress]) -> Progress | None:
-    """The task of which further trials promise to save the most time; None if everything was tried."""
+    """Returns the task of which further trials promise to save the most time; None if everything was tried."""
     best = max(states, key=lambda state: state.worth, default=None)
     return None if best is None or best.worth <= 0 else best
 
 
 def next_schedules(state: Progress, count: int, seed: int) -> list[Mapping[str, int]]:
-    """The next schedules: first the default and its neighbours, then neighbours of the best and some from anywhere."""
+    """Chooses schedules: first the default and its neighbours, then the best one's and some from anywhere."""
     generator = random.Random(f"{seed} {state.task.key} {len(state.trials)}")
     tried = state.tried
     left = [schedule for schedule in state.schedules if _frozen(schedule) not in tried]
@@ -205,7 +205,7 @@ class PreparedTask:
     """A task that can be measured: its arrays are on disk, the default schedule is compiled, the results are known."""
 
     def __init__(self, bench: Bench, state: Progress, folder: Path) -> None:
-        """Prepare a task.
+        """Prepares a task.
 
         Raises:
             _UnmeasurableTask: The default schedule cannot be built or run, or PyTorch cannot compute the same.
@@ -279,7 +279,7 @@ class PreparedTask:
         return max(trials, key=lambda trial: trial.ratio)
 
     def _judge(self, result: Array) -> tuple[Kind, float, str]:
-        """The outcome of a result, its error in units of the default schedule's, and the reason of a rejection."""
+        """Judges a result: outcome, error in units of the default schedule's, and reason of a rejection."""
         verdict = judge({"result": result}, {"result": self._expected}, {"result": self._exact})[0]
         if verdict.kind is VerdictKind.STRICT:
             return Kind.MEASURED, verdict.r_rms, ""
@@ -292,7 +292,7 @@ class PreparedTask:
 
 
 def _time(result: RunResult, rounds: Rounds) -> float:
-    """The median of many rounds, or the fastest of a few, because other processes only add to a time."""
+    """Returns the median of many rounds, or the fastest of a few, because other processes only add to a time."""
     return result.median if rounds is _CONFIRMING else min(result.seconds)
 
 
@@ -309,7 +309,7 @@ def _save(path: Path, array: Array) -> None:
 
 
 def is_faster(candidate: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether a candidate that took turns with another program is faster than it by more than the noise.
+    """Returns whether a candidate that took turns with another program is faster than it by more than the noise.
 
     The ratio of each round with its neighbour must be below 1 in three quarters of the rounds, and both their median
     and the ratio of the medians below it by `LEAST_GAIN` at least.
@@ -395,7 +395,7 @@ def search(
 
 
 def _worth_confirming(state: Progress) -> Trial | None:
-    """The best trial, if it may become a record and has had no longer measurement yet."""
+    """Returns the best trial, if it may become a record and has had no longer measurement yet."""
     best = state.best
     if best is None or best.confirmed or best.ratio >= 1 - LEAST_GAIN:
         return None
@@ -406,7 +406,7 @@ def _worth_confirming(state: Progress) -> Trial | None:
 
 
 def _record(state: Progress, trial: Trial, bench: Bench) -> Record:
-    """The record of a trial that was confirmed."""
+    """Returns the record of a trial that was confirmed."""
     return Record(
         task=state.task.key,
         schedule=trial.schedule,

@@ -106,7 +106,7 @@ def tune(console: Console, request: Request) -> int:
 
 
 def _collect_all_tasks(console: Console, cases: Sequence[Case], processors: Processors) -> list[Task]:
-    """The tasks of all components.
+    """Returns the tasks of all components.
 
     Raises:
         HarnessError: A component cannot be imported, or there is nothing to tune.
@@ -118,7 +118,7 @@ def _collect_all_tasks(console: Console, cases: Sequence[Case], processors: Proc
 
 
 def collect_tasks(console: Console, case: Case, processors: Processors = THIS_MACHINE) -> list[Task]:
-    """The tasks of one component, which is exported and imported in a process of its own.
+    """Returns the tasks of one component, which is exported and imported in a process of its own.
 
     Raises:
         HarnessError: The component cannot be imported.

@@ -83,7 +83,7 @@ class Trial:
 
 
 def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
-    """All trials of a database, and a notice if the end of the last line is missing.
+    """Returns all trials of a database, and a notice if the end of the last line is missing.
 
     Raises:
         HarnessError: The file is damaged before its end, or cannot be read.
@@ -103,7 +103,7 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
 
 
 def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """The complete lines of a file and what stands after them; no lines if there is no file."""
+    """Returns the complete lines of a file and what stands after them; no lines if there is no file."""
     try:
         *lines, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
 
 
 def nothing_found(trials: Iterable[Trial], conditions: Conditions, tasks: Collection[str]) -> str:
-    """A sentence about tasks whose default schedules are the best that were found; empty if no task was tried.
+    """Returns a sentence about tasks whose default schedules are the best that were found; empty if no task was tried.
 
     Args:
         trials: Trials of all tasks under any conditions.
@@ -155,7 +155,7 @@ def append_trials(folder: Path, trials: Iterable[Trial]) -> None:
 
 
 def _end_of_lines(file: Any) -> int:
-    """The position at which the last complete line ends."""
+    """Returns the position at which the last complete line ends."""
     end = int(file.seek(0, os.SEEK_END))
     while end > 0:
         start = max(0, end - 65536)

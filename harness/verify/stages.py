@@ -24,7 +24,7 @@ from harness.targets import HOST, TARGETS
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
-    """`run_case` as `harness.processes` calls it."""
+    """Calls `run_case` as `harness.processes` calls functions."""
     return run_case(*request, announce)
 
 
@@ -47,7 +47,7 @@ def load_libraries() -> None:
 
 
 def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:
-    """Walk one case through its stages; every error of the case becomes part of the outcome.
+    """Walks one case through its stages; every error of the case becomes part of the outcome.
 
     Args:
         case: What to run.

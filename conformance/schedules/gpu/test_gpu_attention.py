@@ -33,7 +33,7 @@ from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.processes import WorkerEnd, run_isolated
 from harness.schedules.common.attention import Attention
 from harness.schedules.common.kernel_info import TENSOR_CORES, infos_of
-from harness.schedules.gpu.attention import layout_of, tiling_of
+from harness.schedules.gpu.attention import choose_attention_tile, shared_layout
 from harness.targets import TARGETS
 from harness.targets.compiling import build_library, lower_module
 from harness.targets.cuda import ARCHITECTURES
@@ -288,6 +288,6 @@ def test_kernels_for_tensor_cores_spill_nothing_on_any_architecture(dtype: str, 
 def test_a_tiling_fits_the_shared_memory(shared: int, channels: int) -> None:
     for queries, keys in ((1, 5184), (7, 3), (40, 40), (5184, 5184)):
         problem = Attention(1, queries, keys, 16, channels, channels)
-        tiling = tiling_of(problem, shared)
-        assert tiling is not None and tiling.threads <= 1024 and 4 * layout_of(problem, tiling).size <= shared
-    assert tiling_of(Attention(1, 40, 40, 16, 1024, 1024), shared) is None  # left to TVM
+        tile = choose_attention_tile(problem, shared)
+        assert tile is not None and tile.threads <= 1024 and 4 * shared_layout(problem, tile).size <= shared
+    assert choose_attention_tile(Attention(1, 40, 40, 16, 1024, 1024), shared) is None  # left to TVM

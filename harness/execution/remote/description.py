@@ -1,4 +1,4 @@
-"""What a device says about itself: what code it can run, which targets, and what it is."""
+"""The description of a device: the code that it can run, its targets, and its machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROTOCOL = 1
 INFO = "sam3_tvm"
 """Where a server's description stands among what it tells the tracker."""
 DESCRIBE = "describe"
-"""With which a server asks the process of its first session, before there is a client; a line of JSON answers.
+"""The request of a server to the process of its first session, before there is a client; a line of JSON answers.
 
 It is the key of a JSON object, whose value has the processors that the server was told to name.
 """
@@ -36,7 +36,7 @@ class Description:
         memory_bytes: What it has; None if not known.
         problems: For each target that it cannot run, why not.
         hardware: For each target that it can run, the name of what runs it.
-        versions: Of the packages that matter.
+        versions: Versions of the packages that matter.
         protocol: `PROTOCOL` of the version that serves.
     """
 
@@ -63,12 +63,12 @@ class Description:
         return Processors(cpu, self.cuda_arch or None)
 
     def to_json(self) -> str:
-        """As text."""
+        """Returns the description as JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Description:
-        """From what `to_json` wrote, parsed.
+        """Makes a description of what `to_json` wrote, parsed.
 
         Raises:
             TypeError: It was written by another version.
@@ -112,5 +112,5 @@ def describe(processors: Processors = THIS_MACHINE) -> Description:
 
 
 def _hardware(device: Any, cpu: str) -> str:
-    """The name of a device: the processor's for the CPU, otherwise the driver's."""
+    """Returns the name of a device: the processor's for the CPU, otherwise the driver's."""
     return cpu if device.dlpack_device_type() == 1 else str(device.device_name or "")

@@ -47,10 +47,10 @@ PREFIX = "sam3_tvm."
 
 
 class Session:
-    """What the client has loaded, and the tensors that it holds, by number."""
+    """The libraries and models that the client has loaded, and the tensors that it holds, by number."""
 
     def __init__(self, work: Path, store: Store, description: str) -> None:
-        """Begin with nothing.
+        """Begins without anything loaded.
 
         Args:
             work: Folder of this session.
@@ -65,7 +65,7 @@ class Session:
         self._made = 0
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """What can be called from the other end, by name."""
+        """Returns what can be called from the other end, by name."""
         answering: dict[str, Callable[..., Any]] = {
             "describe": lambda: json.loads(self._description),
             "missing": lambda sizes: self._store.missing(json.loads(sizes)),
@@ -98,7 +98,7 @@ class Session:
             (folder / name).symlink_to(self._store.path(digest))
         if "manifest" in what:
             (folder / MANIFEST).write_text(what["manifest"], encoding="utf-8")
-            # What is in the store was checked when it arrived.
+            # Files in the store were checked when they arrived.
             artifact = Artifact.load(folder, check=False)
             self._loaded[number] = lambda entry, tensors: _entry(artifact, entry, tensors)
         else:
@@ -152,7 +152,7 @@ def _entry(artifact: Artifact, entry: str, tensors: Sequence[Any]) -> Sequence[A
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An array of a file's bytes; what is written to it stays in this process."""
+    """Maps a file as an array; what is written to it stays in this process."""
     if not path.stat().st_size:
         return np.empty(shape, dtype)
     array: npt.NDArray[Any] = np.memmap(path, dtype, "c", shape=shape or (1,)).view(np.ndarray).reshape(shape)

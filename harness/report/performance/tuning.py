@@ -1,4 +1,4 @@
-"""What a database of tuned schedules says was found, and where nothing was."""
+"""The results in a database of tuned schedules, with the tasks for which nothing was found."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class TuningRecord:
 
     Attributes:
         task: Its key.
-        default_seconds: Of the default schedule, None if it was never measured.
-        seconds: Of the best schedule; None where nothing was found over the default.
+        default_seconds: Time of the default schedule, None if it was never measured.
+        seconds: Time of the best schedule; None where nothing was found over the default.
         schedule: Its decisions; empty where nothing was found.
-        torch_seconds: Of PyTorch, None if it was not measured.
+        torch_seconds: Time of PyTorch, None if it was not measured.
         trials: Schedules that were tried; `rejected` of them gave wrong results, `failed` crashed or hung.
     """
 

@@ -60,7 +60,7 @@ class WarpTile:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.down * self.across * WARP
 
 
@@ -69,14 +69,14 @@ TILES = (WarpTile(4, 2, 2, 4, rate=1.0), WarpTile(2, 2, 2, 2, rate=0.6))
 
 
 def fits(contraction: Contraction, target: Any) -> bool:
-    """Whether there are tensor cores, and worth it: both operands of one half type, two fragments of everything."""
+    """Returns whether there are tensor cores and they pay: both operands of one half type, two fragments of everything."""
     types = {str(stored(side).ty) for side in (contraction.left, contraction.right)}
     extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
     return has(target, TENSOR_CORES) and len(types) == 1 and types <= _HALVES and min(extents) >= 2 * _SIDE
 
 
 def choose_warp_tile(batch: int, rows: int, columns: int) -> WarpTile:
-    """The tile with the least work for the busiest multiprocessor."""
+    """Chooses the tile with the least work for the busiest multiprocessor."""
 
     def cost(tile: WarpTile) -> float:
         blocks = batch * ceil_div(rows, tile.height) * ceil_div(columns, tile.width)

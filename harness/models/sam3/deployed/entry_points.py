@@ -50,7 +50,7 @@ class EntryPoint:
     uses_rope: bool = False
 
     def program(self, model: Any, capacity: Capacity) -> Program:
-        """The entry point of upstream's image model, for prompts of a capacity."""
+        """Returns the entry point of upstream's image model, for prompts of a capacity."""
         return Program(self.name, self.build(model).eval(), self.inputs(capacity), self.outputs, self.uses_rope)
 
 
