@@ -145,8 +145,7 @@ def compile_request(
     from harness.processes.threads import configure_threads
 
     configure_threads()
-    *arguments, without = request
-    compile_into(*arguments, without=without, announce=announce)
+    compile_into(*request[:6], without=request[6], announce=announce)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:

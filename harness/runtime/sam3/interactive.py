@@ -5,6 +5,7 @@ The meaning is that of upstream's `SAM3InteractiveImagePredictor.predict`; point
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,13 @@ import numpy.typing as npt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
 from harness.runtime.sam3.coordinates import boxes_of, check_points, inside, labels_of, numbers_of, shown
-from harness.runtime.sam3.prompts import Coordinates, Labels
+from harness.runtime.sam3.prompts import Coordinates
 
 Floats = npt.NDArray[np.float32]
+Box = Sequence[float] | npt.NDArray[Any] | None
+"""(x0, y0, x1, y1) in pixels; None for none."""
+ObjectLabels = Sequence[int] | npt.NDArray[Any] | None
+"""1 or 0 for each point; None for 1 everywhere."""
 
 RESOLUTION = 1008
 """Height and width of the image that the model sees."""
@@ -45,8 +50,8 @@ class ObjectPrompt:
     """
 
     points: Coordinates = None
-    labels: Labels = None
-    box: Coordinates | tuple[float, float, float, float] = None
+    labels: ObjectLabels = None
+    box: Box = None
     mask: Floats | None = None
 
 

@@ -22,7 +22,9 @@ from harness.runtime.manifest import ArtifactError, Manifest
 from harness.runtime.sam3.images import to_pixels
 from harness.runtime.sam3.interactive import (
     LARGEST_LOGIT,
+    Box,
     EncodedObjectPrompt,
+    ObjectLabels,
     ObjectPrompt,
     Prediction,
     encode_object_prompt,
@@ -207,16 +209,18 @@ class Sam3:
             )
         return encode_prompt(prompt, size, self.manifest.capacity, self._tokenizer)
 
-    def check_object_prompts(self) -> None:
-        """Makes sure that the model predicts masks of single objects.
+    def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int]) -> EncodedObjectPrompt:
+        """A prompt for one object in an image of this width and height, as the model takes it.
 
         Raises:
-            Sam3Error: It was compiled without what that takes.
+            Sam3Error: Nothing is asked, the prompt makes no sense for this image, or the model was compiled without
+                clicks.
         """
         if any(name not in self.manifest.entries for name in INTERACTIVE):
             raise Sam3Error(
                 "This model was compiled without clicks; compile it again with `sam3-tvm compile --clicks 16`."
             )
+        return encode_object_prompt(prompt, size, self.manifest.capacity)
 
     def interactive_features(self, features: Tensors) -> Tensors:
         """What `predict_masks` reads of an image, from its features."""
@@ -312,8 +316,8 @@ class EncodedImage:
     def predict(
         self,
         points: Coordinates = None,
-        labels: Labels = None,
-        box: Coordinates | tuple[float, float, float, float] = None,
+        labels: ObjectLabels = None,
+        box: Box = None,
         mask: Floats | None = None,
         multimask: bool = True,
     ) -> Prediction:
@@ -342,8 +346,7 @@ class EncodedImage:
         Raises:
             Sam3Error: As in `predict`.
         """
-        self._model.check_object_prompts()
-        encoded = [encode_object_prompt(prompt, self.size, self._model.manifest.capacity) for prompt in prompts]
+        encoded = [self._model.encode_object_prompt(prompt, self.size) for prompt in prompts]
         with self._lock:
             if self._interactive is None and prompts:
                 self._interactive = self._model.interactive_features(self.features)

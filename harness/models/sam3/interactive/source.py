@@ -79,7 +79,8 @@ class InteractiveSource:
         first, again = first_and_again(arrays)
         for name in question.answers:
             oracle = {part: exact[f"{name}/{part}"] for part in PARTS[:2]} if question.float64 else None
-            yield Answer(name, *({part: run[f"{name}/{part}"] for part in PARTS} for run in (first, again)), oracle)
+            reference, second = ({part: run[f"{name}/{part}"] for part in PARTS} for run in (first, again))
+            yield Answer(name, reference, second, oracle)
 
     def _key(self, question: Question) -> dict[str, Any]:
         asked = repr(asdict(replace(question, image=Path(question.image.name))))
