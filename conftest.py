@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -11,14 +12,15 @@ from hypothesis import settings
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.remote import Remote, chosen_remote
+from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors
+from harness.core.remote import chosen_remote
 from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.processes import Template
-from harness.processes.threads import choose_threads, configure_threads, share_cpus
+from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.targets import TARGETS
 from harness.verify.runner import libraries_loaded
 
@@ -34,7 +36,7 @@ MARKERS = {
 }
 
 CASES = pytest.StashKey[tuple[Case, ...]]()
-REMOTE = pytest.StashKey[Remote | None]()
+SETTINGS = pytest.StashKey[Settings]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +57,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
     group.addoption(
-        "--threads", type=int, help="threads of TVM and PyTorch in every process; default: every CPU that may be used"
+        "--threads",
+        type=int,
+        default=os.environ.get(OPTION_VARIABLE) or None,
+        help=f"threads of TVM and PyTorch in every process; default: {OPTION_VARIABLE}, or every CPU that may be used",
+    )
+    group.addoption(
+        "--cpu", metavar="NAME", help=f"CPU to compile for, as LLVM names it; default: {CPU_VARIABLE} or this one"
+    )
+    group.addoption(
+        "--cuda-arch",
+        metavar="sm_NN",
+        help=f"NVIDIA architecture to compile for; default: {CUDA_VARIABLE} or several",
     )
     group.addoption("--db", metavar="DIR", help="tuning database; default: the one in fixtures/tuned that fits")
     group.addoption("--untuned", action="store_true", help="leave out what tuning found")
@@ -80,42 +93,42 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"Unknown target {unknown[0]!r} in --require-target: known are {', '.join(TARGETS)}.")
     config.stash[CASES] = selected_cases(config)
-    config.stash[REMOTE] = devices(config)
+    config.stash[SETTINGS] = chosen_settings(config)
     if (threads := config.getoption("threads")) is not None:
         try:
-            choose_threads(threads)
-            configure_threads()
+            configure_threads(threads)
         except HarnessError as error:
             raise pytest.UsageError(str(error)) from error
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    remote = config.stash[REMOTE]
+    remote = config.stash[SETTINGS].remote
     where = "" if remote is None else f", cases run on {remote}"
     return f"sam3-tvm: seed {config.getoption('seed')}, hypothesis derandomized{where}"
 
 
-def devices(config: pytest.Config) -> Remote | None:
-    """Where the command line has cases run; they are compiled for the processors there.
+def chosen_settings(config: pytest.Config) -> Settings:
+    """Seeded weights, the devices that the command line names, and the processors: its own, otherwise the devices'.
 
     Raises:
         pytest.UsageError: There is no tracker, or no device.
     """
+    processors = chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch"))
     try:
         remote = chosen_remote(config.getoption("remote"), config.getoption("key"))
         if remote is not None:
-            from harness.execution.place import compile_for
+            from harness.execution.remote.client import registered
 
-            compile_for(remote)
+            processors = processors.otherwise(registered(remote).processors)
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from error
-    return remote
+    return Settings(remote=remote, processors=processors)
 
 
 @pytest.fixture(scope="session")
 def verification_settings(request: pytest.FixtureRequest) -> Settings:
-    """Seeded weights, and the devices that the command line names."""
-    return Settings(remote=request.config.stash[REMOTE])
+    """Seeded weights, and the devices and processors that the command line names."""
+    return request.config.stash[SETTINGS]
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 def one_thread() -> Iterator[None]:
     """Threads of several processes that wait for each other on the same CPUs take seconds for microseconds of work."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(OPTION_VARIABLE, "1")
+        patch.setenv(OPTION_VARIABLE, "1")  # of commands
+        patch.setattr("harness.processes.threads._chosen", 1)  # of this process, and so of those that it starts
         yield
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each Relax operator of a component: which kernel, which loops, and what fell to TVM's default."""
+"""Explains the lowering of each Relax operator of a component: by a kernel, by loops, or by TVM's default."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from harness import files
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.models.registry import subjects
 from harness.targets import TARGETS
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from harness.schedules.common.provenance import Operator
 
 ADVICE = "choose another file with --json"
-"""What to do where the file cannot be written."""
+"""Advice for the user where the file cannot be written."""
 
 _SHAPES_SHOWN = 3
 _FUNCTIONS_SHOWN = 3
@@ -39,14 +40,18 @@ class Explanation:
 
 
 def explain(
-    case: Case, on_stage: Callable[[str], None] = lambda stage: None, database: Path | None = None
+    case: Case,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    database: Path | None = None,
+    processors: Processors = THIS_MACHINE,
 ) -> Explanation:
     """Exports, imports and lowers a component in a worker process and tells what became of each operator.
 
     Args:
         case: What to explain.
         on_stage: Called with the name of each stage, soon after it was entered.
-        database: Of tuning, whose schedules to lower with; None for the default schedules.
+        database: Folder of a tuning database whose schedules to lower with; None for the default schedules.
+        processors: The processors to lower for.
 
     Raises:
         HarnessError: The case is about the whole model, or does not get as far as lowering.
@@ -56,7 +61,7 @@ def explain(
     known = subjects().get(case.component)
     if known is None or known.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
-    ended = run_isolated("harness.explain:explain_request", (case, database), breadcrumb=on_stage)
+    ended = run_isolated("harness.explain:explain_request", (case, database, processors), breadcrumb=on_stage)
     if ended.kind is not WorkerEnd.OK:
         first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(
@@ -66,23 +71,23 @@ def explain(
     return explanation
 
 
-def explain_request(request: tuple[Case, Path | None], announce: Callable[[str], None]) -> Explanation:
-    """`explain` as `harness.processes` calls it, in this process."""
+def explain_request(request: tuple[Case, Path | None, Processors], announce: Callable[[str], None]) -> Explanation:
+    """Calls `explain` as `harness.processes` calls functions, in this process."""
     from harness.models.lowered import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuning.database import schedules_from
 
-    case, database = request
+    case, database, processors = request
     target = TARGETS[case.target]
     module = imported_module(case, announce)
     announce(Stage.COMPILE)
-    tvm_target = target.tvm_target()
-    pipeline = target.pipeline(tvm_target, schedules_from(database, case.target))
+    tvm_target = target.tvm_target(processors)
+    pipeline = target.pipeline(tvm_target, schedules_from(database, case.target, processors))
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 
 def render(explanation: Explanation) -> Any:
-    """A table for the terminal (rich): operators of one kind, lowered the same way, on one line."""
+    """Makes a table for the terminal (rich), with operators of one kind that are lowered alike on one line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -106,7 +111,7 @@ def render(explanation: Explanation) -> Any:
 
 
 def summary(explanation: Explanation) -> str:
-    """The totals in one line, and what fell to TVM's default, by operator."""
+    """Returns the totals in one line, and what fell to TVM's default, by operator."""
     from harness.schedules.common.provenance import How
 
     totals = ", ".join(f"{count} {how}" for how, count in sorted(explanation.totals.items(), key=lambda item: -item[1]))
@@ -143,7 +148,7 @@ def _shapes(group: Iterable[Operator]) -> str:
 
 
 def _lowered(group: Sequence[Operator]) -> str:
-    """What the operators of a group became, on lines of their own where they differ."""
+    """Returns what the operators of a group became, on lines of their own where they differ."""
     lines = list(dict.fromkeys(filter(None, map(_own_words, group))))
     more = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
     return "\n".join([*lines[:_FUNCTIONS_SHOWN], *more])

@@ -21,7 +21,7 @@ from typing import Any
 from harness.core.errors import HarnessError
 
 ADVICE = "free some space or choose another folder"
-"""What to do about a file that cannot be written, where the caller knows nothing better."""
+"""Advice for the user where a file cannot be written and the caller knows nothing better."""
 
 
 def write_bytes(path: Path, content: bytes, *, advice: str = ADVICE, durable: bool = False) -> None:
@@ -75,7 +75,7 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVIC
 
 @contextmanager
 def unfinished(path: Path, *, advice: str = ADVICE) -> Iterator[Path]:
-    """A temporary name beside a file's, for whoever has its own way to write; see `whole`.
+    """Gives a temporary name to write a file under, which then replaces the file; see `whole`.
 
     Raises:
         HarnessError: The file cannot be written; what was there before still is.
@@ -86,20 +86,25 @@ def unfinished(path: Path, *, advice: str = ADVICE) -> Iterator[Path]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary name beside a file's; what is written there takes its place when the context ends well.
+    """Gives a temporary name beside a file's; what is written there takes its place when the context ends well.
 
-    For processes that have nobody to tell a sentence.
+    It raises the system's own errors, for processes that have nobody to tell a sentence.
 
     Raises:
         OSError: The file cannot be written; what was there before still is.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    temporary = temporary_name(path)
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """The name beside a file's under which this thread writes it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
 
 
 def remove_unfinished(path: Path) -> None:
@@ -157,7 +162,7 @@ def check_writable(path: Path, *, advice: str = ADVICE) -> None:
 def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: str) -> Iterator[Path]:
     """Gives an empty folder to fill, which takes the place of `folder` when the context ends well.
 
-    What was there before stays until then, and for good if the context ends with an exception.
+    The old contents stay until then, and for good if the context ends with an exception.
 
     Args:
         folder: Must not exist, or be empty, or be replaceable.

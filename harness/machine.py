@@ -1,4 +1,4 @@
-"""What this machine is and which versions are installed: what every number in a report must be read with.
+"""The machine and the installed versions, without which no number in a report can be read.
 
 Needs neither torch nor tvm; whatever cannot be found out is None.
 """
@@ -35,7 +35,7 @@ _FEATURES = re.compile(r"avx|fma$|f16c$|sse4_2$|amx|asimd|neon|sve|sme\d|sme$|(f
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU, vector features, usable cores, memory, system and Python of this process, JSON-able.
+    """Returns CPU, vector features, usable cores, memory, system and Python of this process, JSON-able.
 
     `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota;
     `threads` is what it does use.
@@ -59,7 +59,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Installed version of every package that can change a result; None where it is not installed."""
+    """Returns the installed version of every package that can change a result; None where it is not installed."""
     found: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:

@@ -15,6 +15,7 @@ import tvm_ffi
 from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS, Precision
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import SEEDED
 from harness.core.subject import Arrays
 from harness.lowering.route import Route
@@ -24,7 +25,7 @@ from harness.parity.verdict import judge
 from harness.schedules import UNTUNED as NO_SCHEDULES
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.tuning.database import schedules_from, this_place
+from harness.tuning.database import current_conditions, schedules_from
 from harness.tuning.tasks import tasks_of
 from harness.tuning.trials import nothing_found, read_trials
 from perf.profiling import Work, flop_of_program, work_of_functions
@@ -58,13 +59,14 @@ class Prepared:
     note: str = ""
 
 
-def prepare(case: Case, folder: Path, database: Path | None) -> Prepared:
+def prepare(case: Case, folder: Path, database: Path | None, processors: Processors = THIS_MACHINE) -> Prepared:
     """Compiles the program of a subject's first call, without and with tuned schedules, and writes what the sides load.
 
     Args:
         case: The component, and how it is lowered and compiled.
         folder: The folder that modules, weights, inputs and libraries are written to.
         database: Folder of a tuning database; None for no tuned side.
+        processors: The processors to compile for.
 
     Raises:
         HarnessError: The subject is no trace of calls, so that there is no reference of a single call; or a weight is
@@ -91,24 +93,26 @@ def prepare(case: Case, folder: Path, database: Path | None) -> Prepared:
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload
-    _compile(case, folder, database, importing, prepared)
+    _compile(case, folder, database, processors, importing, prepared)
     return prepared
 
 
-def _compile(case: Case, folder: Path, database: Path | None, importing: float, prepared: Prepared) -> None:
+def _compile(
+    case: Case, folder: Path, database: Path | None, processors: Processors, importing: float, prepared: Prepared
+) -> None:
     """Writes a library for each side of ours and describes it in `prepared`."""
     target = TARGETS[case.target]
     lowered: tvm.IRModule | None = None
     sides = {UNTUNED: NO_SCHEDULES}
     if database is not None:
-        sides[TUNED] = schedules_from(database, case.target)
+        sides[TUNED] = schedules_from(database, case.target, processors)
     for side, chosen in sides.items():
         start = time.perf_counter()
-        tvm_target = target.tvm_target()
+        tvm_target = target.tvm_target(processors)
         before, lowered = lowered, lower_module(prepared.module, target, tvm_target, chosen)
         if database is not None and side == TUNED and tvm_ffi.structural_equal(before, lowered):
             tasks = {task.key for task in tasks_of(prepared.module, tvm_target)}
-            prepared.note = nothing_found(read_trials(database)[0], this_place(case.target), tasks)
+            prepared.note = nothing_found(read_trials(database)[0], current_conditions(case.target, processors), tasks)
             break
         library = folder / f"{side}{LIBRARY_SUFFIX}"
         build_library(lowered, tvm_target, library)

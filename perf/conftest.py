@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import HarnessError
+from harness.core.processors import chosen_processors
 from harness.processes.threads import SPIN_VARIABLE
 from harness.tuning.database import open_database
 from perf.compare import Comparison, checked, compare_runs
@@ -40,6 +41,7 @@ def options_of(config: pytest.Config) -> Options:
         config.getoption("untuned"),
         tuple(PEERS) if config.getoption("peers") else tuple(config.getoption("peer")),
         config.getoption("rounds"),
+        chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch")),
     )
 
 
@@ -93,10 +95,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    database = options_of(config).database_for("llvm")
+    options = options_of(config)
+    database = options.database_for("llvm")
     if database is None:
         return ["schedules: the default ones"]
-    return [f"schedules: those of {database}, the default ones otherwise", *open_database(database).notices()]
+    return [
+        f"schedules: those of {database}, the default ones otherwise",
+        *open_database(database).notices(options.processors),
+    ]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from harness.processes.threads import configure_threads
+from harness.processes.threads import configure_threads, thread_count
 from perf.measuring import Side, expected_seconds, run_rounds
 from perf.memory import Memory, Meter
 
@@ -65,7 +65,7 @@ class BenchmarkProcess:
         context = multiprocessing.get_context("spawn")  # torch and TVM do not survive a fork
         self._connection, other = context.Pipe()
         # Not a daemon: compilers start processes of their own. It ends with the connection.
-        self._process = context.Process(target=serve, args=(other, side, request), name=side)
+        self._process = context.Process(target=serve, args=(other, side, request, thread_count()), name=side)
         self._process.start()
         other.close()
         self._limit = limit
@@ -143,9 +143,9 @@ class BenchmarkProcess:
         return BenchmarkProcessError(f"its process {how}")
 
 
-def serve(connection: Connection, side: str, request: Any) -> None:
+def serve(connection: Connection, side: str, request: Any, threads: int) -> None:
     """Is the process: loads the side, answers that it is loaded, and runs functions until the other end is closed."""
-    configure_threads()  # before libraries read the environment
+    configure_threads(threads)  # before libraries read the environment
     try:
         module, _, name = side.partition(":")
         factory: Callable[[Any], AbstractContextManager[Load]] = getattr(importlib.import_module(module), name)

@@ -91,8 +91,8 @@ def work_of_functions(lowered: tvm.IRModule) -> dict[str, Work]:
     from harness.schedules.common.kernel_info import infos_of, size_of
 
     functions = (v.name_hint for v, function in lowered.functions_items() if isinstance(function, tirx.PrimFunc))
-    told = {name: Work(size_of(info), info.flop) for name, info in infos_of(lowered).items() if info.flop is not None}
-    return {name: told.get(name, Work()) for name in functions}
+    known = {name: Work(size_of(info), info.flop) for name, info in infos_of(lowered).items() if info.flop is not None}
+    return {name: known.get(name, Work()) for name in functions}
 
 
 def flop_of_program(program: Any) -> int:

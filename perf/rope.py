@@ -14,6 +14,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
+from harness.core.processors import Processors
 from harness.lowering.rope import Strategy
 from harness.lowering.rotation import Rotation, rotating
 from harness.lowering.route import Route, lower
@@ -84,11 +85,17 @@ class Pool:
         return self._known.setdefault((array.shape, str(array.dtype), digest), tensor)
 
 
-def compiled(strategy: Strategy, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], pool: Pool) -> Compiled:
-    """Lowers a module with a strategy, compiles it for the CPU and packs its weights."""
+def compiled(
+    strategy: Strategy,
+    module: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    pool: Pool,
+    processors: Processors,
+) -> Compiled:
+    """Lowers a module with a strategy, compiles it for the CPU among the processors and packs its weights."""
     llvm = TARGETS["llvm"]
     imported = lower(module, inputs, Route(strategy=strategy))
-    target = llvm.tvm_target()
+    target = llvm.tvm_target(processors)
     with target, tvm.transform.PassContext(opt_level=3):
         lowered = llvm.pipeline(target)(imported.module)
         machine = relax.VirtualMachine(relax.build(lowered, target, relax_pipeline=None), llvm.device())

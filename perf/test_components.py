@@ -45,14 +45,14 @@ def test_component(
 ) -> None:
     case = measured_case
     target = TARGETS[case.target]
-    problem = target.compile_problem() or target.run_problem()
+    problem = target.compile_problem() or target.run_problem(options.processors)
     if problem or case.strategy == "none":
         pytest.skip(problem or "the control strategy does not compile")
     threads = configure_threads()
     # Not pytest's folder, which stays: at full scale there are gigabytes of weights in it.
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         request = Request(Path(name), subjects()[case.component].model, case.target)
-        prepared = prepare(case, request.folder, options.database_for(case.target))
+        prepared = prepare(case, request.folder, options.database_for(case.target), options.processors)
         gc.collect()
         sides: dict[str, dict[str, Any]] = {}
         processes: dict[str, BenchmarkProcess] = {}

@@ -24,6 +24,7 @@ import pytest
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
+from harness.core.settings import Settings
 from harness.deployment.compiling import compile_model
 from harness.models.sam3.end_to_end.subject import END_TO_END
 from harness.models.sam3.model import DEPLOYABLE
@@ -76,7 +77,7 @@ def whole(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
     """Yields all sides, which were asked the same question and gave the same answer."""
-    problem = TARGETS[TARGET].compile_problem() or TARGETS[TARGET].run_problem()
+    problem = TARGETS[TARGET].compile_problem() or TARGETS[TARGET].run_problem(options.processors)
     if problem:
         pytest.skip(problem)
     configure_threads()
@@ -91,11 +92,12 @@ def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
             return answer
 
         expected = add_side(TORCH, "torch_side", whole, {"compile_seconds": None})
-        tuned = chosen_schedules(options.database_for(TARGET), TARGET)
+        tuned = chosen_schedules(options.database_for(TARGET), TARGET, options.processors)
         for side in (UNTUNED, TUNED) if tuned.schedules else (UNTUNED,):
             artifact = Path(name) / side
             start = time.perf_counter()
-            compile_model(DEPLOYABLE, whole, artifact, schedules=tuned if side == TUNED else DEFAULT_SCHEDULES)
+            schedules = tuned if side == TUNED else DEFAULT_SCHEDULES
+            compile_model(DEPLOYABLE, whole, artifact, Settings(processors=options.processors), schedules=schedules)
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": unchecked(artifact)}
             check(add_side(side, "tvm_side", artifact, facts), expected)
             found[side].facts["verdict"] = "same objects"

@@ -20,6 +20,7 @@ import tvm
 from tvm import relax
 
 from harness.core.outcome import VerdictKind
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.route import lower
 from harness.machine import describe_machine
 from harness.parity.verdict import judge
@@ -29,6 +30,7 @@ from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 from perf.kernels import Kernel, flop, kernels
 from perf.measuring import interleave
+from perf.options import Options
 from perf.probe import probe
 
 BUDGET_SECONDS = 0.5
@@ -41,10 +43,12 @@ PROBE_SECONDS = 0.05
 _TARGET = TARGETS["llvm"]
 
 
-def compiled(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], library: Path) -> Callable[[], list[Any]]:
+def compiled(
+    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], library: Path, processors: Processors = THIS_MACHINE
+) -> Callable[[], list[Any]]:
     """Lowers a module, compiles it for the CPU and packs its weights; returns what runs it on these inputs."""
     imported = lower(module, inputs)
-    compile_module(imported.module, _TARGET, library)
+    compile_module(imported.module, _TARGET, library, processors=processors)
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), _TARGET.device())
     arguments = [tvm.runtime.tensor(tensor.numpy()) for tensor in inputs]
     packed = [tvm.runtime.tensor(weight) for weight in imported.parameters().values()]
@@ -55,14 +59,16 @@ def compiled(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], library:
 
 
 @pytest.mark.parametrize("kernel", [pytest.param(kernel, id=kernel.id) for kernel in kernels()])
-def test_kernel(kernel: Kernel, benchmark: Any, kernel_results: list[dict[str, Any]], tmp_path: Path) -> None:
-    problem = _TARGET.compile_problem() or _TARGET.run_problem()
+def test_kernel(
+    kernel: Kernel, benchmark: Any, kernel_results: list[dict[str, Any]], options: Options, tmp_path: Path
+) -> None:
+    problem = _TARGET.compile_problem() or _TARGET.run_problem(options.processors)
     if problem:
         pytest.skip(problem)
     threads = configure_threads()
     module, inputs = kernel.make(torch.Generator().manual_seed(0))
     work = flop(module, inputs) if kernel.bound == "compute" else kernel.moved
-    run_tvm = compiled(module, inputs, tmp_path / f"kernel{LIBRARY_SUFFIX}")
+    run_tvm = compiled(module, inputs, tmp_path / f"kernel{LIBRARY_SUFFIX}", options.processors)
 
     def run_torch() -> torch.Tensor:
         with torch.no_grad():

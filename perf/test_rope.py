@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
+from harness.core.processors import Processors
 from harness.core.settings import SEEDED
 from harness.lowering.rope import STRATEGIES, Strategy
 from harness.lowering.route import Route
@@ -30,6 +31,7 @@ from harness.models.sam3.upstream import upstream
 from harness.processes.threads import configure_threads
 from harness.targets import TARGETS
 from perf.measuring import interleave_sides
+from perf.options import Options
 from perf.rope import HEAD_SIZE, HEADS, UNROTATED, Compiled, Pool, Rotate, RotateAndAttend, compiled
 
 BUDGET_SECONDS = 12.0
@@ -57,9 +59,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def threads() -> int:
+def threads(options: Options) -> int:
     """Returns how many threads TVM and PyTorch use."""
-    problem = TARGETS["llvm"].compile_problem() or TARGETS["llvm"].run_problem()
+    problem = TARGETS["llvm"].compile_problem() or TARGETS["llvm"].run_problem(options.processors)
     if problem:
         pytest.skip(problem)
     return configure_threads()
@@ -73,7 +75,7 @@ def run_torch(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> list
 
 
 def sides(
-    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], strategies: Sequence[Strategy]
+    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], strategies: Sequence[Strategy], processors: Processors
 ) -> dict[str, Compiled]:
     """Compiles the module with each strategy and checks the results against PyTorch's."""
     upstreams = run_torch(module, inputs)
@@ -84,7 +86,7 @@ def sides(
         if strategy is UNROTATED:
             with Route(strategy=strategy).applied(module):
                 expected = run_torch(module, inputs)
-        found[strategy.name] = compiled(strategy, module, inputs, pool)
+        found[strategy.name] = compiled(strategy, module, inputs, pool, processors)
         for actual, wanted in zip(found[strategy.name].call(), expected, strict=True):
             np.testing.assert_allclose(actual.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-5, err_msg=strategy.name)
     return found
@@ -96,9 +98,10 @@ def measure(
     module: torch.nn.Module,
     inputs: tuple[torch.Tensor, ...],
     strategies: Sequence[Strategy],
+    processors: Processors,
 ) -> list[dict[str, Any]]:
     """Compiles and times a workload; returns PyTorch's numbers, then each strategy's."""
-    found = sides(module, inputs, strategies)
+    found = sides(module, inputs, strategies, processors)
     calls: Mapping[str, Callable[[], Any]] = {
         PYTORCH: lambda: run_torch(module, inputs),
         **{name: side.call for name, side in found.items()},
@@ -148,13 +151,15 @@ def test_rotation_alone(
     scale_pos: float,
     strategies: list[Strategy],
     threads: int,
+    options: Options,
     benchmark: Any,
     rope_results: list[dict[str, Any]],
 ) -> None:
     with upstream():
         module, inputs = Rotate(side, side, scale_pos).eval(), tokens(2, batch, side * side)
         workload = f"rotation alone, {batch} x {HEADS} heads of {HEAD_SIZE}, {side}x{side} tokens"
-        keep(benchmark, rope_results, threads, measure(benchmark, workload, module, inputs, strategies))
+        results = measure(benchmark, workload, module, inputs, strategies, options.processors)
+        keep(benchmark, rope_results, threads, results)
 
 
 @grids
@@ -164,17 +169,24 @@ def test_rotation_before_attention(
     scale_pos: float,
     strategies: list[Strategy],
     threads: int,
+    options: Options,
     benchmark: Any,
     rope_results: list[dict[str, Any]],
 ) -> None:
     with upstream():
         module, inputs = RotateAndAttend(side, side, scale_pos).eval(), tokens(3, batch, side * side)
         workload = f"rotation and attention, {batch} x {HEADS} heads of {HEAD_SIZE}, {side}x{side} tokens"
-        keep(benchmark, rope_results, threads, measure(benchmark, workload, module, inputs, [UNROTATED, *strategies]))
+        results = measure(benchmark, workload, module, inputs, [UNROTATED, *strategies], options.processors)
+        keep(benchmark, rope_results, threads, results)
 
 
 def test_rotation_inside_the_backbone(
-    scale: str, strategies: list[Strategy], threads: int, benchmark: Any, rope_results: list[dict[str, Any]]
+    scale: str,
+    strategies: list[Strategy],
+    threads: int,
+    options: Options,
+    benchmark: Any,
+    rope_results: list[dict[str, Any]],
 ) -> None:
     case = Case("vision_backbone", DEFAULT_STRATEGY, "llvm", Scale(scale))
     with upstream():
@@ -182,4 +194,5 @@ def test_rotation_inside_the_backbone(
         module, inputs = program.module, tuple(program.example.values())
         del program
         workload = f"vision_backbone, {scale}"
-        keep(benchmark, rope_results, threads, measure(benchmark, workload, module, inputs, [UNROTATED, *strategies]))
+        results = measure(benchmark, workload, module, inputs, [UNROTATED, *strategies], options.processors)
+        keep(benchmark, rope_results, threads, results)

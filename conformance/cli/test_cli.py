@@ -146,7 +146,7 @@ def test_list_names_every_component() -> None:
 def test_import_is_fast_and_light() -> None:
     code = (
         "import sys, harness.cli.main, harness.models.sam3.components, harness.lowering.rope, harness.targets\n"
-        "print([name for name in ('torch', 'tvm', 'sam3', 'torchvision') if name in sys.modules])"
+        "print([name for name in ('torch', 'tvm', 'sam3', 'torchvision', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import platform
 import struct
@@ -11,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.gpu_programs import target_of
 from conformance.targets.test_targets import MODULES
 from harness.core.case import Case
 from harness.execution.emulated import emulates
@@ -23,7 +22,7 @@ from harness.execution.emulation.device_module import DeviceModule, read_device_
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.models.registry import subjects
 from harness.processes import WorkerEnd, run_isolated
-from harness.targets import TARGETS, llvm
+from harness.targets import TARGETS
 from harness.targets.compiling import build_library, lower_module
 from harness.targets.serialized import Launch
 
@@ -216,12 +215,6 @@ def test_machine_code_is_not_emulated():
 # --- layers ---
 
 
-def here(kind: str) -> tvm.target.Target:
-    """TVM's target with this machine's CPU as its host."""
-    exported = copy.deepcopy(TARGETS[kind].tvm_target().export())
-    return tvm.target.Target({**exported, "host": {"kind": "llvm", "mcpu": llvm.host_cpu()}})
-
-
 KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]
 
 
@@ -236,7 +229,7 @@ def test_layers_compute_what_pytorch_does(kind, name, tmp_path):
         pytest.skip(f"{kind} runs on this machine, and nothing needs to be emulated")
     module, args = MODULES[name]
     program, parameters = import_program(export_program(module, args))
-    target = here(kind)
+    target = target_of(kind)
     lowered = lower_module(program, TARGETS[kind], target)
     build_library(lowered, target, tmp_path / "model.so", keep_source=True)
     request = (kind, str(tmp_path / "model.so"), list(parameters.values()), [arg.numpy() for arg in args])

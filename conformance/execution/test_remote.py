@@ -22,9 +22,10 @@ from conformance.support.remotes import KEY, Served, device, end, free_port, tra
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage, Status
+from harness.core.processors import Processors
 from harness.core.remote import Remote
 from harness.core.settings import Settings
-from harness.execution.place import Elsewhere
+from harness.execution.executors import RemoteExecutor
 from harness.execution.remote.client import DeviceSession, RemoteExecutable, registered
 from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.execution.remote.model import RemoteModel
@@ -38,6 +39,7 @@ from harness.runtime.loading import LoadError
 from harness.segment import Failed, Job, Segmented, run
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module
+from harness.targets.llvm import cpu_name
 from harness.verify.runner import UNLIMITED, verify_cases
 from harness.verify.stages import run_case
 
@@ -122,10 +124,12 @@ def test_a_device_says_what_it_is(remote: Remote) -> None:
     description = registered(remote)
     assert "llvm" in description.hardware
     assert {*description.hardware, *description.problems} == set(TARGETS)
-    elsewhere = Elsewhere(remote)
-    assert elsewhere.run_problem("llvm") is None
+    assert description.processors.cpu == description.mcpu == cpu_name()
+    assert Processors("x86-64-v3").otherwise(description.processors).cpu == "x86-64-v3"
+    executor = RemoteExecutor(remote)
+    assert executor.run_problem("llvm") is None
     for target in description.problems:
-        problem = elsewhere.run_problem(target)
+        problem = executor.run_problem(target)
         assert problem is not None
         assert description.name in problem
         assert description.problems[target] in problem

@@ -30,7 +30,7 @@ from harness.models.sam3.upstream import upstream
 from harness.schedules.common.kernel_info import Kind, infos_of
 from harness.schedules.common.provenance import How, Operator, trace
 from harness.schedules.cpu import cpu_pipeline, rewrite
-from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Product, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
@@ -248,7 +248,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
 
 def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "TUNED", tmp_path)
-    store(tmp_path / database.this_place("llvm").tag, "llvm", record(BOX_HEAD.key, TUNED))
+    store(tmp_path / database.current_conditions("llvm").tag, "llvm", record(BOX_HEAD.key, TUNED))
     assert database.default_database("llvm") is not None
     file = tmp_path / "box_head.json"
     done = CliRunner().invoke(app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])

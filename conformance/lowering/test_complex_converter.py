@@ -11,8 +11,8 @@ import torch
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, run_together
 from conformance.support.complex_programs import EXAMPLES, assert_within, programs
+from harness.lowering.frontends.running import run_module
 from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.running import run_module
 from harness.lowering.rope import STRATEGIES
 
 CONVERTER = STRATEGIES["converter"]

@@ -10,7 +10,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.lowering.frontends.torch_export.running import run_torch, run_tvm
+from harness.lowering.frontends.running import run_torch
+from harness.lowering.frontends.torch_export.running import run_tvm
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**31)

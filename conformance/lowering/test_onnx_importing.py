@@ -16,7 +16,7 @@ from harness.lowering.frontends.onnx import exporting, import_module
 from harness.lowering.frontends.onnx.exporting import export_module
 from harness.lowering.frontends.onnx.importing import import_exported
 from harness.lowering.frontends.onnx.running import run_tvm
-from harness.lowering.frontends.torch_export.running import run_module, run_torch
+from harness.lowering.frontends.running import run_module, run_torch
 
 
 class Everything(torch.nn.Module):

@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 
 from conformance.support.batches import drawn
 from conformance.support.cpus import narrower
+from harness.lowering.frontends.running import Arrays, run_module, run_torch
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.frontends.torch_export.operators import load_calls
-from harness.lowering.frontends.torch_export.running import Arrays, run_module, run_torch
 from harness.parity.metrics import difference, oracle_ratio
 from harness.runtime.threads import usable_cpus
 from harness.targets import TARGETS

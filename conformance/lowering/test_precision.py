@@ -23,6 +23,8 @@ from harness.core.errors import HarnessError
 from harness.core.expectations import check, load_expectations
 from harness.core.outcome import Outcome, Stage, Status, VerdictKind
 from harness.core.precision import HALF_DTYPES, PRECISIONS
+from harness.core.processors import Processors
+from harness.core.settings import Settings
 from harness.deployment.compiling import compile_model
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.precision import lower_precision, parameters_for
@@ -38,7 +40,6 @@ from harness.report.verification.document import build_report
 from harness.report.verification.markdown import render_report
 from harness.schedules.gpu.legalization import LEGALIZE
 from harness.targets import TARGETS
-from harness.targets.cuda import ARCHITECTURE_VARIABLE
 from harness.verify.runner import verify_case
 
 HALVES = ("fp16", "bf16")
@@ -405,15 +406,18 @@ def test_an_oracle_verdict_is_expected_in_half_precision_only():
 # --- a component, from export to judgement ---
 
 
+ONE_ARCHITECTURE = Settings(processors=Processors(cuda="sm_90"))
+"""Machine code for one is enough here."""
+
+
 @pytest.mark.parametrize(("component", "precision"), [("box_head", "fp16"), ("scoring_head", "bf16")])
 @pytest.mark.cuda
-def test_a_component_in_half_precision(component, precision, monkeypatch):
+def test_a_component_in_half_precision(component, precision):
     problem = TARGETS["cuda"].compile_problem()
     if problem:
         pytest.skip(problem)
-    monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90")  # machine code for one is enough here
     case = Case(component, "real", "cuda", precision=precision)
-    result = verify_case(case)
+    result = verify_case(case, ONE_ARCHITECTURE)
     assert result.expected, result.problem
     assert {verdict.kind for verdict in result.outcome.verdicts} <= {VerdictKind.ORACLE, VerdictKind.STRICT}
     assert VerdictKind.ORACLE in {verdict.kind for verdict in result.outcome.verdicts}
@@ -430,12 +434,11 @@ def test_a_component_in_half_precision(component, precision, monkeypatch):
     ("target", "precision"),
     [pytest.param("cuda", "bf16", marks=pytest.mark.cuda), pytest.param("metal", "fp16", marks=pytest.mark.metal)],
 )
-def test_the_whole_model_in_half_precision(target, precision, monkeypatch):
+def test_the_whole_model_in_half_precision(target, precision):
     problem = TARGETS[target].compile_problem()
     if problem:
         pytest.skip(problem)
-    monkeypatch.setenv(ARCHITECTURE_VARIABLE, "sm_90")
-    result = verify_case(Case("end_to_end", "real", target, precision=precision))
+    result = verify_case(Case("end_to_end", "real", target, precision=precision), ONE_ARCHITECTURE)
     outcome = result.outcome
     assert result.expected is not False, result.problem
     assert outcome.compiled and outcome.kernels

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.support.rotations import Axial, axial_draws, lengths
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.real import axial_tables, real_tables, rotate
 from harness.models.sam3.upstream import upstream
@@ -32,31 +33,11 @@ def sam3():
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Axial):
     """One draw of everything that RoPE depends on."""
 
-    head_size: int
-    width: int
-    height: int
-    theta: float
-    scale: float
-    offset: int
-    batch: int
-    heads: int
     repeat: int
-    dtype: torch.dtype
     seed: int
-
-    @property
-    def axial(self) -> dict:
-        return {
-            "dim": self.head_size,
-            "end_x": self.width,
-            "end_y": self.height,
-            "theta": self.theta,
-            "scale_pos": self.scale,
-            "offset": self.offset,
-        }
 
     def tokens(self, repeat: int = 1, salt: int = 0) -> torch.Tensor:
         """Queries or keys, [batch, heads, repeat·width·height, head_size], of many magnitudes."""
@@ -72,24 +53,11 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def any_setting(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[Setting]:
     return st.builds(
         Setting,
-        head_size=st.integers(1, 24).map(lambda quarter: 4 * quarter),
-        width=st.integers(1, 9),
-        height=st.integers(1, 9),
-        theta=st.sampled_from((2.0, 100.0, 10000.0, 500000.0)),
-        scale=st.sampled_from((24 / 72, 0.5, 1.0, 2.0)),
-        offset=st.integers(-3, 100),
-        batch=st.integers(1, 3),
-        heads=st.integers(1, 3),
+        **axial_draws(quarters=24, side=9, batch=3),
         repeat=st.integers(1, 4),
         dtype=st.sampled_from(dtypes),
         seed=st.integers(0, 2**20),
     )
-
-
-def lengths(x: torch.Tensor) -> torch.Tensor:
-    """|z| of the pair that each feature belongs to, float64, shape of `x`."""
-    pairs = x.double().unflatten(-1, (-1, 2))
-    return pairs.norm(dim=-1, keepdim=True).expand_as(pairs).flatten(-2)
 
 
 def assert_rounding_apart(actual: torch.Tensor, expected: torch.Tensor, x: torch.Tensor, working_eps: float) -> None:

@@ -1,4 +1,4 @@
-"""One option for the number of threads: the command, pytest and the environment; mistakes are one sentence."""
+"""One option for the number of threads, with a variable for its default; mistakes are one sentence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.processes.threads import OPTION_VARIABLE, checked, reason, tvm_threads
-from harness.runtime.threads import usable_cpus
+from harness.runtime.threads import VARIABLE, usable_cpus
 
 COUNT = """
+import sys
 from harness.processes.threads import configure_threads, reason, thread_count, tvm_threads
-configure_threads()
+configure_threads(int(sys.argv[1]) if sys.argv[1:] else None)
 import torch
 print(thread_count(), tvm_threads(), torch.get_num_threads(), reason(), sep="|")
 """
+TOO_MANY = str(usable_cpus() + 1)
 one_cpu = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS has no affinity masks")
 
 
@@ -39,9 +41,9 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, env=env, preexec_fn=before, timeout=300, check=False)
 
 
-def counted(before: Callable[[], None] | None = None, **environment: str) -> list[str]:
+def counted(*count: str, before: Callable[[], None] | None = None, **environment: str) -> list[str]:
     """Threads asked for, threads of a parallel loop in TVM, threads of PyTorch, and why, in a process of its own."""
-    done = run("-c", COUNT, before=before, **environment)
+    done = run("-c", COUNT, *count, before=before, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().split("|")
 
@@ -60,12 +62,12 @@ def test_an_affinity_mask_is_respected_and_told() -> None:
     )
 
 
-def test_the_environment_chooses() -> None:
-    assert counted(SAM3_TVM_THREADS="1") == ["1", "1", "1", "SAM3_TVM_THREADS says so"]
+def test_a_number_is_obeyed() -> None:
+    assert counted("1") == ["1", "1", "1", "--threads or SAM3_TVM_THREADS says so"]
 
 
 def test_a_quota_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(OPTION_VARIABLE, raising=False)
+    monkeypatch.setattr("harness.processes.threads._chosen", None)
     for module in ("harness.processes.threads", "harness.runtime.threads"):
         monkeypatch.setattr(f"{module}.cgroup_quota", lambda: 0.5)
     assert usable_cpus() == 1
@@ -73,12 +75,21 @@ def test_a_quota_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason() == f"the quota of the control group is 0.5 CPUs of {os.cpu_count()}"
 
 
-def test_the_command_hands_the_number_to_the_process_of_each_case(tmp_path: Path) -> None:
-    options = ("--component", "box_head", "--report", str(tmp_path), "--threads", "1")
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [(("--threads", "1"), {}), ((), {OPTION_VARIABLE: "1"}), (("--threads", "1"), {OPTION_VARIABLE: TOO_MANY})],
+    ids=["option", "variable", "the option wins"],
+)
+def test_the_command_hands_the_number_to_the_process_of_each_case(
+    arguments: tuple[str, ...], environment: dict[str, str], tmp_path: Path
+) -> None:
+    options = ("--component", "box_head", "--report", str(tmp_path), *arguments)
     command = [sys.executable, "-m", "harness", "verify", *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | environment
+    )
     try:
-        assert worker_environment(process.pid)[OPTION_VARIABLE] == "1"
+        assert worker_environment(process.pid)[VARIABLE] == "1"
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
@@ -105,10 +116,7 @@ def test_pytest_takes_the_option(pytestconfig: pytest.Config, request: pytest.Fi
         import torch
 
         assert threads == tvm_threads() == torch.get_num_threads()
-        assert os.environ[OPTION_VARIABLE] == os.environ["OMP_NUM_THREADS"] == str(threads)
-
-
-TOO_MANY = str(usable_cpus() + 1)
+        assert os.environ[VARIABLE] == os.environ["OMP_NUM_THREADS"] == str(threads)
 
 
 @pytest.mark.parametrize("count", ["0", "-1", TOO_MANY])
@@ -124,10 +132,9 @@ def test_a_number_that_cannot_be_is_one_sentence(count: str) -> None:
         (("-m", "harness", "verify", "--threads", TOO_MANY), {}),
         (("-m", "harness", "verify", "--threads", "0"), {}),
         (("-m", "harness", "verify"), {OPTION_VARIABLE: TOO_MANY}),
-        (("-m", "harness", "verify"), {OPTION_VARIABLE: "all"}),
         (("-m", "pytest", "--collect-only", "--threads", TOO_MANY, "conformance/core/test_selection.py"), {}),
     ],
-    ids=["many", "none", "environment", "no number", "pytest"],
+    ids=["many", "none", "environment", "pytest"],
 )
 def test_mistakes_end_at_once(arguments: tuple[str, ...], environment: dict[str, str]) -> None:
     done = run(*arguments, **environment)
@@ -135,3 +142,10 @@ def test_mistakes_end_at_once(arguments: tuple[str, ...], environment: dict[str,
     assert done.returncode == (4 if "pytest" in arguments else 2)
     assert f"give 1 to {usable_cpus()}" in sentence
     assert "Traceback" not in done.stdout
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    done = run("-m", "harness", "verify", **{OPTION_VARIABLE: "all"})
+    (sentence,) = done.stderr.strip().splitlines()
+    assert done.returncode == 2
+    assert "--threads" in sentence and OPTION_VARIABLE in sentence

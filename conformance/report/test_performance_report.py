@@ -33,7 +33,7 @@ from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import shortened
 from harness.report.performance.reading import KernelTime, Measurement, read_result, read_results
 from harness.tuning.database import store
-from harness.tuning.trials import Kind, Place, Trial, append_trials
+from harness.tuning.trials import Conditions, Kind, Trial, append_trials
 
 MACHINE = {
     "cpu": "Test CPU | 1",
@@ -313,13 +313,13 @@ def test_of_two_runs_the_newer_one_is_shown(tmp_path: Path) -> None:
 
 
 def test_what_tuning_found_is_listed_and_where_it_found_nothing(perf_json: Path, tmp_path: Path) -> None:
-    here, database = Place("llvm", "znver5", 2, "0.27.0"), tmp_path / "llvm-znver5-2-threads"
+    here, database = Conditions("llvm", "znver5", 2, "0.27.0"), tmp_path / "llvm-znver5-2-threads"
     schedule = {"vectors": 2, "rows": 12}
     store(
         database,
         "llvm",
         record(
-            "product 1x2x3x4", schedule, place=here, seconds=0.02, default_seconds=0.025, torch_seconds=0.06,
+            "product 1x2x3x4", schedule, conditions=here, seconds=0.02, default_seconds=0.025, torch_seconds=0.06,
             trials=64, failed=3, rejected=2, machine="CPU", date="2025-03-04T05:06:07+00:00",
         ),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import signal
@@ -15,6 +16,7 @@ import tvm
 from tvm import relax
 
 from conformance.support.assembly import assembly
+from harness.core.processors import CPU_VARIABLE, Processors
 from harness.report import read_report
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, common_cpu, cpu_features
 from harness.runtime.cpu import features_of_linux as linux
@@ -23,7 +25,6 @@ from harness.runtime.executable import Executable
 from harness.runtime.loading import LoadError, cpu_problem
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module, lower_module, required_cpu
-from harness.targets.llvm import MCPU_VARIABLE
 
 FOREIGN_CPUS = {
     "x86_64": ("bdver2", "sapphirerapids", "diamondrapids", "znver5"),
@@ -71,23 +72,22 @@ def fused_multiply_add() -> tvm.IRModule:
     return builder.get()
 
 
-def compiled(folder: Path) -> Path:
-    """A library for the CPU that the environment names."""
+def compiled(folder: Path, cpu: str | None = None) -> Path:
+    """A library for this machine's CPU, or another one."""
     library = folder / "model.so"
-    compile_module(fused_multiply_add(), TARGETS["llvm"], library)
+    compile_module(fused_multiply_add(), TARGETS["llvm"], library, processors=Processors(cpu))
     return library
 
 
 @pytest.fixture
-def foreign_cpu(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a CPU with features that this machine lacks; everything is compiled for it."""
+def foreign_cpu() -> str:
+    """The name of a CPU with features that this machine lacks."""
     present = cpu_features()
     if present is None:
         pytest.skip("this system does not tell what its processor can do")
     lacking = [name for name in FOREIGN_CPUS[architecture()] if not promised(name) <= present]
     if not lacking:
         pytest.skip(f"this machine has everything that {', '.join(FOREIGN_CPUS[architecture()])} have")
-    monkeypatch.setenv(MCPU_VARIABLE, lacking[0])
     return lacking[0]
 
 
@@ -101,18 +101,16 @@ def test_a_library_for_this_machine_loads_and_says_what_it_needs(tmp_path: Path)
     assert features
 
 
-def test_a_library_for_another_cpu_is_refused_when_it_is_loaded(
-    foreign_cpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = compiled(tmp_path)
+def test_a_library_for_another_cpu_is_refused_when_it_is_loaded(foreign_cpu: str, tmp_path: Path) -> None:
+    library = compiled(tmp_path, foreign_cpu)
     missing = [feature for feature in VECTOR_FEATURES if feature in promised(foreign_cpu) - (cpu_features() or set())]
     done = run_in_process(LOAD, library)
     assert done.returncode == 1
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith(f"error: {library} was compiled for {foreign_cpu}, whose {', '.join(missing)} ")
-    assert sentence.endswith(f"with SAM3_TVM_MCPU={common_cpu(cpu_features() or frozenset())}")
-    monkeypatch.setenv(MCPU_VARIABLE, sentence.rpartition("=")[2])
-    assert run_in_process(LOAD, compiled(tmp_path)).returncode == 0  # what the sentence advises works
+    assert sentence.endswith(f"with --cpu {common_cpu(cpu_features() or frozenset())}")
+    advised = compiled(tmp_path, sentence.rpartition(" ")[2])
+    assert run_in_process(LOAD, advised).returncode == 0
 
 
 @dataclass(frozen=True)
@@ -166,22 +164,27 @@ def test_what_the_system_announces_can_be_executed() -> None:
 
 
 @on_x86_64_linux
-def test_without_the_check_the_process_would_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_check_the_process_would_die(tmp_path: Path) -> None:
     lacking = [one for one in INSTRUCTIONS if executed(one.code) == -signal.SIGILL]
     if not lacking:
         pytest.skip(f"this processor executes {' and '.join(one.feature for one in INSTRUCTIONS)}")
-    monkeypatch.setenv(MCPU_VARIABLE, lacking[0].cpu)
-    target = TARGETS["llvm"].tvm_target()
+    target = TARGETS["llvm"].tvm_target(Processors(lacking[0].cpu))
     lowered = lower_module(fused_multiply_add(), TARGETS["llvm"], target)
     assert re.search(lacking[0].pattern, assembly(lowered, target))
-    library = compiled(tmp_path)
+    library = compiled(tmp_path, lacking[0].cpu)
     assert run_in_process(LOAD, library).returncode == 1
     assert run_in_process(LOAD_UNCHECKED, library).returncode == -signal.SIGILL
 
 
-def test_verify_for_another_cpu_compiles_and_says_why_it_does_not_run(foreign_cpu: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named_by", ["option", "variable"])
+def test_verify_for_another_cpu_compiles_and_says_why_it_does_not_run(
+    named_by: str, foreign_cpu: str, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "harness", "verify", "--component", "box_head", "--report", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command += ["--cpu", foreign_cpu] if named_by == "option" else []
+    variable = "generic" if named_by == "option" else foreign_cpu  # the option wins
+    environment = os.environ | {CPU_VARIABLE: variable}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0  # what can be compiled was
     assert "1 of 1 cases were compiled and not run" in done.stdout
     (case,) = read_report(tmp_path / "verification_report.json")["cases"]

@@ -18,7 +18,8 @@ from harness.core.errors import HarnessError
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer, vocabulary_path
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.tokenizer import END, START, VOCABULARY_FILE, Tokenizer
+from harness.runtime.sam3 import VOCABULARY_FILE
+from harness.runtime.sam3.tokenizer import END, START, Tokenizer
 
 TEXTS = [
     "cat",

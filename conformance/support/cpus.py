@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tvm
 
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime.cpu import architecture
 from harness.runtime.loading import cpu_problem
 from harness.schedules.cpu.tile import vector_unit
@@ -13,10 +14,10 @@ from harness.targets.compiling import required_cpu
 _AVX2 = "haswell"
 
 
-def narrower() -> tuple[str, ...]:
-    """A processor with AVX2 and no more, where this one can execute its code and has wider vectors of its own."""
+def narrower(processors: Processors = THIS_MACHINE) -> tuple[str, ...]:
+    """A CPU with AVX2 and no more, if this machine executes its code and what it compiles for has wider vectors."""
     if architecture() != "x86_64":
         return ()
-    target, own = tvm.target.Target({"kind": "llvm", "mcpu": _AVX2}), TARGETS["llvm"].tvm_target()
+    target, own = tvm.target.Target({"kind": "llvm", "mcpu": _AVX2}), TARGETS["llvm"].tvm_target(processors)
     wider = vector_unit(own).lanes > vector_unit(target).lanes
     return (_AVX2,) if wider and cpu_problem(*required_cpu(target)) is None else ()

@@ -13,6 +13,7 @@ import torch
 import tvm
 
 from conformance.support.operators import EPSILON, rms
+from harness.core.processors import Processors
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.processes import WorkerEnd, run_isolated
 from harness.targets import TARGETS, llvm
@@ -22,6 +23,8 @@ KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda
 """What a test of both kinds is parametrized with."""
 ORDERS = {"cuda": ("run_descending",), "metal": ("run",)}
 """CUDA's threads take turns in one order and Metal's in the other: a missing barrier shows in one of them."""
+ONE_ARCHITECTURE = Processors(cuda="sm_80")
+"""Kernels that are emulated need no machine code of others."""
 RATIO = 1.5
 """How much larger than PyTorch's the rms error against float64 may be."""
 
@@ -55,10 +58,10 @@ def skip_unless_emulated(kind: str) -> None:
         pytest.skip(f"{kind} runs on this machine, and nothing needs to be emulated")
 
 
-def target_of(kind: str) -> tvm.target.Target:
+def target_of(kind: str, processors: Processors = ONE_ARCHITECTURE) -> tvm.target.Target:
     """TVM's target with this machine's CPU as its host."""
-    exported = copy.deepcopy(TARGETS[kind].tvm_target().export())
-    return tvm.target.Target({**exported, "host": {"kind": "llvm", "mcpu": llvm.host_cpu()}})
+    exported = copy.deepcopy(TARGETS[kind].tvm_target(processors).export())
+    return tvm.target.Target({**exported, "host": {"kind": "llvm", "mcpu": llvm.cpu_name()}})
 
 
 def lowered(expressions: Sequence[Expression], kind: str) -> tvm.IRModule:

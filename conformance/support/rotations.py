@@ -17,8 +17,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One draw of everything that RoPE depends on."""
+class Axial:
+    """Everything that axial RoPE depends on but the values of the tokens."""
 
     head_size: int
     width: int
@@ -29,13 +29,37 @@ class Setting:
     batch: int
     heads: int
     dtype: torch.dtype
-    exponent: int
-    contiguous: bool
-    seed: int
 
     @property
     def grid(self) -> dict:
         return {"dim": self.head_size, "end_x": self.width, "end_y": self.height, "theta": self.theta}
+
+    @property
+    def axial(self) -> dict:
+        return {**self.grid, "scale_pos": self.scale, "offset": self.offset}
+
+
+def axial_draws(quarters: int, side: int, batch: int) -> dict[str, st.SearchStrategy]:
+    """Strategies for the fields of `Axial` but the dtype: heads up to 4 · quarters wide, grids up to side × side."""
+    return {
+        "head_size": st.integers(1, quarters).map(lambda quarter: 4 * quarter),
+        "width": st.integers(1, side),
+        "height": st.integers(1, side),
+        "theta": st.sampled_from((2.0, 100.0, 10000.0, 500000.0)),
+        "scale": st.sampled_from((24 / 72, 0.5, 1.0, 2.0)),
+        "offset": st.integers(-3, 100),
+        "batch": st.integers(1, batch),
+        "heads": st.integers(1, 3),
+    }
+
+
+@dataclass(frozen=True)
+class Setting(Axial):
+    """One draw of everything that RoPE depends on."""
+
+    exponent: int
+    contiguous: bool
+    seed: int
 
     def tokens(self, salt: int, repeat: int = 1) -> torch.Tensor:
         """Queries or keys, [batch, heads, repeat·tokens, head_size]; float32 or float64 values that the dtype holds."""
@@ -55,14 +79,7 @@ class Setting:
 def any_setting() -> st.SearchStrategy[Setting]:
     return st.builds(
         Setting,
-        head_size=st.integers(1, 16).map(lambda quarter: 4 * quarter),
-        width=st.integers(1, 7),
-        height=st.integers(1, 7),
-        theta=st.sampled_from((2.0, 100.0, 10000.0, 500000.0)),
-        scale=st.sampled_from((24 / 72, 0.5, 1.0, 2.0)),
-        offset=st.integers(-3, 100),
-        batch=st.integers(1, 2),
-        heads=st.integers(1, 3),
+        **axial_draws(quarters=16, side=7, batch=2),
         dtype=st.sampled_from((torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float32)),
         exponent=st.integers(-30, 30),
         contiguous=st.booleans(),
@@ -72,7 +89,7 @@ def any_setting() -> st.SearchStrategy[Setting]:
 
 def upstream_table(sam3: SimpleNamespace, setting: Setting) -> torch.Tensor:
     """e^(i·angle), complex64, [tokens, head_size / 2]."""
-    table: torch.Tensor = sam3.trunk.compute_axial_cis(**setting.grid, scale_pos=setting.scale, offset=setting.offset)
+    table: torch.Tensor = sam3.trunk.compute_axial_cis(**setting.axial)
     return table
 
 

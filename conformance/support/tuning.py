@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from harness.schedules import Schedule
-from harness.tuning.database import Record, this_place
+from harness.tuning.database import Record, current_conditions
 
 
 def record(task: str, schedule: Schedule, **others: Any) -> Record:
-    """A record of this place."""
+    """A record under the conditions of this process."""
     values = {
-        "place": this_place("llvm"),
+        "conditions": current_conditions("llvm"),
         "seconds": 0.5,
         "default_seconds": 0.75,
         "torch_seconds": 1.25,

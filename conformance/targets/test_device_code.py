@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conformance.execution.test_emulation import LAUNCHES, saved
 from conformance.support.product import product_module
+from harness.core.processors import Processors
 from harness.execution.emulation.device_module import DeviceModule, read_device_module
 from harness.targets import TARGETS, cuda
 from harness.targets.compiling import compile_module
@@ -102,10 +103,9 @@ def images_of(fatbin: bytes) -> list[tuple[str, int]]:
 
 
 @pytest.mark.cuda
-def test_a_library_carries_machine_code_of_every_architecture(nvcc, monkeypatch, tmp_path):
+def test_a_library_carries_machine_code_of_every_architecture(nvcc, tmp_path):
     if tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True):
         pytest.skip("with a driver TVM asks for the machine code of the device that is there")
-    monkeypatch.delenv(cuda.ARCHITECTURE_VARIABLE, raising=False)
     kernels = compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so").kernels
     form, code = code_of(modules_of(tmp_path / "model.so")["cuda"])
     assert form == "fatbin"
@@ -116,9 +116,9 @@ def test_a_library_carries_machine_code_of_every_architecture(nvcc, monkeypatch,
 
 
 @pytest.mark.cuda
-def test_a_named_architecture_is_the_only_one(nvcc, monkeypatch, tmp_path):
-    monkeypatch.setenv(cuda.ARCHITECTURE_VARIABLE, "sm_89")
-    compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so")
+def test_a_named_architecture_is_the_only_one(nvcc, tmp_path):
+    processors = Processors(cuda="sm_89")
+    compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so", processors=processors)
     form, code = code_of(modules_of(tmp_path / "model.so")["cuda"])
     assert (form, code[:4]) == ("cubin", b"\x7fELF")
     assert b"__global__" not in (tmp_path / "model.so").read_bytes()

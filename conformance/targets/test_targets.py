@@ -22,6 +22,7 @@ from tvm import relax
 from tvm.target import codegen
 
 from harness.core.errors import HarnessError
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.processes import run_isolated
 from harness.processes.threads import configure_threads, tvm_threads
@@ -91,8 +92,8 @@ MODULES = {
 }
 
 
-def compile_for(name: str, module: nn.Module, args: tuple) -> relax.VMExecutable:
-    target = TARGETS[name].tvm_target()
+def compile_for(name: str, module: nn.Module, args: tuple, processors: Processors = THIS_MACHINE) -> relax.VMExecutable:
+    target = TARGETS[name].tvm_target(processors)
     program, _ = import_program(export_program(module, args))
     with target, tvm.transform.PassContext(opt_level=3):
         return relax.build(TARGETS[name].pipeline(target)(program), target, relax_pipeline=None)
@@ -141,13 +142,11 @@ def test_llvm_compiles_for_this_cpu_and_no_more():
     assert TARGETS["llvm"].run_problem() is None
 
 
-def test_another_cpu_can_be_named(monkeypatch):
+def test_another_cpu_can_be_named():
     named = {"x86_64": "x86-64-v3", "arm64": "apple-m2", "aarch64": "cortex-a72"}[platform.machine()]
-    monkeypatch.setenv(llvm.MCPU_VARIABLE, named)
-    assert llvm.llvm_target().attrs["mcpu"] == named
-    monkeypatch.setenv(llvm.MCPU_VARIABLE, "z80")
-    with pytest.raises(HarnessError, match="SAM3_TVM_MCPU=z80: LLVM knows no such CPU"):
-        llvm.llvm_target()
+    assert llvm.llvm_target(Processors(cpu=named)).attrs["mcpu"] == named
+    with pytest.raises(HarnessError, match=r"LLVM knows no CPU 'z80' .* leave out --cpu, and unset SAM3_TVM_MCPU"):
+        llvm.llvm_target(Processors(cpu="z80"))
 
 
 X86_LEVEL_FEATURES = {
@@ -207,11 +206,11 @@ def test_llvm_runs_what_it_compiled(name, tmp_path):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", MODULES)
-def test_cuda_kernels_are_compiled_by_nvcc(nvcc, name, monkeypatch):
-    monkeypatch.setenv(cuda.ARCHITECTURE_VARIABLE, "sm_90")
+def test_cuda_kernels_are_compiled_by_nvcc(nvcc, name):
+    processors = Processors(cuda="sm_90")
     before = cuda.compile_source.cache_info().misses
-    with TARGETS["cuda"].tvm_target() as target, examined(target) as kernels:
-        executable = compile_for("cuda", *MODULES[name])
+    with TARGETS["cuda"].tvm_target(processors) as target, examined(target) as kernels:
+        executable = compile_for("cuda", *MODULES[name], processors)
     assert cuda.compile_source.cache_info().misses == before + 1  # nvcc ran while it was built, not here
     source = device_source(executable, "cuda")
     assert cuda.compile_source(source, ("sm_90",)).binary.startswith(b"\x7fELF")
@@ -229,10 +228,10 @@ KERNEL = 'extern "C" __global__ void kernel(float* x) { x[threadIdx.x] = expf(x[
 
 
 @pytest.mark.cuda
-def test_every_listed_architecture_is_compiled_for_where_none_is_named(nvcc, monkeypatch):
-    monkeypatch.delenv(cuda.ARCHITECTURE_VARIABLE, raising=False)
+def test_every_listed_architecture_is_compiled_for_where_none_is_named(nvcc):
     if not tvm.cuda().exist:
-        assert cuda.architectures("sm_90") == cuda.ARCHITECTURES
+        assert cuda.architectures(cuda.cuda_target()) == cuda.ARCHITECTURES
+    assert cuda.architectures(cuda.cuda_target(Processors(cuda="sm_86"))) == ("sm_86",)
     compiled = cuda.compile_source(KERNEL, cuda.ARCHITECTURES)
     assert compiled.binary.startswith(b"\x50\xed\x55\xba")  # a fatbin
     assert sorted(kernel.architecture for kernel in compiled.kernels) == list(cuda.ARCHITECTURES)
@@ -305,10 +304,9 @@ def test_nvcc_is_found_below_cuda_path(monkeypatch, tmp_path):
     assert cuda.find_nvcc() == compiler
 
 
-def test_a_wrong_architecture_is_the_users_mistake(monkeypatch):
-    monkeypatch.setenv(cuda.ARCHITECTURE_VARIABLE, "hopper")
-    with pytest.raises(HarnessError, match="SAM3_TVM_CUDA_ARCH=hopper: not an architecture"):
-        cuda.architecture()
+def test_a_wrong_architecture_is_the_users_mistake():
+    with pytest.raises(HarnessError, match=r"'hopper' is no architecture .* give --cuda-arch, or SAM3_TVM_CUDA_ARCH"):
+        cuda.cuda_target(Processors(cuda="hopper"))
 
 
 # --- metal ---
@@ -551,6 +549,7 @@ def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):
     """TVM starts one pool per calling thread, so a new thread sees a new setting."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setattr("harness.processes.threads._chosen", None)
     before = torch.get_num_threads()
     counts = {1, usable_cpus()}
     seen = {}

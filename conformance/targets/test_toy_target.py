@@ -10,6 +10,7 @@ from tvm import relax
 
 from harness.core.case import Case
 from harness.core.outcome import Stage, Status
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import Settings
 from harness.models.selection import select
 from harness.schedules import UNTUNED, Schedules
@@ -17,7 +18,7 @@ from harness.targets import HOST, TARGETS, Target, register
 from harness.verify.stages import run_case
 
 
-def generic_cpu() -> tvm.target.Target:
+def generic_cpu(_processors: Processors = THIS_MACHINE) -> tvm.target.Target:
     return tvm.target.Target({"kind": "llvm", "mcpu": "generic"})
 
 
@@ -25,7 +26,7 @@ def default_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED)
     return relax.get_default_pipeline(target)
 
 
-def no_problem() -> None:
+def no_problem(_processors: Processors = THIS_MACHINE) -> None:
     return None
 
 

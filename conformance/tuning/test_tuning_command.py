@@ -12,7 +12,7 @@ import pytest
 
 from conformance.support.remotes import KEY, tracker, tvm_server, until
 from harness.execution.remote.tracker import Tracker
-from harness.tuning.database import this_place
+from harness.tuning.database import current_conditions
 from harness.tuning.trials import Kind, read_trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,7 +43,7 @@ def test_servers_measure_schedules(address: str, tmp_path: Path) -> None:
     printed = tuned(tmp_path, "--remote", address, "--key", KEY, "--trials", "4")
     trials, notices = read_trials(tmp_path)
     assert notices == [] and len([trial for trial in trials if not trial.confirmed]) >= 4
-    assert all(trial.kind is Kind.MEASURED and trial.place == this_place("llvm") for trial in trials)
+    assert all(trial.kind is Kind.MEASURED and trial.conditions == current_conditions("llvm") for trial in trials)
     # PyTorch runs here, which says nothing about the servers.
     assert all(trial.torch_seconds is None for trial in trials) and "x PyTorch" not in printed
     assert "of 2 tasks have a schedule better than the default" in printed

@@ -23,26 +23,26 @@ from harness.tuning.database import (
     FILE,
     Record,
     better_record,
+    current_conditions,
     default_database,
     describe_database,
     merge_records,
     open_database,
     schedules_from,
     store,
-    this_place,
 )
-from harness.tuning.trials import Kind, Place, Trial, append_trials, nothing_found, read_trials
+from harness.tuning.trials import Conditions, Kind, Trial, append_trials, nothing_found, read_trials
 
-HERE = this_place("llvm")
+HERE = current_conditions("llvm")
 RECORD = record("product 1x2x3x4 left", {"rows": 6, "vectors": 4})
 TRIAL = Trial(RECORD.task, {"rows": 6}, Kind.MEASURED, HERE, 0.5, 0.75, 0.9, torch_seconds=1.25)
 
 PLACES = st.sampled_from([HERE, replace(HERE, tvm="0.1"), replace(HERE, cpu="another"), replace(HERE, threads=99)])
 RECORDS = st.builds(
-    lambda task, place, seconds, default, trials, rows: replace(
+    lambda task, conditions, seconds, default, trials, rows: replace(
         RECORD,
         task=task,
-        place=place,
+        conditions=conditions,
         seconds=seconds,
         default_seconds=default,
         trials=trials,
@@ -66,7 +66,7 @@ def test_merging_is_commutative_associative_idempotent_and_keeps_the_better(
     assert both == merge_records(both, both) == merge_records(both, a)
     assert merge_records(merge_records(a, b), c) == merge_records(a, merge_records(b, c))
     for one in [*a, *b]:
-        (kept,) = (other for other in both if (other.task, other.place) == (one.task, one.place))
+        (kept,) = (other for other in both if (other.task, other.conditions) == (one.task, one.conditions))
         assert kept.gain >= one.gain
         assert kept in [*a, *b]
 
@@ -133,7 +133,7 @@ def test_another_run_does_not_overwrite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("conditions", "words"),
     [
         (replace(HERE, tvm="0.1"), f"with TVM 0.1, this is {HERE.tvm}"),
         (replace(HERE, cpu="zx81"), f"for zx81, this is {HERE.cpu}"),
@@ -141,8 +141,8 @@ def test_another_run_does_not_overwrite(tmp_path: Path) -> None:
         (replace(HERE, tvm="0.1", cpu="zx81"), "with TVM 0.1, .* and for zx81"),
     ],
 )
-def test_a_record_from_elsewhere_is_left_out_with_a_notice(place: Place, words: str, tmp_path: Path) -> None:
-    store(tmp_path, "llvm", replace(RECORD, place=place))
+def test_a_record_from_elsewhere_is_left_out_with_a_notice(conditions: Conditions, words: str, tmp_path: Path) -> None:
+    store(tmp_path, "llvm", replace(RECORD, conditions=conditions))
     opened = open_database(tmp_path)
     assert opened.schedules() == {}
     (notice,) = opened.notices()
@@ -167,10 +167,10 @@ def test_many_processes_store_at_the_same_time(tmp_path: Path) -> None:
 
 def test_without_a_target_any_database_is_read(tmp_path: Path) -> None:
     other = replace(HERE, target="cuda")
-    store(tmp_path / "found", "cuda", replace(RECORD, place=other))
+    store(tmp_path / "found", "cuda", replace(RECORD, conditions=other))
     assert (open_database(tmp_path / "found").target, len(open_database(tmp_path / "found").records)) == ("cuda", 1)
     (tmp_path / "nothing found").mkdir()
-    append_trials(tmp_path / "nothing found", [replace(TRIAL, place=other)])
+    append_trials(tmp_path / "nothing found", [replace(TRIAL, conditions=other)])
     assert open_database(tmp_path / "nothing found").target == "cuda"
     with pytest.raises(HarnessError, match="for cuda, not for llvm"):
         open_database(tmp_path / "found", "llvm")

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from conformance.support.tuning import record
-from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
 from harness.schedules.cpu.tile import VectorUnit
 from harness.schedules.cpu.window import Window
-from harness.tuning.database import Record, this_place
+from harness.tuning.database import Record, current_conditions
 from harness.tuning.display import Budget, describe_totals, format_duration, results_table
 from harness.tuning.search import Progress, begin
 from harness.tuning.tasks import Task
@@ -22,7 +22,7 @@ from harness.tuning.trials import Kind, Trial
 UNIT = VectorUnit(16, 32)
 HEADERS = ("calls", "default", "tuned", "gain", "/ tuned", "trials")
 """Of the columns whose cells end where the header ends; the last column, the key, begins after them."""
-HERE = this_place("llvm")
+HERE = current_conditions("llvm")
 
 WORKLOADS: tuple[Workload, ...] = (
     Product(Extents(16, 5184, 4736, 1024), "left", 1, at_load=False, transposed=True),

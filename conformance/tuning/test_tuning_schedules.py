@@ -20,7 +20,7 @@ from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.pipeline import to_loops
-from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import (
     RESULT_TILE,
     TILE,

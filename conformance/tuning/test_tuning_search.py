@@ -24,12 +24,12 @@ from conformance.support.tuning import record
 from harness.core.errors import HarnessError
 from harness.report import read_report
 from harness.schedules import Schedule
-from harness.schedules.cpu.product import Problem as Extents
+from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Attention, Product, Workload, distance, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
 from harness.targets.compiling import export_library
-from harness.tuning.database import open_database, store, this_place
+from harness.tuning.database import current_conditions, open_database, store
 from harness.tuning.local import BuildError, LocalBuilder, LocalRunner, TorchRunner
 from harness.tuning.measuring import Program, Rounds, Runner, RunResult, Step
 from harness.tuning.request import Request
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)
-HERE = this_place("llvm")
+HERE = current_conditions("llvm")
 WORKLOAD = Product(Extents(1, 40, 64, 64), "left")
 TASK = Task(WORKLOAD, 3)
 LARGE = Task(Attention(4, 16, 576, 576, 64, 64), 1)
@@ -180,7 +180,7 @@ def test_what_is_clearly_faster_is_recorded(
     assert record.task == TASK.key and record.gain == pytest.approx(2.0)
     assert record.schedule in space(WORKLOAD, UNIT)
     assert (record.trials, record.failed, record.rejected) == (4, 0, 0)
-    assert record.machine == "a machine" and record.place == HERE and record.torch_seconds is not None
+    assert record.machine == "a machine" and record.conditions == HERE and record.torch_seconds is not None
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.995, 1.3])
@@ -293,7 +293,7 @@ def test_the_task_that_costs_the_most_is_next() -> None:
     assert next_task([]) is None
 
 
-def test_a_task_without_progress_makes_place() -> None:
+def test_a_task_without_progress_yields_to_others() -> None:
     stuck = made(TASK, [1.0] * 60)
     assert next_task([stuck, made(LARGE, [1.0], 0.9)]) is not stuck
     assert next_task([made(TASK, [1.0] * 59 + [0.8]), made(LARGE, [1.0], 0.3)]).task == TASK  # type: ignore[union-attr]

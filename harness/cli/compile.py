@@ -11,9 +11,12 @@ from harness.cli.console import console, stages, tell_artifact
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
+    CpuOption,
+    CudaArchOption,
     DatabaseOption,
     PartialOption,
     SeedOption,
+    ThreadsOption,
     UntunedOption,
     chosen_database,
     chosen_deployable,
@@ -22,6 +25,7 @@ from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
@@ -54,11 +58,16 @@ def compile_(
     ] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
+    cpu: CpuOption = None,
+    cuda_arch: CudaArchOption = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     require_compiler()
     from harness.deployment.compiling import compile_model
+    from harness.processes.threads import configure_threads
 
+    configure_threads(threads)
     for kind, name, known in (
         ("target", target, TARGETS),
         ("scale", scale, [entry.value for entry in Scale]),
@@ -67,7 +76,8 @@ def compile_(
         ("frontend", frontend, FRONTENDS),
     ):
         checked(kind, (name,), tuple(known))
-    chosen = chosen_database(db, untuned, {target})
+    processors = Processors(cpu, cuda_arch)
+    chosen = chosen_database(db, untuned, {target}, processors)
     deployable = chosen_deployable(model)
     if clicks and not deployable.knows_clicks(checkpoint):
         if checkpoint is not None:
@@ -76,8 +86,8 @@ def compile_(
     if no_grounding and not clicks:
         raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
-    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
-    schedules = database.chosen_schedules(chosen, target)
+    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
+    schedules = database.chosen_schedules(chosen, target, processors)
     with stages(f"Compiling for {target}") as announce:
         capacity = Capacity(points, boxes, clicks)
         without = deployable.grounding if no_grounding else ()

@@ -10,16 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.console import console
+from harness.cli.options import CpuOption, CudaArchOption, ThreadsOption
+from harness.core.processors import Processors
 
 if TYPE_CHECKING:
     from harness.doctor import Finding
 
 
-def doctor() -> None:
+def doctor(cpu: CpuOption = None, cuda_arch: CudaArchOption = None, threads: ThreadsOption = None) -> None:
     """Tell what this machine can compile and run, and name known-bad versions with the fix."""
     from harness.doctor import diagnose
+    from harness.processes.threads import choose_threads
 
-    findings = diagnose()
+    choose_threads(threads)
+    findings = diagnose(Processors(cpu, cuda_arch))
     console.print(render(findings))
     if any(finding.problem for finding in findings):
         raise typer.Exit(1)

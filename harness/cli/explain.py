@@ -9,8 +9,16 @@ import typer
 
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
-from harness.cli.options import DatabaseOption, UntunedOption, chosen_database
+from harness.cli.options import (
+    CpuOption,
+    CudaArchOption,
+    DatabaseOption,
+    ThreadsOption,
+    UntunedOption,
+    chosen_database,
+)
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
+from harness.core.processors import Processors
 from harness.files import check_writable
 from harness.models.selection import select
 from harness.targets import HOST
@@ -31,6 +39,9 @@ def explain(
     ] = None,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
+    cpu: CpuOption = None,
+    cuda_arch: CudaArchOption = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Tell what becomes of each operator: which kernel, which loops, and what falls to TVM's default.
 
@@ -38,22 +49,25 @@ def explain(
     """
     require_compiler()
     from harness.explain import ADVICE, render, summary, write_json
+    from harness.processes.threads import configure_threads
 
+    configure_threads(threads)
     cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
-    chosen = chosen_database(db, untuned, {target})
+    processors = Processors(cpu, cuda_arch)
+    chosen = chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
-        explanations.append(_explained(case, chosen))
+        explanations.append(_explained(case, chosen, processors))
         console.print(render(explanations[-1]))
         console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(explanations, json_file)
 
 
-def _explained(case: Case, chosen: Path | None) -> Explanation:
+def _explained(case: Case, chosen: Path | None, processors: Processors) -> Explanation:
     from harness.explain import explain as explain_case
 
     with console.status(case.id) as status:
-        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), chosen)
+        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), chosen, processors)

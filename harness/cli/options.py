@@ -11,8 +11,10 @@ import typer
 from harness.cli.console import console
 from harness.core.errors import HarnessError
 from harness.core.names import checked
+from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.deployment.deployable import Deployable
 from harness.models.registry import models
+from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuning import database
 
@@ -21,12 +23,25 @@ CheckpointOption = Annotated[
 ]
 PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the weights.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads to run on. Default: every CPU that may be used.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(envvar=OPTION_VARIABLE, help="Threads of TVM and PyTorch. Default: every CPU that may be used."),
+]
 DatabaseOption = Annotated[
     Path | None,
     typer.Option(help="Folder of a tuning database. Default: the one in fixtures/tuned that fits this machine."),
 ]
 UntunedOption = Annotated[bool, typer.Option("--untuned", help="Leave tuning databases out.")]
+CpuOption = Annotated[
+    str | None,
+    typer.Option(envvar=CPU_VARIABLE, help="CPU to compile for, as LLVM names it: x86-64-v3. Default: this machine's."),
+]
+CudaArchOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar=CUDA_VARIABLE, help="NVIDIA architecture to compile for: sm_89. Default: the GPU's here, or several."
+    ),
+]
 RemoteOption = Annotated[
     str | None,
     typer.Option(help="HOST:PORT of an RPC tracker: run on a device that it knows, see serve-device."),
@@ -34,8 +49,8 @@ RemoteOption = Annotated[
 KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
 
 
-def chosen_database(db: Path | None, untuned: bool, targets: Collection[str]) -> Path | None:
-    """The tuning database to compile with, of which something that does not fit is told.
+def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], processors: Processors) -> Path | None:
+    """The tuning database to compile with for processors, of which something that does not fit is told.
 
     Raises:
         HarnessError: It cannot be used, or the options contradict each other.
@@ -48,8 +63,8 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str]) ->
     tunable = [name for name in targets if TARGETS[name].tunable]
     if untuned or not tunable:
         return None
-    chosen = db or database.default_database(tunable[0])
-    for notice in () if chosen is None else database.open_database(chosen, tunable[0]).notices():
+    chosen = db or database.default_database(tunable[0], processors)
+    for notice in () if chosen is None else database.open_database(chosen, tunable[0]).notices(processors):
         console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
     return chosen
 

@@ -9,7 +9,7 @@ import typer
 
 from harness.cli.console import stages, tell_artifact
 from harness.cli.installation import require_compiler
-from harness.cli.options import CheckpointOption, PartialOption, SeedOption, chosen_deployable
+from harness.cli.options import CheckpointOption, PartialOption, SeedOption, ThreadsOption, chosen_deployable
 from harness.core.settings import Settings
 from harness.runtime.manifest import read_manifest
 
@@ -19,11 +19,14 @@ def pack(
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     seed: SeedOption = 0,
+    threads: ThreadsOption = None,
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
     require_compiler()
     from harness.deployment.compiling import pack_model
+    from harness.processes.threads import configure_threads
 
+    configure_threads(threads)
     with stages(f"Packing into {into}") as announce:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
         manifest = pack_model(chosen_deployable(read_manifest(into).model), into, settings, seed, announce)

@@ -50,7 +50,7 @@ def segment(
     Exit code 0: all images were done; 1: some were not; 2: wrong usage or environment.
     """
     from harness.cli.segmenting import do
-    from harness.processes.threads import choose_threads, configure_threads
+    from harness.processes.threads import configure_threads
     from harness.segment import Job, failures, find_images
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
@@ -62,8 +62,7 @@ def segment(
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
     devices = chosen_remote(remote, key)
-    choose_threads(threads)
-    configure_threads()
+    configure_threads(threads)
     failed = failures(do(console, folder, job, devices))
     for sentence in failed:
         complain(f"error: {sentence}")

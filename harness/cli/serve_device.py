@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.console import console
-from harness.cli.options import ThreadsOption
+from harness.cli.options import CpuOption, ThreadsOption
 from harness.core.errors import HarnessError
+from harness.core.processors import Processors
 from harness.core.remote import Remote
 from harness.execution.remote.server import Serving, serve
 from harness.execution.remote.store import Store
@@ -30,16 +31,17 @@ def serve_device(
         Path | None, typer.Option(help="Folder for the weights and code that clients send. Default: the user's cache.")
     ] = None,
     threads: ThreadsOption = None,
+    cpu: CpuOption = None,
 ) -> None:
     """Let others run what they compile on this machine's devices, until Ctrl-C.
 
     Whoever reaches the port can run any code here, as with TVM's own RPC server: use it in a network that you trust.
     """
-    from harness.processes.threads import choose_threads, configure_threads
+    from harness.processes.threads import configure_threads
 
-    choose_threads(threads)
-    configure_threads()
-    serve_until_stopped(Remote(tracker, key), store, host, port, advertise)
+    configure_threads(threads)
+    remote, folder = Remote(tracker, key), store or default_store()
+    serve_until_stopped(Serving(remote, folder, host, port, advertise, Processors(cpu)))
 
 
 def default_store() -> Path:
@@ -49,7 +51,7 @@ def default_store() -> Path:
     return Path(platformdirs.user_cache_dir("sam3-tvm")) / "device"
 
 
-def serve_until_stopped(remote: Remote, store: Path | None, host: str, port: int, advertised: str | None) -> None:
+def serve_until_stopped(serving: Serving) -> None:
     """Serves this machine's devices until Ctrl-C or SIGTERM, and prints what happens.
 
     Raises:
@@ -57,9 +59,8 @@ def serve_until_stopped(remote: Remote, store: Path | None, host: str, port: int
     """
     if find_spec("tvm") is None:
         raise HarnessError("tvm is not installed, which runs what clients send: pip install 'apache-tvm>=0.27,<0.28'")
-    connected(remote.address).close()
-    folder = store or default_store()
-    Store(folder).trim()
+    connected(serving.remote.address).close()
+    Store(serving.store).trim()
 
     def tell(sentence: str) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
@@ -69,7 +70,7 @@ def serve_until_stopped(remote: Remote, store: Path | None, host: str, port: int
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        serve(Serving(remote, folder, host, port, advertised), tell)
+        serve(serving, tell)
     except KeyboardInterrupt:
         tell("Stopped; nobody is served any more.")
     finally:

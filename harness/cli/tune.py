@@ -9,7 +9,9 @@ import typer
 
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
+from harness.cli.options import CpuOption, ThreadsOption
 from harness.core.case import Scale
+from harness.core.processors import Processors
 from harness.targets import HOST, TARGETS
 from harness.tuning.request import Request
 
@@ -31,21 +33,19 @@ def tune_command(
         str | None, typer.Option(help="HOST:PORT of an RPC tracker: measure on the machines that it knows.")
     ] = None,
     key: Annotated[str, typer.Option(help="What those machines are known by at the tracker.")] = "",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads to measure on. Default: every CPU that may be used.")
-    ] = None,
+    threads: ThreadsOption = None,
+    cpu: CpuOption = None,
 ) -> None:
     """Search for better schedules, and keep what is found in a database that verify and compile use.
 
     Ctrl-C stops it; the same command goes on where it was stopped.
     """
     require_compiler()
-    from harness.processes.threads import choose_threads, configure_threads
+    from harness.processes.threads import configure_threads
     from harness.tuning.session import tune
 
-    choose_threads(threads)
-    configure_threads()
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key)
+    configure_threads(threads)
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key, Processors(cpu))
     code = tune(console, request)
     if code:
         raise typer.Exit(code)

@@ -12,11 +12,14 @@ from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
+    CpuOption,
+    CudaArchOption,
     DatabaseOption,
     KeyOption,
     PartialOption,
     RemoteOption,
     SeedOption,
+    ThreadsOption,
     UntunedOption,
     chosen_database,
 )
@@ -24,6 +27,7 @@ from harness.core.case import DEFAULT_FRONTEND, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
@@ -54,9 +58,7 @@ def verify(
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[float, typer.Option(min=1, help="Time limit of each case, seconds.")] = 3600,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of TVM and PyTorch. Default: every CPU that may be used.")
-    ] = None,
+    threads: ThreadsOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cases that run at a time, each in as much memory as alone.")] = 1,
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
@@ -69,6 +71,8 @@ def verify(
     ] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
+    cpu: CpuOption = None,
+    cuda_arch: CudaArchOption = None,
     remote: RemoteOption = None,
     key: KeyOption = "",
 ) -> None:
@@ -79,16 +83,16 @@ def verify(
     """
     require_compiler()
     from harness.core.settings import Settings
-    from harness.execution.place import compile_for
+    from harness.execution.remote.client import registered
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
-    from harness.processes.threads import choose_threads, share_cpus
+    from harness.processes.threads import configure_threads, share_cpus
     from harness.report import ADVICE, write_report
     from harness.runtime.sam3.images import load_image
     from harness.verify.progress import show
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
-    choose_threads(threads)
+    configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # beside a full model, what is kept may not fit
     if jobs > 1:
@@ -107,8 +111,12 @@ def verify(
     if image is not None:
         load_image(image)
     devices = chosen_remote(remote, key)
-    where = {} if devices is None else {"runs on": f"{compile_for(devices)}, {devices}"}
-    chosen = chosen_database(db, untuned, {case.target for case in cases})
+    processors = Processors(cpu, cuda_arch)
+    where: dict[str, str] = {}
+    if devices is not None:
+        device = registered(devices)
+        processors, where = processors.otherwise(device.processors), {"runs on": f"{device}, {devices}"}
+    chosen = chosen_database(db, untuned, {case.target for case in cases}, processors)
     settings = Settings(
         checkpoint,
         allow_partial,
@@ -117,9 +125,10 @@ def verify(
         database=chosen,
         remote=devices,
         emulate=emulate,
+        processors=processors,
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
-    machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name)} | where
+    machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name, processors)} | where
     installed = versions()
     results = show(
         console,

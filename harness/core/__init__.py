@@ -1,1 +1,1 @@
-"""What a verification is about, as plain data: cases, outcomes, expectations, settings."""
+"""The plain data of a verification: cases, outcomes, expectations, settings."""

@@ -31,8 +31,8 @@ class Case:
         strategy: How rotary position encoding gets through the compiler.
         target: What is compiled for.
         scale: How much of the published model is built.
-        seed: Of the weights.
-        precision: In what weights and operands of products are kept.
+        seed: Seed of the weights.
+        precision: Type in which weights and operands of products are kept.
         frontend: What turns the PyTorch module into a Relax module.
     """
 
@@ -57,10 +57,10 @@ class Case:
         return "-".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, as JSON keeps them."""
+        """Returns the fields, as JSON keeps them."""
         return {**asdict(self), "scale": str(self.scale)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Case:
-        """The reverse of `to_json`; fields that are missing have their defaults, and other keys are left alone."""
+        """Reads what `to_json` wrote; fields that are missing have their defaults, and other keys are ignored."""
         return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})

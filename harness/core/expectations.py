@@ -84,16 +84,16 @@ class Expectation:
     frontend: tuple[str, ...] = (DEFAULT_FRONTEND,)
 
     def matches(self, case: Case) -> bool:
-        """Whether the entry names this case."""
+        """Returns whether the entry names this case."""
         return all(ANY in getattr(self, field) or getattr(case, field) in getattr(self, field) for field in _FIELDS)
 
     def allows_oracle(self, output: str) -> bool:
-        """Whether this output may pass on the oracle verdict instead of the strict gate."""
+        """Returns whether this output may pass on the oracle verdict instead of the strict gate."""
         return self.status is Status.PASSED and (not self.outputs or output in self.outputs)
 
 
 class CheckKind(StrEnum):
-    """What an outcome is worth, seen from the expectations."""
+    """The rating of an outcome by the expectations."""
 
     AS_EXPECTED = "as_expected"
     UNEXPECTED = "unexpected"
@@ -145,7 +145,7 @@ def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = 
 
 
 def expectation_for(case: Case, expectations: Collection[Expectation]) -> Expectation | None:
-    """The entry that names the case, or None: then a strict pass is expected."""
+    """Returns the entry that names the case, or None: then a strict pass is expected."""
     return next((expectation for expectation in expectations if expectation.matches(case)), None)
 
 
@@ -168,7 +168,7 @@ def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Chec
 
 
 def _pass_problem(outcome: Outcome, expectation: Expectation | None, *, by_oracle: bool) -> str:
-    """Why the outcome is not the pass that is expected, by the oracle or strictly; empty if it is."""
+    """Returns why the outcome is not the pass that is expected, by the oracle or strictly; empty if it is."""
     if outcome.status is not Status.PASSED:
         return f"expected to pass, but {_what_happened(outcome)}"
     if not outcome.verdicts:
@@ -190,7 +190,7 @@ def _pass_problem(outcome: Outcome, expectation: Expectation | None, *, by_oracl
 
 
 def _failure_problem(outcome: Outcome, expectation: Expectation) -> str:
-    """Why the outcome is not the failure that is expected; empty if it is."""
+    """Returns why the outcome is not the failure that is expected; empty if it is."""
     wanted = f"{expectation.status} at {expectation.stage} as {expectation.where} says"
     if outcome.status is Status.PASSED:
         return f"unexpected pass: expected {wanted}; if the cause is gone, remove that entry"

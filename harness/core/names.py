@@ -9,7 +9,7 @@ from harness.core.errors import HarnessError
 
 
 def checked(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names without repetition, or all that are known if none is given.
+    """Returns the names without repetition, or all that are known if none is given.
 
     Raises:
         HarnessError: If a name is unknown; the nearest known one is suggested.

@@ -86,12 +86,12 @@ class Kernel:
     """One GPU kernel, as the compiler's report or its source tells; None where neither does.
 
     Attributes:
-        name: Of the function on the device.
-        architecture: What the numbers are of: `sm_90`, or `metal`.
-        threads: Of a block (threadgroup) in every launch.
+        name: Name of the function on the device.
+        architecture: Architecture that the numbers are of: `sm_90`, or `metal`.
+        threads: Threads of a block (threadgroup) in every launch.
         shared_bytes: Static shared (threadgroup) memory of a block.
         buffers: Arguments that occupy a buffer slot, Metal.
-        registers: Of a thread.
+        registers: Registers of a thread.
         constant_bytes: Constant memory, arguments included.
         stack_bytes: Local memory of a thread.
         spill_bytes: Registers written to and read from local memory for want of registers, stores and loads together.
@@ -116,7 +116,7 @@ class Device:
         name, cpu, system, architecture, threads: What it is, see `harness.execution.remote.description.Description`.
         target: What was compiled for.
         hardware: Name of what runs that target there: the processor, or a GPU.
-        address, key: Of the tracker, and what the device is known by there.
+        address, key: Address of the tracker, and the key of the device there.
         sent_bytes: Weights and code that it did not have yet.
         seconds: What the runs of all samples took there, without what is sent; NaN where that was not measured.
     """
@@ -141,7 +141,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case.
+    """The outcome of one case.
 
     Attributes:
         stage: Last stage that was entered.
@@ -152,7 +152,7 @@ class Outcome:
         peak_rss_bytes: Largest resident set of the worker process.
         verdicts: One per output, if it was judged.
         device: The machine that ran it, if it was another one and got so far.
-        kernels: Of a GPU target, every sample's, once per architecture.
+        kernels: Kernels of a GPU target, every sample's, once per architecture.
         emulated: Whether the CPU ran the GPU's kernels.
         lost_schedules: A sentence on each schedule that could not be applied to a function of any sample.
     """

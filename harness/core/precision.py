@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_PRECISION = "fp32"
-"""What is verified unless another precision is asked for."""
+"""The precision that is verified unless another one is asked for."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Progress:
 
     @contextmanager
     def during(self, stage: Stage) -> Iterator[None]:
-        """Announce the stage and add up its time, if it ends well."""
+        """Announces the stage, and adds up its time if it ends well."""
         self.stage = stage
         self.announce(stage.value)
         start = time.perf_counter()
@@ -34,7 +34,7 @@ class Progress:
 
     @contextmanager
     def announced(self, stage_of: Callable[[str], Stage]) -> Iterator[Callable[[str], None]]:
-        """For work that announces its steps itself: each is a stage, which ends where the next begins."""
+        """Yields what work calls to announce its steps: each is a stage, which ends where the next begins."""
         with ExitStack() as current:
 
             def announce(step: str) -> None:
@@ -44,7 +44,7 @@ class Progress:
             yield announce
 
     def outcome(self, status: Status, error: CaseError | None = None, verdicts: tuple[Verdict, ...] = ()) -> Outcome:
-        """The outcome of a case that ends here."""
+        """Returns the outcome of a case that ends here."""
         return Outcome(
             self.stage,
             status,

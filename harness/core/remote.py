@@ -36,7 +36,7 @@ class Remote:
 
 
 def chosen_remote(address: str | None, key: str) -> Remote | None:
-    """What the options --remote and --key mean; None to stay on this machine.
+    """Reads the options --remote and --key; None means to stay on this machine.
 
     Raises:
         HarnessError: The address is none, or one of the options lacks the other.
@@ -49,7 +49,7 @@ def chosen_remote(address: str | None, key: str) -> Remote | None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`.
+    """Splits `HOST:PORT` into host and port.
 
     Raises:
         HarnessError: It is none.

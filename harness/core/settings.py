@@ -1,4 +1,4 @@
-"""What a verification depends on besides the identity of its cases."""
+"""Settings: everything that a verification depends on besides the identity of its cases."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Settings:
         remote: Devices to run on; None for this machine.
         emulate: Whether every component's CUDA kernels run on the CPU where there is no device, and not only the cheap
             ones; it takes minutes.
+        processors: The processors that code is compiled for.
     """
 
     checkpoint: Path | None = None
@@ -39,6 +41,7 @@ class Settings:
     database: Path | None = None
     remote: Remote | None = None
     emulate: bool = False
+    processors: Processors = THIS_MACHINE
 
 
 SEEDED = Settings()

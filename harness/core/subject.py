@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy.typing as npt
-
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.settings import Settings
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
     from harness.execution.run import Run
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, "npt.NDArray[Any]"]
 """Arrays by name."""
 
 
@@ -86,12 +85,12 @@ class Workload(Protocol):
         """Compiles it and runs it; False if it was compiled and cannot be run here."""
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """The verdicts on what the last run returned, this one's or an earlier one's."""
+        """Returns the verdicts on what the last run returned, this one's or an earlier one's."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a case is about.
+    """The subject of cases: a component or a whole model.
 
     Attributes:
         name: Registry key, also the pytest marker.

@@ -41,11 +41,11 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a model.
+    """The result of compiling a model.
 
     Attributes:
-        manifest: Of the folder.
-        kernels: Those of a GPU target, once per architecture.
+        manifest: Manifest of the folder.
+        kernels: Kernels of a GPU target, once per architecture.
         lost_schedules: A sentence on each schedule that could not be applied.
     """
 
@@ -80,7 +80,7 @@ def compile_model(
         deployable: Which model.
         case: Its strategy, target, scale, seed, precision and frontend.
         out: The folder; an artifact that is there is replaced.
-        settings: Where the weights come from.
+        settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
         schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
@@ -109,7 +109,7 @@ def pack_model(
         deployable: The model that the artifact was compiled from.
         into: The artifact; scale, strategy, capacity, precision and frontend are its own.
         settings: Where the weights come from.
-        seed: Of the weights that no checkpoint has.
+        seed: Seed of the weights that no checkpoint has.
         announce: Called with the name of each stage as it begins.
 
     Raises:
@@ -123,7 +123,7 @@ def pack_model(
 
 
 def _replaced(artifact: Path) -> AbstractContextManager[Path]:
-    """A folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
+    """Gives a folder to fill, which takes the place of an artifact or of nothing; see `replaced_folder`."""
     return replaced_folder(artifact, lambda folder: (folder / MANIFEST).is_file(), "a compiled model")
 
 
@@ -141,18 +141,12 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
 def compile_request(
     request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules, Sequence[str]], announce: Announce
 ) -> None:
-    """`compile_into` as `harness.processes` calls it."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
+    """Calls `compile_into` as `harness.processes` calls functions."""
     compile_into(*request[:6], without=request[6], announce=announce)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
-    """`pack_into` as `harness.processes` calls it."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
+    """Calls `pack_into` as `harness.processes` calls functions."""
     pack_into(*request, announce=announce)
 
 
@@ -175,7 +169,7 @@ def compile_into(
         deployable: Which model.
         case: Its strategy, target, scale, seed, precision and frontend.
         folder: An empty folder.
-        settings: Where the weights come from.
+        settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
         schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
@@ -184,7 +178,7 @@ def compile_into(
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Raises:
-        HarnessError: The machine cannot compile for the target, or the checkpoint does not fit.
+        HarnessError: The machine cannot compile for the target or the processors, or the checkpoint does not fit.
         Exception: Whatever the strategy `none` makes the importer raise.
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
@@ -197,12 +191,11 @@ def compile_into(
         raise HarnessError(f"cannot compile for {target}: {problem}")
     imported = list(_imported(deployable, case, settings, capacity, announce, only, without))
     announce("compile")
-    tvm_target = TARGETS[target].tvm_target()
+    tvm_target = TARGETS[target].tvm_target(settings.processors)
     modules = {item.name: item.module for item in imported}
     outputs = {item.name: item.outputs for item in imported}
-    kind = str(tvm_target.kind.name)
     for kernel in deployable.kernels:
-        modules[kernel.name], outputs[kernel.name] = kernel.module(kind), kernel.outputs
+        modules[kernel.name], outputs[kernel.name] = kernel.module(tvm_target), kernel.outputs
     whole = merged(modules)
     entries = {
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
@@ -304,7 +297,7 @@ def _imported(
 
 
 def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:
-    """The parameters of one entry point after the other, none of which is kept."""
+    """Yields the parameters of one entry point after the other, none of which is kept."""
     while imported:
         item = imported.pop(0)
         yield item.name, item.parameters
@@ -392,7 +385,7 @@ def _described(folder: Path, known: Mapping[str, Any]) -> dict[str, File]:
 
 
 def _origin(case: Case, settings: Settings) -> str:
-    """Where the weights are from, in words."""
+    """Returns where the weights are from, in words."""
     if settings.checkpoint is None:
         return f"seed {case.seed}"
     from harness.runtime.weights import file_digest

@@ -1,4 +1,4 @@
-"""What can be deployed: a model as entry points, functions that are written as kernels, and files that go with them."""
+"""Deployable: a model as entry points, functions that are written as kernels, and files that go with them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class KernelFunction:
     Attributes:
         name: What it is called in the library.
         outputs: Names of its results, in order.
-        module: Takes the kind of TVM's target, makes the module with the Relax function of that name.
+        module: Takes TVM's target, makes the module with the Relax function of that name.
     """
 
     name: str
     outputs: tuple[str, ...]
-    module: Callable[[str], tvm.IRModule]
+    module: Callable[[tvm.target.Target], tvm.IRModule]
 
 
 def _no_files() -> Mapping[str, Path]:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from tvm import relax
 
 PACKING = "_transform_params"
-"""What Relax's LiftTransformParams appends to a function's name for the function that packs its weights."""
+"""The suffix that Relax's LiftTransformParams gives to the name of a function that packs weights."""
 
 
 def merged(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
-    """One module with the function `main` of each module under its key, and everything that it calls."""
+    """Returns one module with the function `main` of each module under its key, and everything that it calls."""
     import tvm
     from tvm import ir, relax
 
@@ -33,7 +33,7 @@ def merged(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
 
 
 def reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
-    """The functions of these names and all that they call."""
+    """Returns the functions of these names and all that they call."""
     import tvm
     import tvm_ffi
     from tvm import ir
@@ -54,14 +54,14 @@ def reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
 
 
 def input_specs(function: relax.Function) -> tuple[TensorSpec, ...]:
-    """Names, shapes and dtypes of what a function takes besides weights; letters stand for symbolic dimensions."""
+    """Returns the names, shapes and dtypes of a function's inputs; letters stand for symbolic dimensions."""
     attributes = function.attrs or {}
     count = int(attributes["num_input"]) if "num_input" in attributes else len(function.params)
     return tuple(_spec(str(parameter.name), parameter.ty) for parameter in list(function.params)[:count])
 
 
 def output_specs(function: relax.Function, names: Iterable[str]) -> tuple[TensorSpec, ...]:
-    """Shapes and dtypes of a function's results, under the given names."""
+    """Returns the shapes and dtypes of a function's results, under the given names."""
     from tvm import relax
 
     result = function.ret_ty

@@ -19,12 +19,12 @@ Parameters = Mapping[str, npt.NDArray[Any]]
 
 
 def packed_names(entry: str, count: int) -> tuple[str, ...]:
-    """Names of the packed weights of an entry point, which have no names of their own any more."""
+    """Returns the names of the packed weights of an entry point, which have no names of their own any more."""
     return tuple(f"{entry}.{index:04d}" for index in range(count))
 
 
 def pack(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, npt.NDArray[Any]]:
-    """The weights of an entry point as its compiled code takes them, by name and in that order.
+    """Returns the weights of an entry point as its compiled code takes them, by name and in that order.
 
     Args:
         machine: With the packing library; None if nothing is packed for the target.

@@ -1,4 +1,4 @@
-"""What this machine can compile and run, and what is wrong with its installation."""
+"""The diagnosis of this machine: its targets, and what is wrong with its installation."""
 
 from harness.doctor.diagnosis import Finding, diagnose
 

@@ -1,4 +1,4 @@
-"""What this machine can compile and run, with which CPU features and threads, and which versions do not go together."""
+"""The diagnosis of this machine: targets, CPU features, threads, and versions that do not go together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.doctor.known_bad import PACKAGES, installed_versions, known_bad
-from harness.processes.threads import OPTION_VARIABLE, reason, thread_count
+from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, reason, thread_count
 from harness.runtime.threads import VARIABLE, usable_cpus
 
 _PROBE_SECONDS = 120.0
@@ -32,8 +33,12 @@ class Finding:
     fix: str = ""
 
 
-def diagnose() -> list[Finding]:
-    """Everything that there is to tell about this machine and this installation."""
+def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
+    """Examines this machine and this installation.
+
+    Args:
+        processors: The processors to compile for.
+    """
     versions = installed_versions()
     findings = [*_machine(), *_versions(versions)]
     bad = known_bad(versions)
@@ -47,7 +52,7 @@ def diagnose() -> list[Finding]:
         for entry in bad
     ]
     if "apache-tvm" in versions:
-        findings += probed("TVM", "harness.doctor.probes:probe_tvm", _tvm_findings)
+        findings += probed("TVM", "harness.doctor.probes:probe_tvm", _tvm_findings, processors)
     else:
         findings.append(
             Finding("TVM", "not installed: compiled models for this machine bring TVM's runtime library along")
@@ -91,17 +96,18 @@ def _named(name: str, versions: Mapping[str, str]) -> str:
     return f"{name} {versions.get(name, 'not installed')}"
 
 
-def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]]) -> list[Finding]:
-    """What `tell` makes of the answer of a probe in a worker, or the one problem that the probe died.
+def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]], argument: object = None) -> list[Finding]:
+    """Runs a probe in a worker; returns what `tell` makes of its answer, or the problem that it died.
 
     Args:
-        topic: Of the problem.
-        function: The probe, as `module:name`, taking None and `enter`.
+        topic: Topic of the problem.
+        function: The probe, as `module:name`, taking the argument and `enter`.
         tell: Takes what the probe returned.
+        argument: Of the probe.
     """
     from harness.processes import WorkerEnd, run_isolated
 
-    result = run_isolated(function, None, timeout=_PROBE_SECONDS)
+    result = run_isolated(function, argument, timeout=_PROBE_SECONDS)
     if result.kind is WorkerEnd.OK:
         return tell(result.value)
     message = result.error.message if result.error else result.kind.value
@@ -127,8 +133,8 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
         findings.append(
             Finding(
                 "TVM",
-                f"LLVM takes this processor for {probe['host_cpu']}; SAM3_TVM_MCPU or features that the system hides "
-                f"made it {probe['cpu']}",
+                f"LLVM takes this processor for {probe['host_cpu']}; --cpu, {CPU_VARIABLE} or features that the system "
+                f"hides made it {probe['cpu']}",
             )
         )
     for name, (compile_problem, run_problem) in probe["targets"].items():
@@ -145,19 +151,19 @@ def _thread_findings() -> list[Finding]:
 
     count = thread_count()
     by_itself = run_isolated("harness.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value
-    told = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
+    actual = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
     findings = [
         Finding(
             "threads", f"a run uses {count} of {usable_cpus()} usable CPUs: {reason()}; --threads sets another number"
         ),
         Finding(
             "threads",
-            f"a parallel loop really runs on {told} threads when sam3-tvm sets {VARIABLE}, "
+            f"a parallel loop really runs on {actual} threads when sam3-tvm sets {VARIABLE}, "
             f"on {by_itself} when TVM counts by itself",
-            problem=told != count,
+            problem=actual != count,
         ),
     ]
-    ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, "OMP_NUM_THREADS") if os.environ.get(name)]
+    ignored = [f"{name}={os.environ[name]}" for name in (VARIABLE, OPENMP_VARIABLE) if os.environ.get(name)]
     if ignored:
         text = (
             f"{' and '.join(ignored)} of the environment are set anew in every run: use --threads or {OPTION_VARIABLE}"

@@ -77,11 +77,11 @@ PACKAGES = (
     "triton",
     "xgboost",
 )
-"""Whose versions matter."""
+"""Packages whose versions matter."""
 
 
 def installed_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of those of the packages that are installed."""
+    """Returns the versions of those of the packages that are installed."""
     found = {}
     for name in names:
         try:
@@ -92,7 +92,7 @@ def installed_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def known_bad(versions: Mapping[str, str], table: Sequence[KnownBad] = KNOWN_BAD) -> tuple[KnownBad, ...]:
-    """The entries of the table that hold for the installed versions."""
+    """Returns the entries of the table that hold for the installed versions."""
     return tuple(
         entry for entry in table if all(_holds(name, condition, versions) for name, condition in entry.when.items())
     )

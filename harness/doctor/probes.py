@@ -1,4 +1,4 @@
-"""What only native code can tell, asked in worker processes: a pair of packages that crashes is a finding."""
+"""Probes that run native code in worker processes: a pair of packages that crashes is a finding."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from harness.core.processors import Processors
 from harness.runtime.threads import VARIABLE
 
 
-def probe_tvm(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
-    """In a worker: what TVM can do here. A crash is told by the stage it happened in."""
+def probe_tvm(processors: Processors, enter: Callable[[str], None]) -> dict[str, Any]:
+    """Finds out in a worker what TVM can do here for processors. The stage tells where a crash happened."""
     enter("import tvm")
     import tvm
     from tvm.target import codegen
 
     from harness.runtime.cpu import VECTOR_FEATURES
     from harness.targets import TARGETS
-    from harness.targets.llvm import host_cpu
+    from harness.targets.llvm import cpu_name
 
     enter("MetaSchedule's TuneContext")  # what crashes with a mismatched apache-tvm-ffi
     _make_tune_context()
     enter("targets")
-    cpu = host_cpu()
+    cpu = cpu_name(processors)
     promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
     return {
         "llvm": codegen.llvm_version_major(allow_none=True),
         "host_cpu": codegen.llvm_get_system_cpu(),
         "cpu": cpu,
         "features": [feature for feature in VECTOR_FEATURES if feature in promised],
-        "targets": {name: (target.compile_problem(), target.run_problem()) for name, target in TARGETS.items()},
+        "targets": {
+            name: (target.compile_problem(), target.run_problem(processors)) for name, target in TARGETS.items()
+        },
     }
 
 
@@ -51,18 +54,19 @@ def _make_tune_context() -> None:
 
 
 def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
-    """In a worker: how many threads a parallel loop of TVM really runs on, by itself or when told to use `count`."""
-    from harness.processes.threads import configure_threads, tvm_threads
+    """Counts in a worker the threads that a parallel loop of TVM runs on, by itself or when told to use `count`."""
+    from harness.processes.threads import OPENMP_VARIABLE, configure_threads, tvm_threads
 
     if count is None:
-        os.environ.pop(VARIABLE, None)
+        for name in (VARIABLE, OPENMP_VARIABLE):
+            os.environ.pop(name, None)
     else:
         configure_threads(count)
     return tvm_threads()
 
 
-def probe_torch(_: None, enter: Callable[[str], None]) -> dict[str, Any]:
-    """In a worker: whether torch and torchvision load, and run one operator of torchvision's own."""
+def probe_torch(_: object, enter: Callable[[str], None]) -> dict[str, Any]:
+    """Finds out in a worker whether torch and torchvision load and run an operator of torchvision's own."""
     enter("import torch")
     import torch
 

@@ -16,7 +16,7 @@ from harness.core.outcome import Stage
 from harness.core.progress import Progress
 from harness.core.settings import Settings
 from harness.core.subject import Arrays, Output, Program, Trace
-from harness.execution.place import Place, Runs
+from harness.execution.executors import Executor, LoadedProgram
 from harness.lowering.route import Lowered, Route
 from harness.schedules import ChosenSchedules
 from harness.targets import TARGETS
@@ -25,27 +25,27 @@ from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
 
 @dataclass(frozen=True)
 class Run:
-    """What a workload is run with.
+    """Everything that a workload is run with.
 
     Attributes:
         case: How it is lowered and what it is compiled for.
-        settings: Weights and inputs.
-        progress: Told which stage it is, and what was made.
-        place: Where compiled code runs.
+        settings: Weights, inputs and the processors to compile for.
+        progress: Keeps which stage it is, and what was made.
+        executor: What runs compiled code.
         schedules: What tuning found for the target.
     """
 
     case: Case
     settings: Settings
     progress: Progress
-    place: Place
+    executor: Executor
     schedules: ChosenSchedules
 
     def trace(self, programs: Mapping[str, Program], trace: Trace) -> Arrays | None:
         """Compiles programs and runs a trace of them.
 
         Args:
-            programs: By name; every call's is among them.
+            programs: Programs by name; every call's is among them.
             trace: The calls.
 
         Returns:
@@ -62,15 +62,16 @@ class Run:
                         target,
                         libraries[name],
                         self.schedules.schedules,
-                        keep_source=self.place.reads_source,
+                        processors=self.settings.processors,
+                        keep_source=self.executor.reads_source,
                     )
                     self.progress.kernels += compiled.kernels
                     self.progress.lost_schedules += compiled.lost_schedules
             self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
-            if self.place.run_problem(self.case.target) is not None:
+            if self.executor.run_problem(self.case.target) is not None:
                 return None
             outputs = self._called(programs, trace, lowered, libraries)
-        self.place.close()  # others may be waiting for the device
+        self.executor.close()  # others may be waiting for the device
         return outputs
 
     def _lowered(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
@@ -92,7 +93,7 @@ class Run:
     ) -> Arrays:
         last = {call.program: call.name for call in trace}
         read = {(value.call, value.name) for call in trace for value in call.arguments if isinstance(value, Output)}
-        loaded: dict[str, Runs] = {}
+        loaded: dict[str, LoadedProgram] = {}
         state: dict[tuple[str, str], npt.NDArray[Any]] = {}
         outputs: Arrays = {}
         for call in trace:
@@ -114,10 +115,10 @@ class Run:
                 gc.collect()
         return outputs
 
-    def _loaded(self, library: Path, lowered: Lowered) -> Runs:
+    def _loaded(self, library: Path, lowered: Lowered) -> LoadedProgram:
         parameters = list(lowered.parameters().values())
         # All programs of a component have the same weights; their sizes differ by a few constants.
         self.progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
         del lowered
         with self.progress.during(Stage.LOAD):
-            return self.place.executable(library, self.case.target, parameters)
+            return self.executor.executable(library, self.case.target, parameters)

@@ -1,6 +1,6 @@
 """From an imported module to one with half-precision operands: a pass over Relax, before any target's pipeline.
 
-What is half:
+These are half:
 
 - the operands of matrix products, convolutions and attention, whose sums are float32 (attention's result is half: TVM's
   operator has no other, and only products read it);
@@ -10,7 +10,7 @@ What is half:
 - results of products, with their bias, that are moved before anything else reads them: they go through memory, and
   upstream under autocast rounds them as well.
 
-What stays float32:
+These stay float32:
 
 - normalization, softmax, sums and every other elementwise function (exponentials, GELU, logarithms, rotations, sine
   embeddings), and the residual stream: their results are rounded where a product reads them, and not before;
@@ -80,11 +80,11 @@ _MOVES = frozenset(
 """Operators whose results are elements of their floating-point arguments."""
 
 _SELECTS = frozenset(("relax.nn.relu", "relax.nn.max_pool2d", "relax.where"))
-"""Likewise, or zero, but with arithmetic that fuses with what computed the argument."""
+"""Operators whose results are elements of their arguments or zero, with arithmetic that fuses."""
 
 
 _SCALINGS = frozenset(("relax.add", "relax.multiply", "relax.divide"))
-"""What is done to the result of a product before it leaves its kernel: a bias, a factor."""
+"""Operators on the result of a product before it leaves its kernel: a bias, a factor."""
 
 
 class _Need(Flag):
@@ -92,15 +92,15 @@ class _Need(Flag):
 
     NOTHING = 0
     HALF = auto()
-    """Multiplied."""
+    """It is multiplied."""
     FLOAT = auto()
-    """Computed with in float32."""
+    """It is computed with in float32."""
     OUTPUT = auto()
-    """Returned."""
+    """It is returned."""
 
 
 def lower_precision(module: tvm.IRModule, precision: Precision) -> tvm.IRModule:
-    """The imported module with operands of products in the precision's type; `main` may take half parameters then.
+    """Converts the operands of products in an imported module to the precision's type, parameters of `main` too.
 
     Args:
         module: From `torch_export.import_program`: `main` is one dataflow block, and its parameters after the first
@@ -115,7 +115,7 @@ def lower_precision(module: tvm.IRModule, precision: Precision) -> tvm.IRModule:
 
 
 def parameters_for(module: tvm.IRModule, parameters: Sequence[Array]) -> list[Array]:
-    """The parameters in the types that `main` takes them in, rounded to nearest even.
+    """Returns the parameters in the types that `main` takes them in, rounded to nearest even.
 
     Args:
         module: From `lower_precision`.
@@ -162,7 +162,7 @@ class _Lowering:
         self._casts: dict[relax.Var, relax.Expr] = {}
 
     def function(self) -> relax.Function:
-        """The function with half operands."""
+        """Writes the function anew, with half operands."""
         from tvm import relax
 
         for position, parameter in enumerate(self._function.params):
@@ -186,7 +186,7 @@ class _Lowering:
         return self._builder.get()["main"]
 
     def _wide_results(self) -> set[relax.Var]:
-        """What products give that is wide enough, also moved, with weights and constants added, or as factors."""
+        """Returns the wide enough results of products, also moved, scaled, or with weights and constants added."""
         results: set[relax.Var] = set()
         weights = set(self._function.params[self._inputs :])
         for binding in self._bindings:
@@ -204,7 +204,7 @@ class _Lowering:
         return results
 
     def _kept_in_half(self) -> set[relax.Var]:
-        """The activations and parameters that are half where they are computed."""
+        """Returns the activations and parameters that are half where they are computed."""
         from tvm import relax
 
         needs: dict[relax.Var, _Need] = {self._output: _Need.OUTPUT}
@@ -263,7 +263,7 @@ class _Lowering:
         return self._new.get(operand, operand)
 
     def _as_half(self, operand: relax.Expr) -> relax.Expr:
-        """The operand in the half type; one that has to be rounded is rounded once for all that read it."""
+        """Returns the operand in the half type; one that has to be rounded is rounded once for all that read it."""
         from tvm import relax
 
         new = self._new.get(operand, operand)
@@ -274,7 +274,7 @@ class _Lowering:
         return self._casts[operand]
 
     def _as_float(self, operand: relax.Expr) -> relax.Expr:
-        """The operand in float32; widened for each that reads it, so that this is part of the kernel that reads it."""
+        """Widens the operand to float32 for each call that reads it, so that widening is part of that kernel."""
         from tvm import relax
 
         new = self._new.get(operand, operand)
@@ -282,7 +282,7 @@ class _Lowering:
 
 
 def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:
-    """The product of half operands with float32 sums."""
+    """Returns the product of half operands with float32 sums."""
     from tvm import relax
 
     name, attributes = _operator(call), call.attrs
@@ -301,7 +301,7 @@ def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:
 
 
 def _is_product(value: relax.Expr) -> bool:
-    """Whether half operands are worth it: sums of float32 products with enough terms."""
+    """Returns whether half operands are worth it: sums of float32 products with enough terms."""
     name = _operator(value)
     if name not in _OPERANDS or not all(_is_floating(operand, "float32") for operand in value.args[: _OPERANDS[name]]):
         return False
@@ -314,12 +314,12 @@ def _is_product(value: relax.Expr) -> bool:
 
 
 def _copies(name: str) -> bool:
-    """Whether the operator moves elements in memory; the rest of `_MOVES` sees the same memory in another shape."""
+    """Returns whether the operator moves elements in memory; the others of `_MOVES` only change the shape."""
     return name in _MOVES and name not in ("relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 
 def _operator(value: relax.Expr) -> str:
-    """The name of the Relax operator that is called; empty for tuples and what is taken out of them."""
+    """Returns the name of the Relax operator that is called; empty for tuples and what is taken out of them."""
     from tvm import ir, relax
 
     if not isinstance(value, relax.Call):
@@ -338,7 +338,7 @@ def _arguments(value: relax.Expr) -> list[relax.Expr]:
 
 
 def _tensors(arguments: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
-    """Variables and constants among the arguments, and in tuples among them."""
+    """Yields the variables and constants among the arguments, and in tuples among them."""
     from tvm import ir, relax
 
     for argument in arguments:
@@ -349,7 +349,7 @@ def _tensors(arguments: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
 
 
 def _mapped(argument: relax.Expr, convert: Callable[[relax.Expr], relax.Expr]) -> relax.Expr:
-    """The argument with each tensor in it converted."""
+    """Returns the argument with each tensor in it converted."""
     from tvm import ir, relax
 
     if isinstance(argument, relax.Tuple):
@@ -364,7 +364,7 @@ def _is_constant(operand: relax.Expr) -> bool:
 
 
 def _is_floating(operand: relax.Expr, dtype: str = "float32") -> bool:
-    """Whether the operand is a tensor of this type, or a tuple of such."""
+    """Returns whether the operand is a tensor of this type, or a tuple of such."""
     from tvm import relax
 
     ty = operand.ty

@@ -16,6 +16,7 @@ Tables = Mapping[str, "torch.Tensor"]
 Together = Callable[["torch.Tensor", "torch.Tensor", Tables, int], tuple["torch.Tensor", "torch.Tensor"]]
 """Takes queries, keys, the tables, and how many times they are used along the keys; returns both rotated."""
 
+
 @dataclass(frozen=True)
 class Rotation:
     """One form of RoPE, without complex numbers.
@@ -34,7 +35,7 @@ class Rotation:
     together: Together | None = None
 
     def both(self, q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [B, heads, L, D] and keys [B, heads, repeat·L, D], rotated."""
+        """Rotates queries [B, heads, L, D] and keys [B, heads, repeat·L, D]."""
         if self.together is not None:
             return self.together(q, k, tables, repeat)
         return self.rotate(q, tables, 1), self.rotate(k, tables, repeat)
@@ -58,7 +59,7 @@ class RotaryAttention:
     replacement: Callable[[Rotation, Callable[[], Tables], int], Any]
 
     def describes(self, module: torch.nn.Module) -> bool:
-        """Whether a module is of the class and has its table."""
+        """Returns whether a module is of the class and has its table."""
         named = any((base.__module__, base.__qualname__) == self.cls for base in type(module).__mro__)
         return named and getattr(module, self.table, None) is not None
 

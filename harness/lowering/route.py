@@ -37,7 +37,7 @@ class Lowered:
     values: dict[str, np.ndarray]
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The values in the dtypes in which `main` takes them, rounded to nearest even.
+        """Returns the values in the dtypes in which `main` takes them, rounded to nearest even.
 
         Raises:
             HarnessError: A weight is beyond the range of the precision's dtype.
@@ -64,15 +64,15 @@ class Route:
 
     @classmethod
     def of(cls, case: Case) -> Route:
-        """The route that a case names."""
+        """Returns the route that a case names."""
         return cls(case.frontend, case.strategy, case.precision)
 
     def applied(self, module: torch.nn.Module) -> AbstractContextManager[None]:
-        """Within the context the module has the strategy's form, which is what `export` sees."""
+        """Gives the module the strategy's form, which `export` sees, for the duration of the context."""
         return self._strategy.apply(module)
 
     def export(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
-        """The module in the frontend's exchange format, for the shapes and dtypes of `args`, in the strategy's form.
+        """Exports the module to the frontend's exchange format, for the shapes and dtypes of `args`.
 
         Args:
             module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
@@ -82,7 +82,7 @@ class Route:
             return self._frontend.export(module, args)
 
     def lower(self, exported: Any) -> Lowered:
-        """The Relax module of what `export` returned, in the precision.
+        """Returns the Relax module of what `export` returned, in the precision.
 
         Raises:
             Exception: Whatever the frontend raises on what it cannot import, unchanged.
@@ -102,7 +102,7 @@ class Route:
 
 
 def lower(module: torch.nn.Module, args: tuple[torch.Tensor, ...], route: Route | None = None) -> Lowered:
-    """Export and import in one step.
+    """Exports and imports a module in one step.
 
     Args:
         module: As for `Route.export`.

@@ -1,4 +1,4 @@
-"""What a model is: subjects to verify, and what of it can be deployed."""
+"""Model: its subjects to verify, and its entry points to deploy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.deployment.deployable import Deployable
 
 
 def _nothing() -> None:
-    """A model whose libraries need no preparation."""
+    """Prepares nothing: the model's libraries need no preparation."""
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,13 @@ _OWN = {DEFAULT_MODEL: "harness.models.sam3.model"}
 
 @cache
 def models() -> dict[str, Model]:
-    """Every model by name: this project's, then those that were added.
+    """Returns every model by name: this project's, then those that were added.
 
     Raises:
         HarnessError: A module cannot be imported, has no `MODEL`, or two models or subjects have one name.
     """
     modules = list(_OWN.values()) + [point.value for point in entry_points(group=ENTRY_POINT_GROUP)]
+    # A border as the entry points are: each process finds the models before anybody can pass it an option.
     modules += [name.strip() for name in os.environ.get(MODELS_VARIABLE, "").split(",") if name.strip()]
     found: dict[str, Model] = {}
     for module in modules:
@@ -47,7 +48,7 @@ def models() -> dict[str, Model]:
 
 @cache
 def subjects() -> dict[str, Subject]:
-    """Every subject of every model by name."""
+    """Returns every subject of every model by name."""
     return {name: subject for model in models().values() for name, subject in model.subjects.items()}
 
 

@@ -15,7 +15,7 @@ from harness.targets import TARGETS, check_precisions
 
 
 def strategies_of(component: str, frontend: str = DEFAULT_FRONTEND) -> tuple[str, ...]:
-    """The strategies that apply to a subject through a frontend.
+    """Returns the strategies that apply to a subject through a frontend.
 
     All that go through the frontend, if the subject has rotary position encoding; otherwise only the default one.
     """
@@ -31,7 +31,7 @@ def select(
     precisions: Sequence[str] = (DEFAULT_PRECISION,),
     frontends: Sequence[str] = (DEFAULT_FRONTEND,),
 ) -> tuple[Case, ...]:
-    """All cases of the given names; an empty sequence stands for every known one.
+    """Returns all cases of the given names; an empty sequence stands for every known one.
 
     A whole model is not one of the components that no name stands for: it has to be named.
 

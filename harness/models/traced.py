@@ -18,6 +18,7 @@ from harness.parity.verdict import judge
 if TYPE_CHECKING:
     from harness.execution.run import Run
 
+
 @dataclass
 class TracedWorkload:
     """A trace with its reference and its oracle.
@@ -40,7 +41,7 @@ class TracedWorkload:
     _actual: Arrays | None = None
 
     def run(self, run: Run) -> bool:
-        """See `harness.core.subject.Workload`."""
+        """Does what `harness.core.subject.Workload` says."""
         self._actual = run.trace(self.programs, self.trace)
         if self._actual is None:
             return False
@@ -48,7 +49,7 @@ class TracedWorkload:
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """See `harness.core.subject.Workload`."""
+        """Does what `harness.core.subject.Workload` says."""
         actual = load_outputs(self.saved) if self._actual is None else self._actual
         reference, again = self.reference()
         return judge(
@@ -62,12 +63,12 @@ class TracedWorkload:
 
 
 def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:
-    """A workload whose reference and oracle are made when it is judged, and are not kept.
+    """Returns a workload whose reference and oracle are made when it is judged, and are not kept.
 
     Args:
         case: Says by its precision what the outputs are held to.
         programs: Entry points by name.
-        trace: Calls of them.
+        trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
     from harness.parity.references import first_and_again, reference_of, run_twice

@@ -85,7 +85,7 @@ def read_arrays(path: Path, tag: str = "") -> dict[str, Array]:
 
 
 def arrays_digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 over names, order, dtypes, shapes and values: inputs and weights as a part of a cache key."""
+    """Computes the SHA-256 over names, order, dtypes, shapes and values, for keys of caches."""
     plain = {name: _plain(name, array) for name, array in arrays.items()}
     return _digest({"arrays": json.dumps([[name, a.dtype.name, list(a.shape)] for name, a in plain.items()])}, plain)
 
@@ -99,7 +99,7 @@ def _digest(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
 
 
 def _plain(name: str, array: Array) -> Array:
-    """The array C-contiguous and little-endian, copied only where it is not: safetensors writes memory as it lies."""
+    """Makes the array C-contiguous and little-endian, as safetensors writes it; copies only where needed."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufcV" or array.dtype.hasobject:
         raise TypeError(f"{name} is not an array of numbers: {type(array).__name__} {getattr(array, 'dtype', '')}")
     plain: Array = np.require(array, dtype=array.dtype.newbyteorder("<"), requirements="C")

@@ -1,4 +1,4 @@
-"""What a half-precision case is judged against: upstream under `torch.autocast`, with a GPU's arithmetic.
+"""The reference of half-precision cases: upstream under `torch.autocast`, with a GPU's arithmetic.
 
 Upstream runs on GPUs under autocast, so its own half-precision outputs, and not float32's, are what a compiled
 component must match: an error is put in relation to the error of autocast, both measured against float64.
@@ -111,7 +111,7 @@ class _UnderAutocast(torch.nn.Module):
 def half_reference(
     module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequence[str], precision: Precision
 ) -> Arrays:
-    """Outputs of a module under autocast, as float32.
+    """Runs a module under autocast; returns its outputs as float32.
 
     Args:
         module: As for `harness.parity.oracle.reference`, in fp32; it stays as it is.

@@ -42,17 +42,17 @@ class ArrayCache:
         self.limit_bytes = limit_bytes
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file that belongs to the key, whether it exists or not."""
+        """Returns the file that belongs to the key, whether it exists or not."""
         name = hashlib.sha256(_canonical(key).encode()).hexdigest()
         return self.root / name[:2] / f"{name}.safetensors"
 
     def get_or_make(self, key: Mapping[str, Any], make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
-        """The arrays of the key, from the disk if they are there and unharmed, otherwise from `make`.
+        """Returns the arrays of the key, from the disk if they are there and unharmed, otherwise from `make`.
 
         While one process makes an entry, the others that want the same one wait for it.
 
         Args:
-            key: JSON-able; canonicalised, so that the order of its items does not matter.
+            key: JSON-able; canonicalized, so that the order of its items does not matter.
             make: Called without arguments; whatever it raises passes through and leaves no entry behind.
 
         Raises:
@@ -103,7 +103,7 @@ class ArrayCache:
 
 
 def cache_root() -> Path:
-    """The folder of the cache: `SAM3_TVM_CACHE`, or the user's cache folder of this platform."""
+    """Returns the folder of the cache: `SAM3_TVM_CACHE`, or the user's cache folder of this platform."""
     configured = os.environ.get("SAM3_TVM_CACHE")
     if configured:
         return Path(configured).expanduser()
@@ -113,7 +113,7 @@ def cache_root() -> Path:
 
 
 def versions() -> dict[str, str]:
-    """What PyTorch's results depend on besides code and data: package versions, vector features, threads; for keys."""
+    """Returns what PyTorch's results also depend on, for keys: package versions, vector features, threads."""
     import torch
 
     found = {name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")}
@@ -136,7 +136,7 @@ def _canonical(key: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path, tag: str) -> dict[str, Array] | None:
-    """The entry, or None if there is none or it is corrupt: then it is thrown away, with a warning."""
+    """Reads the entry; None if there is none or it is corrupt, in which case it is deleted with a warning."""
     try:
         arrays = read_arrays(path, tag)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from harness.core.errors import HarnessError
 
 
 def import_closure(*modules: str) -> tuple[Path, ...]:
-    """The files of these modules and of all that they import from the packages that they are in, sorted.
+    """Returns the files of these modules and of all that they import from the packages that they are in, sorted.
 
     A package stands for its `__init__.py`; the packages around an imported module count too, because importing the
     module runs them.
@@ -45,7 +45,7 @@ def import_closure(*modules: str) -> tuple[Path, ...]:
 
 
 def closure_digest(*modules: str) -> str:
-    """SHA-256 over the files of `import_closure`: their names and contents.
+    """Computes the SHA-256 over the files of `import_closure`: their names and contents.
 
     Raises:
         HarnessError: As `import_closure`.
@@ -61,14 +61,14 @@ def closure_digest(*modules: str) -> str:
 
 
 def _root_of(module: str) -> Path:
-    """The folder that a module's top package is in."""
+    """Returns the folder that a module's top package is in."""
     path = _source_of(module.partition(".")[0])
     assert path is not None
     return path.parent.parent
 
 
 def _imports(path: Path, module: str, tops: Collection[str]) -> Iterator[str]:
-    """The modules below `tops` that a file imports; `from a import b` is `a.b` if that is a module, else `a`."""
+    """Yields the modules below `tops` that a file imports; `from a import b` is `a.b` if that is a module, else `a`."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (OSError, SyntaxError) as error:
@@ -87,7 +87,7 @@ def _imports(path: Path, module: str, tops: Collection[str]) -> Iterator[str]:
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree without what only a type checker reads."""
+    """Yields the nodes of a tree without what only a type checker reads."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             yield from (inner for other in child.orelse for inner in (other, *_run(other)))
@@ -97,7 +97,7 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _source_of(name: str) -> Path | None:
-    """The source file of a module; None if there is none. Only top packages are looked up in the import system."""
+    """Returns the source file of a module, if any. Only top packages are looked up in the import system."""
     top, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(top)

@@ -28,8 +28,8 @@ SCORE = 1e-5
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is found in one photograph: K kept queries of 200, in the order of the queries.
+class Detections:
+    """The detections in one photograph: K kept queries of 200, in the order of the queries.
 
     Attributes:
         queries: bool [200], True where kept.
@@ -45,8 +45,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Truth:
-    """What upstream finds.
+class ReferenceDetections:
+    """Upstream's detections.
 
     Attributes:
         found: The first run.
@@ -55,8 +55,8 @@ class Truth:
         boxes, scores: float64, the oracle's, of the queries that the first run keeps; None without an oracle.
     """
 
-    found: Found
-    again: Found
+    found: Detections
+    again: Detections
     undecided: Array
     boxes: Array | None = None
     scores: Array | None = None
@@ -66,7 +66,7 @@ Outside = Callable[[Array, Array], Array]
 """Takes what was found and what upstream finds, of one shape; returns where the criterion is violated."""
 
 
-def judge_found(prefix: str, actual: Found, truth: Truth) -> tuple[Verdict, ...]:
+def judge_detections(prefix: str, actual: Detections, truth: ReferenceDetections) -> tuple[Verdict, ...]:
     """Judges one answer: the same queries kept; masks equal but for undecided pixels; boxes and scores within limits.
 
     Args:

@@ -59,17 +59,17 @@ class OracleRatio:
 
 
 def is_exact(dtype: np.dtype[Any]) -> bool:
-    """Whether values of this dtype must be equal (integers and booleans) instead of close."""
+    """Returns whether values of this dtype must be equal (integers and booleans) instead of close."""
     return dtype.kind in "biu"
 
 
 def _flat(array: Array) -> Array:
-    """One dimension, C order; a view wherever the memory allows it."""
+    """Flattens in C order; the result is a view wherever the memory allows it."""
     return array.reshape(-1)
 
 
 def _wide(chunk: Array) -> Array:
-    """The chunk in float64, or complex128 if it is complex; booleans, bfloat16 and friends included."""
+    """Converts a chunk of any dtype to float64, or to complex128 if it is complex."""
     wide: Array = chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
     return wide
 
@@ -81,7 +81,7 @@ def _chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 
 
 def _same_specials(a: Array, r: Array) -> Array:
-    """Where both are finite, both NaN, or both the same infinity (per real and imaginary part)."""
+    """Returns where both are finite, both NaN, or both the same infinity (per real and imaginary part)."""
     if a.dtype.kind == "c" or r.dtype.kind == "c":
         return _same_specials(np.real(a), np.real(r)) & _same_specials(np.imag(a), np.imag(r))
     same: Array = np.isfinite(a) & np.isfinite(r)
@@ -95,14 +95,14 @@ def _mismatches(a: Array, r: Array, finite: Array) -> int:
 
 
 def mask_mismatches(a: Array, r: Array) -> int:
-    """Number of elements that are NaN, +inf or -inf on one side and something else on the other."""
+    """Returns the number of elements that are NaN, +inf or -inf on one side and something else on the other."""
     if is_exact(a.dtype) and is_exact(r.dtype):
         return 0
     return sum(_mismatches(x, y, np.isfinite(x) & np.isfinite(y)) for x, y in _chunks(a, r))
 
 
 def finite_elements(a: Array) -> int:
-    """Number of elements that are neither NaN nor infinite."""
+    """Returns the number of elements that are neither NaN nor infinite."""
     return sum(int(np.count_nonzero(np.isfinite(x))) for (x,) in _chunks(a))
 
 
@@ -181,7 +181,7 @@ def bitwise_different(a: Array, b: Array) -> int:
 
 
 def oracle_ratio(a: Array, r: Array, o: Array) -> OracleRatio:
-    """Error against the oracle relative to PyTorch's own (design.md, "Parity").
+    """Measures the error against the oracle relative to PyTorch's own.
 
     With e(x) = x - o: r_rms = rms(e(a)) / max(rms(e(r)), 4·eps·rms(o)), r_inf likewise with the largest magnitude; eps
     is fp32's. Below 1 means that the compiled code is more accurate than PyTorch. Where both denominators vanish

@@ -112,7 +112,7 @@ def oracle(module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequenc
 
 
 def _own_state(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy that shares the parameters, has wide buffers and knows none of the tables that a forward left behind."""
+    """Copies a module: parameters are shared, buffers widened, tables that a forward left behind dropped."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     # Tables may hold tensors that cannot be copied (traced ones), so deepcopy is not shown them.
     tables = [getattr(part, name) for part in module.modules() for name in _caches_of(part)]
@@ -140,7 +140,7 @@ def _holds_tensors(table: Any) -> bool:
 
 
 def _widen(value: Any) -> Any:
-    """A tensor or dtype that is narrower than float64 in its wide form; everything else as it is."""
+    """Returns a tensor or dtype that is narrower than float64 in its wide form; everything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(_WIDE[value.dtype]) if value.dtype in _WIDE else value
     return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
@@ -151,7 +151,7 @@ def _widen_argument(value: Any) -> Any:
 
 
 def _refuse_narrow_target(func: Any, args: Any, kwargs: Any) -> None:
-    """A change in place of a narrow tensor would be made on its wide copy and be lost."""
+    """Raises an error for a change of a narrow tensor in place: it would be made on the wide copy and be lost."""
     for argument, value in zip(func._schema.arguments, args, strict=False):
         _refuse_narrow(func, argument, value)
     for argument in func._schema.arguments:
@@ -185,12 +185,12 @@ def _named(outputs: Any, names: Sequence[str]) -> dict[str, Array]:
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    """A copy: an output may be a view of an input, of a weight or of another output."""
+    """Copies a tensor: an output may be a view of an input, of a weight or of another output."""
     return np.array(tensor.detach().resolve_conj().resolve_neg().numpy(), order="C")
 
 
 def _wide_array(array: Array) -> Array:
-    """An output that no operator touched (an input or weight handed through) is still narrow."""
+    """Widens an output that no operator touched: an input or weight that was handed through."""
     if array.dtype.kind in "biu":
         return array
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)

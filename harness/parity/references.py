@@ -1,4 +1,4 @@
-"""What a case of each precision is held to: PyTorch eager fp32, or upstream under autocast."""
+"""The reference of each precision: PyTorch eager fp32, or upstream under autocast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reference:
 
 
 def reference_of(precision: Precision) -> Reference:
-    """The reference of a precision: eager fp32, or under autocast where the precision is half."""
+    """Returns the reference of a precision: eager fp32, or under autocast where the precision is half."""
     if precision.is_half:
         from harness.parity.autocast import half_reference
 
@@ -47,7 +47,7 @@ def reference_of(precision: Precision) -> Reference:
 
 
 def run_twice(run: Callable[[], Arrays]) -> Arrays:
-    """What the first of two runs gives and, under `AGAIN`, those arrays of the second that are not bitwise the same."""
+    """Runs twice; returns the first run's arrays and, under `AGAIN`, those of the second that differ bitwise."""
     from harness.parity.metrics import bitwise_different
 
     first, second = run(), run()
@@ -59,6 +59,6 @@ def run_twice(run: Callable[[], Arrays]) -> Arrays:
 
 
 def first_and_again(both: Arrays) -> tuple[Arrays, Arrays]:
-    """The two runs of `run_twice`."""
+    """Returns the two runs of `run_twice`."""
     first = {name: array for name, array in both.items() if not name.startswith(AGAIN)}
     return first, {name: both.get(f"{AGAIN}{name}", array) for name, array in first.items()}

@@ -18,7 +18,7 @@ _FILE = "outputs.safetensors"
 
 
 def saved_folder(case: Case) -> Path:
-    """The folder of a case's outputs."""
+    """Returns the folder of a case's outputs."""
     return cache_root() / "outputs" / f"{case.id}-{case.seed}"
 
 

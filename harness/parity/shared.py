@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 @contextmanager
 def shared(part: nn.Module, cache: ArrayCache, key: Mapping[str, Any]) -> Iterator[None]:
-    """Within the context `part` returns what it returned before for the same input, from the cache.
+    """Lets `part` take its outputs for known inputs from the cache for the duration of the context.
 
     The n-th call with the same input is an entry of its own: what is run twice to see whether it repeats stays two
     runs. Copies of the part, as the oracle makes them, share too; float64 inputs are other inputs.
@@ -50,7 +50,7 @@ def shared(part: nn.Module, cache: ArrayCache, key: Mapping[str, Any]) -> Iterat
 
 
 def _kept(outputs: Sequence[Tensor]) -> dict[str, Array]:
-    """Outputs as they lie in memory: what reads them may choose its algorithm by that."""
+    """Keeps outputs as they lie in memory, by which later operators may choose their algorithm."""
     kept: dict[str, Array] = {}
     for number, tensor in enumerate(outputs):
         order = np.argsort(np.negative(tensor.stride()), kind="stable").tolist()

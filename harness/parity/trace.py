@@ -15,7 +15,7 @@ RunModule = Callable[["torch.nn.Module", "Sequence[torch.Tensor]", Sequence[str]
 
 
 def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> Arrays:
-    """The outputs of a trace of PyTorch modules, each call on what the same run made before.
+    """Runs a trace of PyTorch modules, each call on what the same run made before.
 
     Args:
         programs: By name.
@@ -38,7 +38,7 @@ def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> 
 
 
 def independent_calls(samples: Mapping[str, Mapping[str, torch.Tensor]]) -> tuple[Call, ...]:
-    """One call for each sample, of the program of the same name; the main sample's outputs have no prefix."""
+    """Returns one call for each sample, of the program of the same name; the main sample's outputs have no prefix."""
     main = next(iter(samples))
     return tuple(
         Call(name, name, tuple(args.values()), "" if name == main else f"{name}/") for name, args in samples.items()

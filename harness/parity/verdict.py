@@ -118,7 +118,7 @@ def _judge_values(measured: Verdict, oracle_allowed: bool, max_r_rms: float) -> 
 
 
 def _reference_problem(r: Array, o: Array | None, again: Array | None) -> str:
-    """Why nothing can be judged against this reference; empty if it can."""
+    """Returns why nothing can be judged against this reference; empty if it can."""
     if again is None or again.shape != r.shape or again.dtype != r.dtype:
         return "the second run of the reference has another structure than the first"
     if again is not r:
@@ -142,7 +142,7 @@ def _reference_problem(r: Array, o: Array | None, again: Array | None) -> str:
 def _measured(
     name: str, a: Array, r: Array, o: Array | None, kind: VerdictKind, reason: str, outside: int | None = None
 ) -> Verdict:
-    """A verdict with every metric that applies; arrays of equal shape, any dtype."""
+    """Measures every metric that applies to two arrays of equal shape and any dtype."""
     d = metrics.difference(a, r)
     exact = metrics.is_exact(r.dtype)
     ratio = metrics.OracleRatio(math.nan, math.nan)
@@ -167,7 +167,7 @@ def _measured(
 
 
 def unmeasured(name: str, a: Array, reason: str) -> Verdict:
-    """A failure of an array that was compared with nothing."""
+    """Makes the verdict `failed` for an array that was compared with nothing."""
     return _without_metrics(name, tuple(a.shape), a.dtype.name, a.size, a.size, reason)
 
 
@@ -183,7 +183,7 @@ def _extra(name: str, a: Array) -> Verdict:
 def _without_metrics(
     name: str, shape: tuple[int, ...], dtype: str, elements: int, outside: int, reason: str
 ) -> Verdict:
-    """A failure before any value could be compared: every element counts as outside, and at least one."""
+    """Makes the verdict `failed` where no value could be compared: every element is outside, at least one."""
     return Verdict(
         name=name,
         shape=shape,

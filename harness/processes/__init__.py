@@ -23,7 +23,7 @@ from harness.processes.call import (
     WorkerResult,
     run_isolated,
 )
-from harness.processes.processes import Stopped, Template, child_environment
+from harness.processes.processes import Stopped, Template, kill_and_collect, start_python
 
 __all__ = [
     "DETAILS_BYTES",
@@ -33,6 +33,7 @@ __all__ = [
     "Template",
     "WorkerEnd",
     "WorkerResult",
-    "child_environment",
+    "kill_and_collect",
     "run_isolated",
+    "start_python",
 ]

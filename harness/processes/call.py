@@ -19,6 +19,7 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError
 from harness.processes.processes import Process, Spawned, Stopped, Template, child_environment
+from harness.processes.threads import thread_count
 
 DETAILS_BYTES = 8000
 """How much of the end of the child's output goes into an error."""
@@ -49,7 +50,7 @@ class Breadcrumb:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What became of a call.
+    """The result of a call.
 
     Attributes:
         kind: How it ended.
@@ -84,7 +85,7 @@ def run_isolated(
     template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> WorkerResult:
-    """Call `function(argument, enter)` in a process of its own and tell how that ended.
+    """Calls `function(argument, enter)` in a process of its own, on as many threads, and tells how that ended.
 
     Nothing outlives the call: when it returns or raises (Ctrl-C), the child and all its descendants are gone, and so is
     the folder they used.
@@ -106,7 +107,7 @@ def run_isolated(
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-worker-") as name:
         folder = Path(name)
         request = {"function": function, "argument": argument, "path": sys.path}
-        request |= {"environment": child_environment(), "directory": Path.cwd()}
+        request |= {"environment": child_environment(), "directory": Path.cwd(), "threads": thread_count()}
         (folder / "request").write_bytes(pickle.dumps(request))
         stop = stop or threading.Event()
         process = Spawned(folder) if template is None else template.process(folder, stop)
@@ -135,7 +136,7 @@ class _Call:
     exit_code: int = 0
 
     def watch(self, timeout: float | None, memory_limit: int | None, stop: threading.Event) -> CaseError | None:
-        """Wait until the child ends; returns the limit that it broke, if it did.
+        """Waits until the child ends, and returns the limit that it broke, if it did.
 
         Raises:
             Stopped: `stop` was set first.
@@ -162,7 +163,7 @@ class _Call:
             pause = min(pause * 1.3, _SLOWEST_POLL)
 
     def end(self) -> None:
-        """Kill whatever is left of the child and its descendants, and collect the child."""
+        """Kills whatever is left of the child and its descendants, and collects the child."""
         import psutil
 
         self._note_family()
@@ -172,7 +173,7 @@ class _Call:
                 process.kill()
 
     def output_tail(self) -> str:
-        """The end of what the child and its descendants printed."""
+        """Returns the end of what the child and its descendants printed."""
         with (self.folder / "output").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - DETAILS_BYTES))

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from harness.core.errors import HarnessError
 from harness.files import whole
 from harness.processes.call import DETAILS_BYTES, WorkerEnd
+from harness.processes.threads import configure_threads
 from harness.runtime.errors import Sam3Error
 
 _STARTED_WITH = dict(os.environ)
@@ -26,7 +27,7 @@ _STARTED_WITH = dict(os.environ)
 
 
 def answer_and_end(folder: Path) -> NoReturn:
-    """Answer the request in `folder` and end, without the teardown of native libraries."""
+    """Answers the request in `folder` and ends, without the teardown of native libraries."""
     faulthandler.enable()
     die_with_parent()
     try:
@@ -41,7 +42,7 @@ def answer_and_end(folder: Path) -> NoReturn:
 
 
 def named(function: str) -> Callable[..., Any]:
-    """The function that `module:name` names."""
+    """Imports the function that `module:name` names."""
     module, _, name = function.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
@@ -58,6 +59,7 @@ def _answer(folder: Path) -> dict[str, Any]:
         sys.path[:] = request["path"]
         os.chdir(request["directory"])
         _take_environment(request["environment"])
+        configure_threads(request["threads"])
         _keep_files_in(folder)
         value = named(request["function"])(request["argument"], enter)
     except Exception as error:
@@ -98,7 +100,7 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _own_peak() -> int:
-    """Largest resident set of this process since it was started, 0 where the system does not tell.
+    """Returns the largest resident set of this process since it was started, 0 where the system does not tell.
 
     Not getrusage: Linux lets its maximum start at the parent's resident set.
     """

@@ -20,7 +20,7 @@ from harness.processes.child import answer_and_end, named
 
 
 def main(load: str) -> None:
-    """Load with `load` (as `module:name`) and fork until stdin ends."""
+    """Calls `load` (as `module:name`) to load the libraries, then forks until stdin ends."""
     answers = os.dup(1)
     os.dup2(2, 1)  # what is printed while loading is no answer
     with contextlib.suppress(Exception):  # whoever needs what is missing will say so
@@ -45,7 +45,7 @@ def main(load: str) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """Lines of stdin, without Python's buffer, whose contents a fork would inherit."""
+    """Yields the lines of stdin, without Python's buffer, whose contents a fork would inherit."""
     rest = b""
     while more := os.read(0, 4096):
         *lines, rest = (rest + more).split(b"\n")
@@ -53,7 +53,7 @@ def _lines() -> Iterator[str]:
 
 
 def _collect(folders: dict[int, Path]) -> None:
-    """Note how children ended; where the folder is gone, nobody waits for it any more."""
+    """Notes how children ended; nobody waits any more for one whose folder is gone."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended

@@ -36,7 +36,7 @@ class Process(Protocol):
         """Its exit code, negative if a signal ended it; None while it runs."""
 
     def kill(self) -> int:
-        """Kill its process group, see it ended, and tell its exit code."""
+        """Kills its process group, waits for its end, and returns its exit code."""
 
 
 class Spawned:
@@ -49,11 +49,11 @@ class Spawned:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """As `Process` says."""
+        """Does what `Process` says."""
         return self._process.poll()
 
     def kill(self) -> int:
-        """As `Process` says."""
+        """Does what `Process` says."""
         return kill_and_collect(self._process)
 
 
@@ -78,12 +78,12 @@ class Template:
         return self._process is not None and self._process.poll() is None
 
     def process(self, folder: Path, stop: threading.Event) -> Process:
-        """A new process that answers the request in a folder; the template is started if it does not run.
+        """Returns a new process that answers the request in a folder; the template is started if it does not run.
 
         If the template ends while it loads, that is a fresh interpreter: it will tell why.
 
         Args:
-            folder: Of the call.
+            folder: Folder of the call.
             stop: Another thread sets it to give up while the template loads.
 
         Raises:
@@ -122,14 +122,14 @@ class _Forked:
         self.pid = pid
 
     def poll(self) -> int | None:
-        """As `Process` says; what ends while the template is gone counts as killed."""
+        """Does what `Process` says; a process that ends while the template is gone counts as killed."""
         template_runs = self._template.poll() is None
         with contextlib.suppress(FileNotFoundError):
             return int(self._ended.read_text())
         return None if template_runs else -signal.SIGKILL
 
     def kill(self) -> int:
-        """As `Process` says."""
+        """Does what `Process` says."""
         _kill_group(self.pid)
         while (code := self.poll()) is None:
             time.sleep(_POLL)
@@ -140,7 +140,7 @@ class _Forked:
 
 
 def _forked(template: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> _Forked | None:
-    """A fork that answers the request in a folder; None if the template has ended."""
+    """Returns a fork that answers the request in a folder; None if the template has ended."""
     assert template.stdin is not None and template.stdout is not None
     with (folder / "output").open("ab"):
         pass
@@ -168,7 +168,10 @@ def child_environment() -> dict[str, str]:
 
 
 def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """A module as a program in a session of its own; the end of its stdin tells it that this process is gone."""
+    """Starts a module as a program in a session of its own, where Ctrl-C does not reach it.
+
+    The end of its stdin tells the program that this process is gone: see `harness.processes.child.die_with_parent`.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,

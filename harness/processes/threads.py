@@ -1,7 +1,7 @@
-"""How many threads to run on, how many CPUs this process may use, and making TVM and torch use that many.
+"""How many threads this process runs on, how many CPUs it may use, and making TVM and torch use that many.
 
-`--threads` of `sam3-tvm verify` and of pytest sets `SAM3_TVM_THREADS`, which every process that they start inherits;
-without it every usable CPU gets a thread.
+The number is an option of the commands and of pytest, and `SAM3_TVM_THREADS` has its default; without either, every
+usable CPU gets a thread. Processes that `harness.processes` starts are told the number of the process that starts them.
 
 TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many
 virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is
@@ -20,33 +20,30 @@ from harness.core.errors import HarnessError
 from harness.runtime.threads import VARIABLE, affinity, cgroup_quota, usable_cpus
 
 OPTION_VARIABLE = "SAM3_TVM_THREADS"
+"""The environment variable with the default of the option --threads; commands and pytest read it, and nothing else."""
+OPENMP_VARIABLE = "OMP_NUM_THREADS"
 SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 """How often TVM's idle threads look for work before they sleep; read when the pool starts."""
 
 
-def thread_count() -> int:
-    """Number of threads that everything runs on: `SAM3_TVM_THREADS` if set, otherwise every usable CPU.
+_chosen: int | None = None
+"""The number of threads that this process was told to run on."""
 
-    Raises:
-        HarnessError: `SAM3_TVM_THREADS` is no number, not positive, or more than the CPUs that this process may use.
-    """
-    chosen = os.environ.get(OPTION_VARIABLE)
-    if not chosen:
-        return usable_cpus()
-    try:
-        return checked(int(chosen))
-    except ValueError:
-        raise HarnessError(f"{OPTION_VARIABLE}={chosen}: not a number of threads, give 1 to {usable_cpus()}") from None
+
+def thread_count() -> int:
+    """The number of threads that this process runs on: the one that was chosen, otherwise every usable CPU."""
+    return usable_cpus() if _chosen is None else _chosen
 
 
 def choose_threads(count: int | None) -> None:
-    """Makes `count` the number of threads of this process and of all that it starts; None leaves things as they are.
+    """Makes `count` the number of threads of this process and of those that it starts; None leaves it as it is.
 
     Raises:
         HarnessError: `count` is not positive, or more than the CPUs that this process may use.
     """
+    global _chosen
     if count is not None:
-        os.environ[OPTION_VARIABLE] = str(checked(count))
+        _chosen = checked(count)
 
 
 def checked(count: int) -> int:
@@ -65,8 +62,8 @@ def checked(count: int) -> int:
 
 def reason() -> str:
     """Why a run uses `thread_count()` threads, as part of a sentence."""
-    if os.environ.get(OPTION_VARIABLE):
-        return f"{OPTION_VARIABLE} says so"
+    if _chosen is not None:
+        return f"--threads or {OPTION_VARIABLE} says so"
     cpus, allowed, quota = os.cpu_count() or 1, affinity(), cgroup_quota()
     if quota is not None and math.ceil(quota) < allowed:
         return f"the quota of the control group is {quota:g} CPUs of {cpus}"
@@ -76,16 +73,20 @@ def reason() -> str:
 
 
 def configure_threads(count: int | None = None) -> int:
-    """Makes TVM, torch and OpenMP libraries use `count` threads (by default `thread_count()`); returns that number.
+    """Makes TVM, torch and OpenMP libraries of this process use `count` threads; returns the number.
 
-    Call it before the first parallel loop runs; child processes inherit the setting.
+    Call it before the first parallel loop runs.
+
+    Args:
+        count: The number of threads, as for `choose_threads`.
 
     Raises:
         HarnessError: `count` is not positive, or more than the CPUs that this process may use.
     """
-    count = thread_count() if count is None else checked(count)
+    choose_threads(count)
+    count = thread_count()
     os.environ[VARIABLE] = str(count)
-    os.environ["OMP_NUM_THREADS"] = str(count)
+    os.environ[OPENMP_VARIABLE] = str(count)
     if (torch := sys.modules.get("torch")) is not None:  # otherwise it reads OMP_NUM_THREADS when it is imported
         torch.set_num_threads(count)
     return count

@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.processes.child import die_with_parent
 from harness.processes.processes import kill_and_collect, start_python
-from harness.processes.threads import configure_threads
+from harness.processes.threads import configure_threads, thread_count
 
 _WITH_TORCH = "with-torch"
 
@@ -28,10 +28,13 @@ class CallError(Exception):
 
 
 class TimedCalls:
-    """Calls functions in another process, which it starts with the first call and after each crash or hang."""
+    """Calls functions in another process, which it starts with the first call and after each crash or hang.
+
+    The other process runs on as many threads as this one.
+    """
 
     def __init__(self, torch: bool = False) -> None:
-        """Start nothing yet.
+        """Starts nothing yet.
 
         Args:
             torch: Whether the functions may use PyTorch. TVM imports PyTorch if it can, which takes two thirds of the
@@ -78,21 +81,21 @@ class TimedCalls:
     def _start(self) -> Connection[Any, Any]:
         self._end, other = Pipe()
         with other:
-            arguments = (str(other.fileno()), _WITH_TORCH * self._torch)
+            arguments = (str(other.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
             self._process = start_python(__name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(other.fileno(),))
         self._end.recv()
         return self._end
 
 
 def last_line(error: BaseException | str) -> str:
-    """The last line of an error's message, with which a traceback ends; the error's type if it has no message."""
+    """Returns the last line of an error's message, or the error's type if it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
-def _serve(end: Connection[Any, Any], torch: bool) -> None:
+def _serve(end: Connection[Any, Any], threads: int, torch: bool) -> None:
     """Answers requests until nobody holds the other end of the connection."""
-    configure_threads()
+    configure_threads(threads)
     if not torch:
         # An import of PyTorch fails, as if it were not installed.
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -110,7 +113,7 @@ def _serve(end: Connection[Any, Any], torch: bool) -> None:
 
 
 def _answer(request: bytes) -> tuple[Any, str]:
-    """The value that the function returned, and the traceback if it raised an error."""
+    """Returns the value that the function returned, and the traceback if it raised an error."""
     try:
         function, arguments = pickle.loads(request)
         return function(*arguments), ""
@@ -120,5 +123,5 @@ def _answer(request: bytes) -> tuple[Any, str]:
 
 if __name__ == "__main__":
     die_with_parent()
-    _serve(Connection(int(sys.argv[1])), sys.argv[2] == _WITH_TORCH)
+    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3] == _WITH_TORCH)
     os._exit(0)

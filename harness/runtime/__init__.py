@@ -13,7 +13,7 @@ __all__ = ["EncodedImage", "Found", "ObjectPrompt", "Outputs", "Prediction", "Pr
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are first asked for: the command needs little of this folder."""
+    """Imports a public name when it is first asked for: the command needs little of this folder."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from harness.runtime.sam3 import interactive, model, prompts

@@ -44,7 +44,7 @@ class Loaded(Protocol):
         """Runs an entry point."""
 
     def fetch(self, tensor: Any, /) -> npt.NDArray[Any]:
-        """A tensor's values."""
+        """Returns a tensor's values."""
 
     def release(self, entry: str, /) -> None:
         """Gives back the memory of an entry point's weights."""
@@ -133,7 +133,7 @@ class Artifact:
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
 
     def fetch(self, tensor: Any) -> npt.NDArray[Any]:
-        """A tensor's values; see `harness.runtime.devices.to_numpy`."""
+        """Returns a tensor's values; see `harness.runtime.devices.to_numpy`."""
         return to_numpy(tensor)
 
     def release(self, entry: str) -> None:
@@ -153,7 +153,7 @@ class Artifact:
 
 
 def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Device) -> list[Any]:
-    """The named weights as tensors of the device; of what was copied there, nothing stays in this process."""
+    """Copies the named weights to the device, and frees the memory in this process that they were read from."""
     tensors = [to_device(weights.tensors[name], device, weights.dtypes[name]) for name in names]
     if device.type != "cpu":
         weights.release()
@@ -204,7 +204,7 @@ def check_inputs(entry: str, signature: Entry, inputs: Mapping[str, Any]) -> Non
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec, free: dict[str, int]) -> bool:
-    """Whether a shape is the specified one; a letter stands for the same number everywhere."""
+    """Returns whether a shape is the specified one; a letter stands for the same number everywhere."""
     return len(shape) == len(spec.shape) and all(
         extent == (free.setdefault(wanted, extent) if isinstance(wanted, str) else wanted)
         for extent, wanted in zip(shape, spec.shape, strict=True)

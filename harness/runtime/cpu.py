@@ -61,9 +61,9 @@ VECTOR_FEATURES = (
     "cssc",
     "mops",
 )
-"""What LLVM may use by itself in compiled loops; a CPU name must not promise more of these than the machine has.
+"""Features that LLVM may use by itself in compiled loops; a CPU's name must promise no more than the machine has.
 
-What only intrinsics use (AMX tiles, AES) is left out: no kernel needs it, and hypervisors often hide it.
+Features that only intrinsics use (AMX tiles, AES) are left out: no kernel needs them, and hypervisors often hide them.
 """
 
 # The levels of the x86-64 ABI, best first, with the features that each adds to the next.
@@ -94,9 +94,9 @@ _LINUX_ARM = {
     "asimddp": "dotprod",
     "fcma": "complxnum",
 }
-# What macOS lists below machdep.cpu on Intel, in lower case, that LLVM spells otherwise.
+# Names that macOS lists below machdep.cpu on Intel, in lower case, and that LLVM spells otherwise.
 _MACOS_X86 = {"avx1.0": "avx", "bmi1": "bmi"}
-# What macOS lists below hw.optional.arm, where 0 means that the processor lacks it.
+# Names that macOS lists below hw.optional.arm, where 0 means that the processor lacks the feature.
 _MACOS_ARM = {
     "FEAT_FP16": "fullfp16",
     "FEAT_FHM": "fp16fml",
@@ -112,30 +112,30 @@ _MACOS_ARM = {
 
 
 def cpu_model() -> str:
-    """Name of the processor as its vendor writes it, or the architecture where it is not to be found."""
+    """Returns the name of the processor as its vendor writes it, or the architecture where it is not to be found."""
     name = _cpuinfo(_text(Path("/proc/cpuinfo"))).get("model name") or _sysctl("-n", "machdep.cpu.brand_string")
     return name or platform.processor() or platform.machine()
 
 
 def architecture() -> str:
-    """`x86_64`, `aarch64` or whatever else this process runs on, the same on every system."""
+    """Returns `x86_64`, `aarch64` or whatever else this process runs on, the same on every system."""
     return normalized(platform.machine())
 
 
 def normalized(machine: str) -> str:
-    """The one name of an architecture that systems and compilers call by several."""
+    """Returns one name for an architecture that systems and compilers call by several."""
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
 
 
 def cpu_features() -> frozenset[str] | None:
-    """Features of this machine's processor in LLVM's spelling; None where the system does not tell."""
+    """Returns the features of this machine's processor in LLVM's spelling; None where the system does not tell."""
     if platform.system() == "Darwin":
         return features_of_macos(_sysctl("hw.optional", "machdep.cpu"))
     return features_of_linux(_text(Path("/proc/cpuinfo")))
 
 
 def features_of_linux(cpuinfo: str) -> frozenset[str] | None:
-    """The features that `/proc/cpuinfo` lists; None if it lists none."""
+    """Returns the features that `/proc/cpuinfo` lists; None if it lists none."""
     first = _cpuinfo(cpuinfo)
     if "flags" in first:
         return frozenset(_LINUX_X86.get(flag, flag.replace("_", "")) for flag in first["flags"].split())
@@ -145,7 +145,7 @@ def features_of_linux(cpuinfo: str) -> frozenset[str] | None:
 
 
 def features_of_macos(listing: str) -> frozenset[str] | None:
-    """The features in what `sysctl hw.optional machdep.cpu` prints; None if there are none.
+    """Returns the features in what `sysctl hw.optional machdep.cpu` prints; None if there are none.
 
     Apple names the features of its own processors one by one, more with each release: one that is not listed is not
     known to be absent.
@@ -155,14 +155,14 @@ def features_of_macos(listing: str) -> frozenset[str] | None:
     intel = [name for key in keys for name in values.get(key, "").lower().split()]
     if intel:
         return frozenset(_MACOS_X86.get(name, name) for name in intel)
-    told = {name: values.get(f"hw.optional.arm.{name}") for name in _MACOS_ARM}
-    if not any(told.values()):
+    listed = {name: values.get(f"hw.optional.arm.{name}") for name in _MACOS_ARM}
+    if not any(listed.values()):
         return None
-    return frozenset({"neon", "fp-armv8", *(_MACOS_ARM[name] for name, value in told.items() if value != "0")})
+    return frozenset({"neon", "fp-armv8", *(_MACOS_ARM[name] for name, value in listed.items() if value != "0")})
 
 
 def x86_level(features: frozenset[str]) -> str:
-    """The highest level of the x86-64 ABI that `features` (LLVM's spelling) fulfil."""
+    """Returns the highest level of the x86-64 ABI that `features` (LLVM's spelling) fulfil."""
     for index, (level, _) in enumerate(X86_LEVELS):
         if all(needed <= features for _, needed in X86_LEVELS[index:]):
             return level
@@ -170,12 +170,12 @@ def x86_level(features: frozenset[str]) -> str:
 
 
 def common_cpu(features: frozenset[str]) -> str:
-    """LLVM's name of a CPU that has no more than `features` (LLVM's spelling)."""
+    """Returns LLVM's name of a CPU that has no more than `features` (LLVM's spelling)."""
     return "generic" if "neon" in features else x86_level(features)
 
 
 def _cpuinfo(text: str) -> Mapping[str, str]:
-    """The first processor of `/proc/cpuinfo`."""
+    """Returns the first processor of `/proc/cpuinfo`."""
     pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
 

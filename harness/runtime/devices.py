@@ -1,6 +1,6 @@
 """The devices that compiled models run on: whether one is there, and NumPy arrays to and from its memory.
 
-What a GPU needs of TVM is a library of its own beside TVM's runtime; of CUDA it needs the driver and `CUDART`.
+A GPU needs a library of TVM beside TVM's runtime; CUDA needs the driver and `CUDART` as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import tvm_ffi
 
 DEVICES = {"llvm": "cpu", "cuda": "cuda", "metal": "metal"}
-"""What TVM calls the device that runs a target's code."""
+"""TVM's names of the devices that run a target's code."""
 
 _MISSING = {
     "cuda": "there is no NVIDIA driver on this machine",
@@ -35,7 +35,7 @@ _EXISTS, _COMPUTE_VERSION = 0, 4
 
 
 def open_device(target: str, folder: Path | None = None) -> tvm_ffi.Device:
-    """The device that runs a target's code.
+    """Returns the device that runs a target's code.
 
     Args:
         target: Name of the target, a key of `DEVICES`.
@@ -53,7 +53,7 @@ def open_device(target: str, folder: Path | None = None) -> tvm_ffi.Device:
 
 
 def device_problem(target: str, folder: Path | None = None) -> str | None:
-    """Why this machine has no device for a target, or None; arguments as of `open_device`."""
+    """Returns why this machine has no device for a target, or None; arguments as of `open_device`."""
     load_runtime(folder)
     import tvm_ffi
 
@@ -68,7 +68,7 @@ def device_problem(target: str, folder: Path | None = None) -> str | None:
 
 
 def compute_version(device: tvm_ffi.Device) -> tuple[int, int] | None:
-    """CUDA's compute capability of a device; None for one that has none."""
+    """Returns CUDA's compute capability of a device; None for one that has none."""
     found = _attribute(device, _COMPUTE_VERSION)
     if not isinstance(found, str):
         return None
@@ -77,7 +77,7 @@ def compute_version(device: tvm_ffi.Device) -> tuple[int, int] | None:
 
 
 def architecture_problem(compiled_for: Iterable[str], found: tuple[int, int]) -> str | None:
-    """Why a GPU runs none of the code in a library, or None.
+    """Returns why a GPU runs none of the code in a library, or None.
 
     Machine code runs on what has the same major number and no smaller minor number; PTX on everything that is not
     older; an architecture with a letter only on itself (CUDA C++ Programming Guide, "Compatibility").
@@ -127,12 +127,12 @@ def _load_device_runtime(name: str, folder: Path | None) -> str | None:
 
 
 def device_library(name: str) -> str:
-    """Name of TVM's runtime library for a kind of device, as `DEVICES` calls it."""
+    """Returns the name of TVM's runtime library for a kind of device, as `DEVICES` calls it."""
     return library_name(f"tvm_runtime_{name}")
 
 
 def runtime_libraries(target: str) -> list[Path]:
-    """What runs a target's code on a machine of this kind where TVM is not installed, as far as it is to be found here.
+    """Finds the libraries that run a target's code on a machine of this kind where TVM is not installed.
 
     Raises:
         LoadError: TVM's runtime library is not to be found.
@@ -143,7 +143,7 @@ def runtime_libraries(target: str) -> list[Path]:
 
 
 def find_cudart(folder: Path | None = None) -> Path | None:
-    """`CUDART` beside a model, or where NVIDIA's package puts it; None if at most the system knows one."""
+    """Finds `CUDART` beside a model or in NVIDIA's package; None if at most the system has one."""
     package = find_spec("nvidia")
     installed = (package.submodule_search_locations or ()) if package else ()
     paths = [*([folder / CUDART] if folder else []), *(Path(root) / "cu13" / "lib" / CUDART for root in installed)]
@@ -151,7 +151,7 @@ def find_cudart(folder: Path | None = None) -> Path | None:
 
 
 def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device, dtype: str | None = None) -> Any:
-    """A tensor with an array's values: on the CPU the array's own memory if it is contiguous, writable and aligned.
+    """Makes a tensor of an array: on the CPU its own memory if it is contiguous, writable and aligned.
 
     Args:
         value: The array.
@@ -171,7 +171,7 @@ def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device, dtype: str | None
 
 
 def to_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """A tensor's values; on the CPU nothing is copied, and the array keeps the tensor's memory alive."""
+    """Returns a tensor's values; on the CPU nothing is copied, and the array keeps the tensor's memory alive."""
     import tvm_ffi
 
     if isinstance(tensor, np.ndarray):

@@ -25,7 +25,7 @@ class Executable:
     """
 
     def __init__(self, library: Path, device: tvm.runtime.Device, parameters: Sequence[np.ndarray]) -> None:
-        """Load the library and move the parameters to the device, packed as the compiled code wants them.
+        """Loads the library and moves the parameters to the device, packed as the compiled code wants them.
 
         Args:
             library: Written by `harness.targets.compiling.compile_module`.
@@ -47,7 +47,7 @@ class Executable:
         self._constants = {np.from_dlpack(tensor).ctypes.data for tensor in tensors} if on_cpu else set()
 
     def run(self, inputs: Sequence[np.ndarray | tvm.runtime.Tensor]) -> list[np.ndarray]:
-        """Run once; the outputs come back in order.
+        """Runs it once, and returns the outputs in order.
 
         Arrays are copied to the device, tensors are there already. On the CPU no output is copied: it owns the memory
         that it was computed in, and one that does not depend on the inputs is a read-only view of the model's own.

@@ -35,7 +35,7 @@ _MACH_O_CPUS = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
 """`cputype` of a 64-bit Mach-O header (mach/machine.h)."""
 _SYSTEMS = {"Darwin": "macOS"}
 _HEADER_BYTES = 64
-"""Of an ELF header; a Mach-O header is shorter."""
+"""Bytes of an ELF header; a Mach-O header is shorter."""
 
 
 class LoadError(Sam3Error):
@@ -96,7 +96,7 @@ def load_runtime(folder: Path | None = None) -> None:
 
 
 def runtime_library(folder: Path | None = None) -> Path:
-    """TVM's runtime library: the installed one, otherwise the one in the folder.
+    """Returns TVM's runtime library: the installed one, otherwise the one in the folder.
 
     Raises:
         LoadError: There is neither.
@@ -111,12 +111,12 @@ def runtime_library(folder: Path | None = None) -> Path:
 
 
 def library_name(stem: str) -> str:
-    """The file name of a library on this system."""
+    """Returns the file name of a library on this system."""
     return f"lib{stem}.{'dylib' if platform.system() == 'Darwin' else 'so'}"
 
 
 def find_library(name: str, folder: Path | None = None) -> Path | None:
-    """A library of TVM: the installed one, otherwise the one in the folder, otherwise None."""
+    """Returns a library of TVM: the installed one, otherwise the one in the folder, otherwise None."""
     package = find_spec("tvm")
     installed = (package.submodule_search_locations or ()) if package else ()
     roots = [*(Path(root) / "lib" for root in installed), *([folder] if folder else [])]
@@ -124,7 +124,7 @@ def find_library(name: str, folder: Path | None = None) -> Path | None:
 
 
 def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
-    """TVM's virtual machine with a library that is known to run here.
+    """Loads a library that is known to run here into TVM's virtual machine.
 
     Args:
         library: Written by `harness.targets.compiling.compile_module`.
@@ -148,12 +148,12 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
         problem = cpu_problem(compiled_for, required)
         if problem:
             here = common_cpu(cpu_features() or frozenset())
-            raise LoadError(f"{library} was {problem}: compile it on this machine, or with SAM3_TVM_MCPU={here}")
+            raise LoadError(f"{library} was {problem}: compile it on this machine, or with --cpu {here}")
     return machine
 
 
 def cpu_problem(compiled_for: str, required: list[str]) -> str | None:
-    """Why this machine's processor cannot run code compiled for another one, or None; also where that is not known.
+    """Returns why this machine's processor cannot run code compiled for another one; None if it can or may.
 
     Args:
         compiled_for: LLVM's name of that CPU.
@@ -178,7 +178,7 @@ def check_header(library: Path) -> None:
 
 
 def header_problem(library: Path) -> str | None:
-    """Why this system cannot load the file as a library, from its first bytes; None if they are in order."""
+    """Returns why this system cannot load the file as a library, from its first bytes; None if they are in order."""
     try:
         with library.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -200,7 +200,7 @@ def header_problem(library: Path) -> str | None:
 
 
 def _origin(header: bytes) -> tuple[str, str] | None:
-    """System and architecture of a shared library; None if it is none."""
+    """Returns the system and architecture of a shared library; None if it is none."""
     if len(header) < _HEADER_BYTES:
         return None
     if header[:4] == b"\x7fELF":
@@ -213,7 +213,7 @@ def _origin(header: bytes) -> tuple[str, str] | None:
 
 
 def _least_size(header: bytes) -> int:
-    """Where the table of sections ends, which linkers write last; 0 if the header does not tell."""
+    """Returns where the table of sections ends, which linkers write last; 0 if the header does not tell."""
     if header[:6] != b"\x7fELF\2\1":
         return 0
     (table,) = struct.unpack_from("<Q", header, 40)

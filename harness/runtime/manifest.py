@@ -1,4 +1,4 @@
-"""What an artifact folder says about itself: `manifest.json`."""
+"""The manifest of an artifact folder: `manifest.json`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RUNTIME_LIBRARIES = (
     *(f"libtvm_runtime{device}.{suffix}" for device in ("", "_cuda", "_metal") for suffix in ("so", "dylib")),
     CUDART,
 )
-"""What a folder brings along for machines where TVM is not installed."""
+"""Libraries in a folder for machines where TVM is not installed."""
 OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
-"""What a folder may lack and still run."""
+"""Files that a folder may lack and still run."""
 
 
 def weights_file(entry: str) -> str:
-    """Name of the file with the weights of an entry point."""
+    """Returns the name of the file with the weights of an entry point."""
     return f"{entry}.safetensors"
 
 
@@ -94,11 +94,11 @@ class Manifest:
         system, architecture: What the library runs on, `Linux` and `x86_64` for instance.
         cpu: LLVM's name of the CPU that host code was compiled for.
         cpu_features: The features of it that the code may use, in LLVM's spelling.
-        architectures: Of GPUs that the library has code for, as `harness.runtime.devices.architecture_problem` reads
-            them; none if it runs on every one.
+        architectures: Architectures of GPUs that the library has code for, as
+            `harness.runtime.devices.architecture_problem` reads them; none if it runs on every one.
         scale, strategy: Which model, and how its rotary position encoding was compiled.
-        precision: In what weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and outputs of
-            the entry points are as `entries` says, and no half type is among them.
+        precision: Type in which weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and
+            outputs of the entry points are as `entries` says, and no half type is among them.
         model: Name of the model that was compiled.
         frontend: Name of the frontend through which it was.
         weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
@@ -132,7 +132,7 @@ class Manifest:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """The text of `manifest.json`."""
+        """Returns the text of `manifest.json`."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
 

@@ -20,18 +20,18 @@ def use_every_cpu() -> None:
 
 
 def usable_cpus() -> int:
-    """Number of CPUs that this process may keep busy: its affinity mask, limited by the quota of its control group."""
+    """Returns the number of CPUs that this process may keep busy: affinity mask and control group's quota."""
     cpus, quota = affinity(), cgroup_quota()
     return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
 
 
 def affinity() -> int:
-    """Number of CPUs that the process may run on; all of them where the system has no affinity masks."""
+    """Returns the number of CPUs that the process may run on; all of them where the system has no affinity masks."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time that the control groups of this process grant, None if unlimited.
+    """Returns the CPUs' worth of time that the control groups of this process grant; None if unlimited.
 
     The smallest quota of all levels counts.
 

@@ -21,7 +21,7 @@ from harness.runtime.manifest import ArtifactError, File
 Array = npt.NDArray[Any]
 
 ALIGNMENT = 64
-"""Bytes; compiled code may use aligned vector loads of this width (`kAllocAlignment` in TVM's runtime)."""
+"""Bytes of alignment; compiled code may use aligned vector loads this wide (`kAllocAlignment` of TVM)."""
 
 _DTYPES = {
     "F32": "float32",
@@ -37,7 +37,7 @@ _DTYPES = {
 """The dtypes of the format that occur here, by their names."""
 _SPELLED = {name: code for code, name in _DTYPES.items()}
 _BITS = {"bfloat16": "uint16"}
-"""What holds the values of a dtype that NumPy has not."""
+"""NumPy's dtypes that hold the bits of a dtype that NumPy has not."""
 
 
 def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
@@ -76,7 +76,7 @@ def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
 
 
 def _bytes(array: Array) -> Array:
-    """The array's memory; hashes and files take it as it is."""
+    """Returns the array's memory; hashes and files take it as it is."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -84,13 +84,13 @@ class MappedWeights:
     """The tensors of a weights file, mapped: a page is read when it is first used, and shared between processes.
 
     Attributes:
-        tensors: By name; writable as DLPack wants them, but what is written stays in this process. Those of bfloat16
-            are their bits, as uint16: what runs a model needs no package for a type that NumPy has not.
+        tensors: Tensors by name; writable as DLPack wants them, but what is written stays in this process. Those of
+            bfloat16 are their bits, as uint16: what runs a model needs no package for a type that NumPy has not.
         dtypes: Names of the tensors' dtypes, `bfloat16` among them.
     """
 
     def __init__(self, path: Path) -> None:
-        """Map the file.
+        """Maps the file.
 
         Raises:
             ArtifactError: It cannot be read or is damaged.
@@ -125,7 +125,7 @@ def _tensors(mapped: mmap.mmap) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def aligned(array: Array) -> Array:
-    """The array if it is contiguous, writable and begins at a multiple of 64 bytes, otherwise such a copy of it."""
+    """Returns the array if it is contiguous, writable and aligned to 64 bytes, otherwise such a copy of it."""
     if array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
         return array
     room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
@@ -136,7 +136,7 @@ def aligned(array: Array) -> Array:
 
 
 def file_digest(path: Path) -> File:
-    """Size and checksum of a file.
+    """Returns the size and checksum of a file.
 
     Raises:
         OSError: It cannot be read.

@@ -21,7 +21,7 @@ class ChosenSchedules:
     """Schedules to compile with, and where they are from.
 
     Attributes:
-        schedules: By the key of the kernel's problem.
+        schedules: The schedules by the keys of the kernels' workloads.
         origin: Where they are from, in words.
     """
 

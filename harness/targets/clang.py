@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HEADERS = Path(__file__).parent / "headers"
-"""What generated GPU source includes, for clang."""
+"""The headers that generated GPU source includes, for clang."""
 
 
 def clang() -> list[str] | None:
-    """The command that runs clang, without arguments; None where there is none."""
+    """Returns the command that runs clang, without arguments; None where there is none."""
     if find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "clang"]
     installed = shutil.which("clang")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.outcome import Kernel
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
@@ -26,10 +27,10 @@ LIBRARY_SUFFIX = ".so"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a module that was compiled.
+    """The result of compiling a module.
 
     Attributes:
-        kernels: Of a GPU target.
+        kernels: Kernels of a GPU target.
         lost_schedules: A sentence on each schedule that could not be applied.
     """
 
@@ -43,27 +44,30 @@ def compile_module(
     library: Path,
     schedules: Schedules = UNTUNED,
     *,
+    processors: Processors = THIS_MACHINE,
     keep_source: bool = False,
 ) -> Compiled:
-    """Compile an imported module with the target's pipeline and write the library.
+    """Compiles an imported module with the target's pipeline and writes the library.
 
     Args:
         module: From `torch_export.import_program`.
         target: What to compile for.
         library: Where to write; ends in `LIBRARY_SUFFIX`.
         schedules: What tuning found for the target.
+        processors: The processors to compile for.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Returns:
-        What became of it; the code is in the library.
+        The result; the code is in the library.
 
     Raises:
+        HarnessError: There are no processors of such a name.
         RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with; the
             target's `compile_problem` tells of the latter beforehand.
     """
     from harness.schedules.common.kernel_info import lost_schedules
 
-    tvm_target = target.tvm_target()
+    tvm_target = target.tvm_target(processors)
     lowered = lower_module(module, target, tvm_target, schedules)
     kernels = build_library(lowered, tvm_target, library, keep_source=keep_source)
     return Compiled(kernels, lost_schedules(lowered))
@@ -72,7 +76,7 @@ def compile_module(
 def lower_module(
     module: tvm.IRModule, target: Target, tvm_target: tvm.target.Target, schedules: Schedules = UNTUNED
 ) -> tvm.IRModule:
-    """Run the target's pipeline over an imported module, with what tuning found."""
+    """Runs the target's pipeline over an imported module, with what tuning found."""
     import tvm
 
     with tvm_target, tvm.transform.PassContext(opt_level=3):
@@ -82,7 +86,7 @@ def lower_module(
 def build_library(
     lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path, *, keep_source: bool = False
 ) -> tuple[Kernel, ...]:
-    """Generate code for a lowered module and write the library, which says what processor it needs.
+    """Generates code for a lowered module and writes the library, which says what processor it needs.
 
     Args:
         lowered: From `lower_module`, or functions taken from its result.
@@ -127,7 +131,7 @@ def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path, 
 def _packed_modules(
     tvm_target: tvm.target.Target, device_code: DeviceCode, module: Any, _system: bool, _prefix: str, folder: str
 ) -> str:
-    """An assembler file of all that the library embeds, with other code for the device than TVM puts there.
+    """Writes an assembler file of all that the library embeds, with the target's own code for the device.
 
     The arguments from the module on are those of `export_library`'s `fpack_imports`.
     """
@@ -154,7 +158,7 @@ _EMBEDDING = """\
 
 
 def platform_of(host: tvm.target.Target) -> tuple[str, str]:
-    """System (`Linux`, `macOS`) and architecture (`x86_64`, `aarch64`) that host code is compiled for."""
+    """Returns the system (`Linux`, `macOS`) and architecture (`x86_64`, `aarch64`) that host code is compiled for."""
     if "mtriple" not in host.attrs:
         return {"Darwin": "macOS"}.get(platform.system(), platform.system()), architecture()
     machine, _, rest = str(host.attrs["mtriple"]).partition("-")
@@ -162,7 +166,7 @@ def platform_of(host: tvm.target.Target) -> tuple[str, str]:
 
 
 def required_cpu(host: tvm.target.Target) -> tuple[str, list[str]]:
-    """LLVM's name of the CPU that host code is compiled for, and the features of it that the code may use."""
+    """Returns LLVM's name of the CPU that host code is compiled for, and its features that the code may use."""
     from tvm.target import codegen
 
     promised = codegen.llvm_get_cpu_features(host)

@@ -1,7 +1,7 @@
 """Target `cuda`: NVIDIA GPUs.
 
-The architecture is that of the device present, or `SAM3_TVM_CUDA_ARCH`; with neither, libraries carry machine code for
-each of `ARCHITECTURES`, and PTX that later devices' drivers make machine code of.
+The architecture is the one that is named, or that of the device present; with neither, libraries carry machine code for
+each of `ARCHITECTURES`, and PTX that later devices' drivers make machine code of. TVM's target has them all as keys.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
 from harness.core.outcome import Kernel
+from harness.core.processors import CUDA_VARIABLE, THIS_MACHINE, Processors
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.gpu.capabilities import TENSOR_CORES
 from harness.targets import llvm
 from harness.targets.linking import link_problem
 from harness.targets.serialized import with_code
@@ -35,51 +37,56 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
 MAX_THREADS = 1024
 """Of a block on every NVIDIA GPU (CUDA Programming Guide, technical specifications per compute capability)."""
 
-ARCHITECTURE_VARIABLE = "SAM3_TVM_CUDA_ARCH"
 
-
-def architecture() -> str:
-    """The architecture to compile for.
+def chosen_architectures(processors: Processors = THIS_MACHINE) -> tuple[str, ...]:
+    """What to make machine code for: the architecture that is named or present, otherwise all of `ARCHITECTURES`.
 
     Raises:
-        HarnessError: `SAM3_TVM_CUDA_ARCH` does not name one.
+        HarnessError: What is named is no architecture.
     """
     import tvm
 
-    chosen = os.environ.get(ARCHITECTURE_VARIABLE)
-    if chosen:
-        if not chosen.startswith("sm_") or not chosen[3:].rstrip("af").isdigit():
-            raise HarnessError(f"{ARCHITECTURE_VARIABLE}={chosen}: not an architecture, give for instance sm_90")
-        return chosen
+    named = processors.cuda
+    if named is not None:
+        if not named.startswith("sm_") or not named[3:].rstrip("af").isdigit():
+            raise HarnessError(
+                f"{named!r} is no architecture of NVIDIA GPUs: give --cuda-arch, or {CUDA_VARIABLE}, for instance sm_90"
+            )
+        return (named,)
     if tvm.cuda().exist:
-        return "sm_" + str(tvm.cuda().compute_version).replace(".", "")
-    return "sm_90"
+        return (architecture_of(tvm.cuda()),)
+    return ARCHITECTURES
 
 
-def architectures(of_target: str) -> tuple[str, ...]:
-    """What to make machine code for: the architecture that was named or is present, otherwise all of `ARCHITECTURES`.
+def architecture_of(device: tvm.runtime.Device) -> str:
+    """The architecture of an NVIDIA GPU, for instance sm_90."""
+    return "sm_" + str(device.compute_version).replace(".", "")
 
-    Args:
-        of_target: The architecture of TVM's target.
+
+def architectures(target: tvm.target.Target) -> tuple[str, ...]:
+    """What to make machine code for, which `cuda_target` has put among the target's keys."""
+    return tuple(key for key in map(str, target.keys) if key.startswith("sm_"))
+
+
+def cuda_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
+    """TVM's target for the newest of `chosen_architectures`, with a CPU as host.
+
+    Raises:
+        HarnessError: What is named is no architecture, or no CPU that LLVM knows.
     """
-    import tvm
-
-    return (of_target,) if os.environ.get(ARCHITECTURE_VARIABLE) or tvm.cuda().exist else ARCHITECTURES
-
-
-def cuda_target() -> tvm.target.Target:
-    """TVM's target for `architecture()`, with the CPU of this machine as host."""
     import tvm
 
     install_compiler()
+    chosen = chosen_architectures(processors)
     return tvm.target.Target(
         {
             "kind": "cuda",
-            "arch": architecture(),
+            "keys": ["cuda", "gpu", TENSOR_CORES, *chosen],
+            "arch": chosen[-1],
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": 49152,
             "thread_warp_size": 32,
-            "host": {"kind": "llvm", "mcpu": llvm.host_cpu()},
+            "host": {"kind": "llvm", "mcpu": llvm.cpu_name(processors)},
         }
     )
 
@@ -113,7 +120,7 @@ def install_compiler() -> None:
         import tvm
 
         current = tvm.target.Target.current(allow_none=False)
-        return compile_source(source, architectures(str(current.attrs["arch"]))).binary
+        return compile_source(source, architectures(current)).binary
 
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_for_current_target, override=True)
 
@@ -204,7 +211,7 @@ def examine(source: str, threads: Mapping[str, int], target: tvm.target.Target) 
     Raises:
         RuntimeError: nvcc rejects the source, or a launch has more threads than a block may have.
     """
-    kernels = compile_source(source, architectures(str(target.attrs["arch"]))).kernels
+    kernels = compile_source(source, architectures(target)).kernels
     crowded = next((name for name, count in threads.items() if count > MAX_THREADS), None)
     if crowded is not None:
         raise RuntimeError(f"CUDA kernel {crowded}: {threads[crowded]} threads in a block, at most {MAX_THREADS}")
@@ -221,7 +228,7 @@ def device_code(saved: bytes, target: tvm.target.Target) -> bytes:
     def compiled(form: str, code: bytes) -> tuple[str, bytes]:
         if form != "cuda":  # where there is a device, TVM has asked for machine code already
             return form, code
-        named = architectures(str(target.attrs["arch"]))
+        named = architectures(target)
         return "cubin" if len(named) == 1 else "fatbin", compile_source(code.decode(), named).binary
 
     return with_code(saved, compiled)
@@ -229,7 +236,7 @@ def device_code(saved: bytes, target: tvm.target.Target) -> bytes:
 
 def compiled_architectures(target: tvm.target.Target) -> tuple[str, ...]:
     """What a library that is compiled for the target runs on: sm_… for machine code, compute_… for PTX."""
-    return code_of(architectures(str(target.attrs["arch"])))
+    return code_of(architectures(target))
 
 
 def compile_problem() -> str | None:
@@ -243,11 +250,11 @@ def compile_problem() -> str | None:
     return link_problem()
 
 
-def run_problem() -> str | None:
+def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
     """Why this machine cannot run CUDA kernels, or None."""
     from harness.runtime.devices import device_problem
 
-    return device_problem("cuda") or llvm.run_problem()  # the library's other half runs on the CPU
+    return device_problem("cuda") or llvm.run_problem(processors)  # the library's other half runs on the CPU
 
 
 def cuda_device() -> tvm.runtime.Device:

@@ -49,7 +49,7 @@ def examined(target: tvm.target.Target) -> Iterator[list[Kernel]]:
 
 
 def launched_threads(module: tvm.IRModule) -> dict[str, int]:
-    """Threads of a block by kernel, for those whose launch does not depend on a shape.
+    """Returns the threads of a block by kernel, for those whose launch does not depend on a shape.
 
     Args:
         module: Kernels as the code generator takes them, `thread_extent` around their bodies.

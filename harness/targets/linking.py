@@ -16,7 +16,7 @@ MACOS_TRIPLE = "arm64-apple-macos"
 
 
 def linker(for_macos: bool = False) -> list[str] | None:
-    """The command that links a shared library, without files; None where there is nothing to link with.
+    """Returns the command that links a shared library, without files; None where there is nothing to link with.
 
     CXX or CC, if set, otherwise the system's compiler, otherwise Zig's, which comes as a Python package and can also
     link for macOS on Linux.
@@ -40,7 +40,7 @@ def linker(for_macos: bool = False) -> list[str] | None:
 
 
 def link_problem(for_macos: bool = False) -> str | None:
-    """Why this machine cannot link a library, or None."""
+    """Returns why this machine cannot link a library, or None."""
     if linker(for_macos) is not None:
         return None
     remedy = "pip install ziglang" if for_macos else "install a C compiler, or pip install ziglang"

@@ -1,15 +1,15 @@
-"""Target `llvm`: the CPU of this machine.
+"""Target `llvm`: the CPU of this machine, or another CPU that is named.
 
-`SAM3_TVM_MCPU` names another CPU to compile for, for instance `x86-64-v3` for machines with AVX2 but no AVX-512.
+`x86-64-v3`, for instance, is the CPU of machines with AVX2 but no AVX-512.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
+from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.runtime.cpu import VECTOR_FEATURES, common_cpu, cpu_features
 from harness.runtime.loading import cpu_problem
 from harness.runtime.threads import usable_cpus
@@ -21,26 +21,23 @@ from harness.targets.target import Target
 if TYPE_CHECKING:
     import tvm
 
-MCPU_VARIABLE = "SAM3_TVM_MCPU"
 
-
-def host_cpu() -> str:
-    """LLVM's name of the CPU to compile for: `SAM3_TVM_MCPU` if set, otherwise this machine's.
+def cpu_name(processors: Processors = THIS_MACHINE) -> str:
+    """LLVM's name of the CPU to compile for: the one that is named, otherwise this machine's.
 
     Raises:
-        HarnessError: LLVM does not know the CPU named in `SAM3_TVM_MCPU` (it would silently compile for a generic one).
+        HarnessError: LLVM does not know the CPU that is named (it would silently compile for a generic one).
     """
     import tvm
     from tvm.target import codegen
 
-    chosen = os.environ.get(MCPU_VARIABLE)
-    if chosen:
-        if not codegen.llvm_is_valid_cpu(chosen, codegen.llvm_get_system_triple()):
+    if processors.cpu is not None:
+        if not codegen.llvm_is_valid_cpu(processors.cpu, codegen.llvm_get_system_triple()):
             raise HarnessError(
-                f"{MCPU_VARIABLE}={chosen}: LLVM knows no such CPU for {codegen.llvm_get_system_triple()}; "
-                f"unset it to compile for this machine's {codegen.llvm_get_system_cpu()}"
+                f"LLVM knows no CPU {processors.cpu!r} for {codegen.llvm_get_system_triple()}: leave out --cpu, and "
+                f"unset {CPU_VARIABLE}, to compile for this machine's {codegen.llvm_get_system_cpu()}"
             )
-        return chosen
+        return processors.cpu
     name: str = codegen.llvm_get_system_cpu()
     promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))
     return safe_cpu(name, frozenset(promised), cpu_features())
@@ -61,11 +58,15 @@ def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str] | None
     return common_cpu(present)
 
 
-def llvm_target() -> tvm.target.Target:
-    """TVM's target for `host_cpu()`, with the number of CPUs that this process may use."""
+def llvm_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
+    """TVM's target for a CPU, with the number of CPUs that this process may use.
+
+    Raises:
+        HarnessError: LLVM does not know the CPU that is named.
+    """
     import tvm
 
-    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu(), "num-cores": usable_cpus()})
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu_name(processors), "num-cores": usable_cpus()})
 
 
 def llvm_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
@@ -84,12 +85,16 @@ def compile_problem() -> str | None:
     return link_problem(for_macos=platform.system() == "Darwin")
 
 
-def run_problem() -> str | None:
-    """Why this machine cannot run code for `host_cpu()`, or None: another CPU was named that has more than this one."""
+def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
+    """Why this machine cannot run code for a CPU, or None: a CPU that is named may have more than this one.
+
+    Raises:
+        HarnessError: LLVM does not know the CPU that is named.
+    """
     import tvm
 
-    problem = cpu_problem(*required_cpu(tvm.target.Target({"kind": "llvm", "mcpu": host_cpu()})))
-    return problem and f"code {problem}: unset {MCPU_VARIABLE}"
+    problem = cpu_problem(*required_cpu(tvm.target.Target({"kind": "llvm", "mcpu": cpu_name(processors)})))
+    return problem and f"code {problem}: leave out --cpu, and unset {CPU_VARIABLE}"
 
 
 def cpu_device() -> tvm.runtime.Device:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from harness.core.outcome import Kernel
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.gpu.capabilities import VECTORS_OF_FOUR
 from harness.targets.linking import MACOS_TRIPLE, link_problem
 from harness.targets.metal_constants import exact_constants
 from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
@@ -19,14 +21,15 @@ if TYPE_CHECKING:
     import tvm
 
 
-def metal_target() -> tvm.target.Target:
-    """TVM's target for Apple GPUs with an arm64 macOS host."""
+def metal_target(_processors: Processors = THIS_MACHINE) -> tvm.target.Target:
+    """Returns TVM's target for Apple GPUs with an arm64 macOS host, which are one kind of processors."""
     import tvm
 
     install_completion()
     return tvm.target.Target(
         {
             "kind": "metal",
+            "keys": ["metal", "gpu", VECTORS_OF_FOUR],  # Metal Shading Language Specification 2.2
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": MAX_THREADGROUP_BYTES,
             "thread_warp_size": 32,
@@ -46,14 +49,14 @@ def install_completion() -> None:
 
 
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """The GPU targets' passes, and constants that Metal's compiler reads as they are."""
+    """Returns the GPU targets' passes, and one that makes Metal's compiler read constants exactly."""
     from harness.schedules.gpu.pipeline import gpu_pipeline
 
     return gpu_pipeline(target, finish=[exact_constants()])
 
 
 def compile_problem() -> str | None:
-    """Why this machine cannot generate Metal code, or None."""
+    """Returns why this machine cannot generate Metal code, or None."""
     import tvm
     from tvm.target import codegen
 
@@ -65,19 +68,19 @@ def compile_problem() -> str | None:
 
 
 def examine(source: str, threads: Mapping[str, int], _target: tvm.target.Target) -> tuple[Kernel, ...]:
-    """What the kernels use; RuntimeError for one that clang rejects or that no Apple GPU would take."""
+    """Examines the kernels; RuntimeError for one that clang rejects or that no Apple GPU would take."""
     return check_metal(completed(source), threads)
 
 
-def run_problem() -> str | None:
-    """Why this machine cannot run Metal code, or None."""
+def run_problem(_processors: Processors = THIS_MACHINE) -> str | None:
+    """Returns why this machine cannot run Metal code, or None."""
     from harness.runtime.devices import device_problem
 
     return device_problem("metal")
 
 
 def metal_device() -> tvm.runtime.Device:
-    """TVM's device for the first Apple GPU."""
+    """Returns TVM's device for the first Apple GPU."""
     import tvm
 
     return tvm.metal()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def survives(value: float) -> bool:
-    """Whether a float is still the same after it was written with seven digits."""
+    """Returns whether a float is still the same after it was written with seven digits."""
     return struct.pack("<f", value) == struct.pack("<f", float(f"{value:e}"))
 
 

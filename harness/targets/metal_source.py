@@ -13,8 +13,8 @@ from harness.targets.clang import run_clang
 MAX_THREADGROUP_BYTES = 32 * 1024
 MAX_THREADS = 1024
 MAX_BUFFERS = 31
-"""Of every family from Apple 4 and Mac 2 on (Metal Feature Set Tables: maximum total threadgroup memory allocation,
-threads per threadgroup, entries in the buffer argument table)."""
+"""Limits of every family from Apple 4 and Mac 2 on (Metal Feature Set Tables: maximum total threadgroup memory
+allocation, threads per threadgroup, entries in the buffer argument table)."""
 
 _SIZES = {"char": 1, "uchar": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "bfloat": 2, "int": 4, "uint": 4}
 _SIZES |= {"float": 4, "long": 8, "ulong": 8}
@@ -26,13 +26,13 @@ _WIDE_ATOMIC = re.compile(r"\batomic(?:_u?long|\s*<\s*(?:u?long|u?int64_t)\s*>)"
 
 
 def split_kernels(source: str) -> dict[str, str]:
-    """The source of each kernel by its name; TVM writes them one after the other, each as a file of its own."""
+    """Splits the source by kernel; TVM writes the kernels one after the other, each as a file of its own."""
     parts = re.split(r"^// Function: (\S+)$", source, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def as_cpp(kernel: str) -> str:
-    """A kernel as C++ over `headers/metal_stdlib`.
+    """Translates a kernel to C++ over `headers/metal_stdlib`.
 
     C++ writes the constructor of a vector type as a function, and arrays that outlive the function as static.
     """
@@ -41,7 +41,7 @@ def as_cpp(kernel: str) -> str:
 
 
 def one_file(kernels: Mapping[str, str]) -> str:
-    """One C++ file of all kernels, in which messages name the kernel in place of a file."""
+    """Joins all kernels in one C++ file, in which messages name the kernel in place of a file."""
     parts = (
         f'#define __TVMArgUnion ArgUnionOf_{name}\n#line 1 "{name}"\n{as_cpp(text)}\n#undef __TVMArgUnion\n'
         for name, text in kernels.items()
@@ -60,26 +60,26 @@ WIDE_SHUFFLES = "\n".join(
         "#endif",
     )
 )
-"""What Metal lacks and TVM's reductions of int64 call: shuffles of 64 bits (Metal Shading Language Specification 6.9.2;
-KhronosGroup/SPIRV-Cross#2538)."""
+"""Shuffles of 64 bits, which Metal lacks and TVM's reductions of int64 call (Metal Shading Language Specification
+6.9.2; KhronosGroup/SPIRV-Cross#2538)."""
 
 
 def completed(source: str) -> str:
-    """Kernels, each with `WIDE_SHUFFLES` if it shuffles at all: without, Metal's compiler finds the call ambiguous."""
+    """Adds `WIDE_SHUFFLES` to kernels that shuffle: Metal's compiler finds the calls ambiguous without it."""
     start = "using namespace metal;\n"
     first, *others = source.split(start)
     return first + "".join(start + (f"{WIDE_SHUFFLES}\n{text}" if "simd_shuffle" in text else text) for text in others)
 
 
 def check_metal(source: str, threads: Mapping[str, int]) -> tuple[Kernel, ...]:
-    """What the kernels of generated source use.
+    """Returns what the kernels of generated source use.
 
     Args:
-        source: Of all kernels, as TVM's Metal module shows it.
-        threads: Of a threadgroup, by kernel.
+        source: Source of all kernels, as TVM's Metal module shows it.
+        threads: Threads of a threadgroup, by kernel.
 
     Raises:
-        RuntimeError: A kernel does not parse, or uses what an Apple GPU does not have; the first is told.
+        RuntimeError: A kernel does not parse, or uses what an Apple GPU does not have; the message names the first one.
     """
     kernels = split_kernels(source)
     for name, text in kernels.items():
@@ -97,7 +97,7 @@ def check_metal(source: str, threads: Mapping[str, int]) -> tuple[Kernel, ...]:
 
 
 def _located(messages: str) -> str:
-    """The first error with its kernel and line, from clang's messages."""
+    """Returns the first error with its kernel and line, from clang's messages."""
     error = re.search(r"(?m)^(?P<kernel>[^:\n]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", messages)
     return f"{error['kernel']}, line {error['line']}: {error['what']}" if error else f"source: {messages[:2000]}"
 
@@ -117,7 +117,7 @@ def _measured(name: str, text: str, threads: int | None) -> Kernel:
 
 
 def _bytes_of(element: str) -> int:
-    """Bytes of an element of an array; a vector of three occupies four (Metal Shading Language Specification 2.2)."""
+    """Returns the bytes of an array's element; a vector of three takes four (Metal Specification 2.2)."""
     match = re.fullmatch(r"([a-z]+)([234])?", element)
     if match is None or match[1] not in _SIZES:
         raise RuntimeError(f"{element}: not a type of Metal that is known here")

@@ -1,4 +1,4 @@
-"""What a library carries as bytes, in TVM's serialization: the modules beside its host code, among them the device's.
+"""The bytes that a library carries in TVM's serialization: the modules beside its host code, among them the device's.
 
 The format is that of TVM 0.27: little endian, 64-bit counts before strings, arrays and maps.
 """
@@ -29,7 +29,7 @@ class Reader:
     """Reads from the front.
 
     Attributes:
-        position: Of the next byte.
+        position: Position of the next byte.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -42,7 +42,7 @@ class Reader:
         return self.position == len(self._data)
 
     def take(self, count: int) -> bytes:
-        """So many bytes.
+        """Reads that many bytes.
 
         Raises:
             RuntimeError: There are fewer.
@@ -54,20 +54,20 @@ class Reader:
         return part
 
     def count(self) -> int:
-        """A 64-bit number."""
+        """Reads a 64-bit number."""
         (value,) = struct.unpack("<Q", self.take(8))
         return int(value)
 
     def sized(self) -> bytes:
-        """Bytes with their number before them."""
+        """Reads bytes with their number before them."""
         return self.take(self.count())
 
     def text(self) -> str:
-        """A string."""
+        """Reads a string."""
         return self.sized().decode()
 
     def launches(self) -> tuple[Launch, ...]:
-        """The kernels of a device module, by name."""
+        """Reads the kernels of a device module, by name."""
         return tuple({self.text(): self._launch() for _ in range(self.count())}.values())
 
     def _launch(self) -> Launch:
@@ -80,12 +80,12 @@ class Reader:
 
 
 def sized(data: bytes) -> bytes:
-    """Bytes as `Reader.sized` reads them."""
+    """Writes bytes as `Reader.sized` reads them."""
     return struct.pack("<Q", len(data)) + data
 
 
 def with_modules(embedded: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
-    """What a library embeds, with other bytes for its modules.
+    """Replaces the bytes of the modules in what a library embeds.
 
     Args:
         embedded: The content of the symbol `EMBEDDED`: its own length, which module imports which (two
@@ -108,7 +108,7 @@ def with_modules(embedded: bytes, change: Callable[[str, bytes], bytes]) -> byte
 
 
 def with_code(saved: bytes, make: Callable[[str, bytes], tuple[str, bytes]]) -> bytes:
-    """A CUDA module, as a library carries it, with other code for the same kernels.
+    """Replaces the code of a CUDA module, as a library carries it, by other code for the same kernels.
 
     Args:
         saved: Format (`cuda` for source, `cubin`, `fatbin`), launches, code.

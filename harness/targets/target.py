@@ -1,4 +1,4 @@
-"""What a target is: one place to run, what this machine can do with it, and the pipeline that compiles for it."""
+"""Target: one kind of device, what this machine can do with it, and the pipeline that compiles for it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,46 @@ from typing import TYPE_CHECKING, Protocol
 
 from harness.core.outcome import Kernel
 from harness.core.precision import DEFAULT_PRECISION
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.schedules import UNTUNED, Schedules
 
 if TYPE_CHECKING:
     import tvm
 
 
+class MakeTarget(Protocol):
+    """Makes TVM's target."""
+
+    def __call__(self, processors: Processors = THIS_MACHINE, /) -> tvm.target.Target:
+        """The target for processors; HarnessError if there are none of such a name."""
+
+
+class RunProblem(Protocol):
+    """Says why this machine cannot run compiled code."""
+
+    def __call__(self, processors: Processors = THIS_MACHINE, /) -> str | None:
+        """The reason why code for processors does not run here, in one sentence, or None."""
+
+
 class Pipeline(Protocol):
     """Makes the pass that turns an imported module into one that is ready for code generation."""
 
     def __call__(self, target: tvm.target.Target, schedules: Schedules = UNTUNED, /) -> tvm.transform.Pass:
-        """The pass for TVM's target; what tuning found for other kinds of target is left alone."""
+        """Returns the pass for TVM's target; what tuning found for other kinds of target is left alone."""
 
 
 class Examine(Protocol):
     """Reads what became of a GPU target's kernels, and refuses those that no device would take."""
 
     def __call__(self, source: str, threads: Mapping[str, int], target: tvm.target.Target, /) -> tuple[Kernel, ...]:
-        """The kernels of generated source, given the threads of a block of each; RuntimeError for a violation."""
+        """Examines the kernels of generated source, given the threads per block; RuntimeError for a violation."""
 
 
 class DeviceCode(Protocol):
     """Makes what a library carries for the device of what TVM generated for it."""
 
     def __call__(self, saved: bytes, target: tvm.target.Target, /) -> bytes:
-        """The device's module, as TVM saves it, for TVM's target; RuntimeError where its compiler rejects it."""
+        """Returns what the library carries for the device; RuntimeError where the compiler rejects the module."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +57,10 @@ class Target:
     Attributes:
         name: Registry key, also the pytest marker.
         summary: One line for `sam3-tvm list`.
-        tvm_target: Makes TVM's target, with this machine's features where they matter.
+        tvm_target: Makes TVM's target for processors; without an argument, for those of this machine.
         pipeline: The pass that turns an imported module into one that is ready for code generation, tuned or not.
         compile_problem: None if this machine can compile for the target, otherwise the reason in one sentence.
-        run_problem: None if this machine can run it, otherwise the reason in one sentence.
+        run_problem: None if this machine can run code for processors, otherwise the reason in one sentence.
         device: TVM's device to run on.
         examine: For targets with a generated source of their own: what its kernels use and whether they are allowed.
         device_code: For targets whose libraries carry something else for the device than TVM puts there.
@@ -59,10 +74,10 @@ class Target:
 
     name: str
     summary: str
-    tvm_target: Callable[[], tvm.target.Target]
+    tvm_target: MakeTarget
     pipeline: Pipeline
     compile_problem: Callable[[], str | None]
-    run_problem: Callable[[], str | None]
+    run_problem: RunProblem
     device: Callable[[], tvm.runtime.Device]
     examine: Examine | None = None
     device_code: DeviceCode | None = None

@@ -1,7 +1,7 @@
 """The database of tuning: a folder with the best schedule of each task, merged under a lock, never overwritten.
 
-The file `schedules.json` has a record for each task and place; the file `trials.jsonl` (see `trials.py`) has every
-trial that led there. A task is known by its key, which names its element type only if that is not float32.
+The file `schedules.json` has a record for each task and its conditions; the file `trials.jsonl` (see `trials.py`) has
+every trial that led there. A task is known by its key, which names its element type only if that is not float32.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import REPOSITORY
 from harness.files import write_json, writing
 from harness.schedules import DEFAULT_SCHEDULES, UNTUNED, ChosenSchedules, Schedule, Schedules
 from harness.targets import TARGETS
 from harness.tuning.trials import FILE as TRIALS
-from harness.tuning.trials import Place, read_trials
+from harness.tuning.trials import Conditions, read_trials
 
 FORMAT = 1
 FILE = "schedules.json"
 TUNED = REPOSITORY / "fixtures" / "tuned"
-"""The folder of the databases that are used by default; it has one folder for each tag of a place."""
+"""The folder of the databases that are used by default; it has one folder for each tag of conditions."""
 ADVICE = "free some space or choose another folder with --db"
 """Advice for the user where a database cannot be written."""
 _LOCK = ".lock"
@@ -33,12 +34,12 @@ _LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Record:
-    """The best schedule of a task that was found in a place.
+    """The best schedule of a task that was found under some conditions.
 
     Attributes:
         task: Key of the task.
         schedule: Decisions of the schedule.
-        place: Place where it was measured.
+        conditions: Conditions under which it was measured.
         seconds, default_seconds: Median times of this schedule and of the default one, which took turns.
         torch_seconds: Time of PyTorch, if it was measured.
         r_rms: Rms error against float64, in units of the default schedule's rms error.
@@ -50,7 +51,7 @@ class Record:
 
     task: str
     schedule: Schedule
-    place: Place
+    conditions: Conditions
     seconds: float
     default_seconds: float
     torch_seconds: float | None
@@ -68,23 +69,23 @@ class Record:
         return self.default_seconds / self.seconds
 
     def to_plain(self) -> dict[str, Any]:
-        """The record as a JSON object."""
-        values = {**asdict(self), **asdict(self.place), "schedule": dict(sorted(self.schedule.items()))}
-        del values["place"]
+        """Returns the record as a JSON object."""
+        values = {**asdict(self), **asdict(self.conditions), "schedule": dict(sorted(self.schedule.items()))}
+        del values["conditions"]
         return values
 
 
 def better_record(a: Record, b: Record) -> Record:
-    """The one of two records of a task that has the larger gain; the order of the two does not matter."""
+    """Returns the one of two records of a task that has the larger gain; the order of the two does not matter."""
     return max(a, b, key=lambda record: (record.gain, record.trials, json.dumps(record.to_plain(), sort_keys=True)))
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:
-    """The best record of each task and place, ordered by their names."""
-    best: dict[tuple[str, Place], Record] = {}
+    """Returns the best record of each task under the same conditions, ordered by their names."""
+    best: dict[tuple[str, Conditions], Record] = {}
     for record in (record for group in groups for record in group):
-        known = best.get((record.task, record.place))
-        best[record.task, record.place] = record if known is None else better_record(known, record)
+        known = best.get((record.task, record.conditions))
+        best[record.task, record.conditions] = record if known is None else better_record(known, record)
     return [best[key] for key in sorted(best, key=lambda key: (key[0], key[1].tag, key[1].tvm))]
 
 
@@ -102,44 +103,44 @@ class Database:
     target: str
     records: tuple[Record, ...] = ()
 
-    def schedules(self) -> dict[str, Schedule]:
-        """The schedules that were found with this version of TVM, for this CPU and this number of threads."""
-        place = this_place(self.target)
-        return {record.task: record.schedule for record in self.records if record.place == place}
+    def schedules(self, processors: Processors = THIS_MACHINE) -> dict[str, Schedule]:
+        """Returns the schedules that were found with this version of TVM, for a CPU and this number of threads."""
+        conditions = current_conditions(self.target, processors)
+        return {record.task: record.schedule for record in self.records if record.conditions == conditions}
 
-    def notices(self) -> list[str]:
-        """One sentence for each other place, whose records are left out."""
-        place = this_place(self.target)
-        others: dict[Place, int] = {}
+    def notices(self, processors: Processors = THIS_MACHINE) -> list[str]:
+        """Returns one sentence for each of the other conditions, whose records are left out."""
+        conditions = current_conditions(self.target, processors)
+        others: dict[Conditions, int] = {}
         for record in self.records:
-            if record.place != place:
-                others[record.place] = others.get(record.place, 0) + 1
+            if record.conditions != conditions:
+                others[record.conditions] = others.get(record.conditions, 0) + 1
         return [
             f"{count} record{'s' if count > 1 else ''} of {self.path} left out: "
-            f"made {_describe_differences(other, place)}; tune again to have such here."
+            f"made {_describe_differences(other, conditions)}; tune again to have such here."
             for other, count in others.items()
         ]
 
 
-def _describe_differences(other: Place, place: Place) -> str:
-    """The ways in which another place differs from this one, as part of a sentence."""
+def _describe_differences(other: Conditions, conditions: Conditions) -> str:
+    """Returns the ways in which other conditions differ from these, as part of a sentence."""
     ways = []
-    if other.tvm != place.tvm:
-        ways.append(f"with TVM {other.tvm}, this is {place.tvm}")
-    if other.cpu != place.cpu:
-        ways.append(f"for {other.cpu}, this is {place.cpu}")
-    if other.threads != place.threads:
-        ways.append(f"for {other.threads} threads, these are {place.threads}")
+    if other.tvm != conditions.tvm:
+        ways.append(f"with TVM {other.tvm}, this is {conditions.tvm}")
+    if other.cpu != conditions.cpu:
+        ways.append(f"for {other.cpu}, this is {conditions.cpu}")
+    if other.threads != conditions.threads:
+        ways.append(f"for {other.threads} threads, these are {conditions.threads}")
     return " and ".join(ways)
 
 
-def this_place(target: str) -> Place:
-    """The place of this process, for the target of that name."""
+def current_conditions(target: str, processors: Processors = THIS_MACHINE) -> Conditions:
+    """Returns the conditions of this process, for the target of that name and the CPU among the processors."""
     from harness.machine import versions
     from harness.processes.threads import thread_count
-    from harness.targets.llvm import host_cpu
+    from harness.targets.llvm import cpu_name
 
-    return Place(target, host_cpu(), thread_count(), versions()["apache-tvm"] or "unknown")
+    return Conditions(target, cpu_name(processors), thread_count(), versions()["apache-tvm"] or "unknown")
 
 
 def open_database(path: Path, target: str | None = None) -> Database:
@@ -180,13 +181,13 @@ def open_database(path: Path, target: str | None = None) -> Database:
 
 
 def _target_of_trials(path: Path) -> str:
-    """The target of the trials in a folder; the first tunable target if there are no trials."""
+    """Returns the target of the trials in a folder; the first tunable target if there are no trials."""
     trials, _ = read_trials(path)
-    return trials[0].place.target if trials else next(target.name for target in TARGETS.values() if target.tunable)
+    return trials[0].conditions.target if trials else next(target.name for target in TARGETS.values() if target.tunable)
 
 
 def _record(values: Mapping[str, Any]) -> Record:
-    """The record that a JSON object describes."""
+    """Returns the record that a JSON object describes."""
     schedule = {str(name): value for name, value in values["schedule"].items()}
     if not all(type(value) is int for value in schedule.values()):
         raise ValueError("a decision is no number")
@@ -197,7 +198,7 @@ def _record(values: Mapping[str, Any]) -> Record:
     return Record(
         str(values["task"]),
         schedule,
-        Place(str(values["target"]), str(values["cpu"]), int(values["threads"]), str(values["tvm"])),
+        Conditions(str(values["target"]), str(values["cpu"]), int(values["threads"]), str(values["tvm"])),
         seconds,
         default_seconds,
         None if torch_seconds is None else float(torch_seconds),
@@ -260,39 +261,40 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def default_database(target: str) -> Path | None:
-    """The folder in `fixtures/tuned` that fits this machine, even if its search found nothing; None without one."""
+def default_database(target: str, processors: Processors = THIS_MACHINE) -> Path | None:
+    """Returns the folder in `fixtures/tuned` that fits the processors, even if its search found nothing."""
     if not (TARGETS[target].tunable and TUNED.is_dir()):
         return None
-    path = TUNED / this_place(target).tag
+    path = TUNED / current_conditions(target, processors).tag
     return path if (path / FILE).is_file() or (path / TRIALS).is_file() else None
 
 
-def describe_database(database: Path | None, target: str) -> str:
-    """The schedules that a target is compiled with, in words."""
+def describe_database(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> str:
+    """Returns the schedules that a target is compiled with, in words."""
     if database is None or not TARGETS[target].tunable:
         return DEFAULT_SCHEDULES.origin
-    count, name = len(open_database(database, target).schedules()), database.resolve().name
+    count, name = len(open_database(database, target).schedules(processors)), database.resolve().name
     if not count:
         return f"untuned: the default ones, the database {name} has none that is better"
     return f"tuned: {count} from the database {name}, the default ones otherwise"
 
 
-def chosen_schedules(database: Path | None, target: str) -> ChosenSchedules:
-    """The schedules that a target is compiled with, and their origin in words.
+def chosen_schedules(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> ChosenSchedules:
+    """Returns the schedules that a target is compiled with, and their origin in words.
 
     Raises:
         HarnessError: The database cannot be used.
     """
-    return ChosenSchedules(dict(schedules_from(database, target)), describe_database(database, target))
+    found = schedules_from(database, target, processors)
+    return ChosenSchedules(dict(found), describe_database(database, target, processors))
 
 
-def schedules_from(database: Path | None, target: str) -> Schedules:
-    """The schedules that a target is compiled with; there are none without a database or a tunable target.
+def schedules_from(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> Schedules:
+    """Returns the schedules that a target is compiled with; there are none without a database or a tunable target.
 
     Raises:
         HarnessError: The database cannot be used.
     """
     if database is None or not TARGETS[target].tunable:
         return UNTUNED
-    return open_database(database, target).schedules()
+    return open_database(database, target).schedules(processors)

@@ -40,7 +40,7 @@ class Budget:
 
     @classmethod
     def of(cls, minutes: float | None, trials: int | None) -> Budget:
-        """The budget of a search that begins now; without any limit it gets ten minutes."""
+        """Makes the budget of a search that begins now; without any limit it gets ten minutes."""
         return cls(_DEFAULT_MINUTES if minutes is None and trials is None else minutes, trials)
 
     @property
@@ -49,11 +49,11 @@ class Budget:
         return math.inf if self.minutes is None else 60 * self.minutes - (time.monotonic() - self.start)
 
     def allows_more(self, made: int) -> bool:
-        """Whether another trial may begin after this many."""
+        """Returns whether another trial may begin after this many."""
         return self.seconds_left > 0 and (self.trials is None or made < self.trials)
 
     def describe_rest(self, made: int) -> str:
-        """What is left of the budget after this many trials."""
+        """Returns what is left of the budget after this many trials."""
         limits = [] if self.minutes is None else [f"{max(0.0, self.seconds_left) / 60:.1f} min left"]
         limits += [] if self.trials is None else [f"{max(0, self.trials - made)} trials left"]
         return ", ".join(limits)
@@ -96,14 +96,14 @@ def print_line(console: Console, text: str) -> None:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in nine characters at most: in microseconds, milliseconds or seconds."""
+    """Writes a duration in nine characters at most: in microseconds, milliseconds or seconds."""
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{1000 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.1f} us"
 
 
 def describe_progress(state: Progress) -> str:
-    """One line about a task and its best schedule so far."""
+    """Returns one line about a task and its best schedule so far."""
     parts = [f"{state.task.key} (x{state.task.calls}): {len(state.trials)} trials"]
     default = state.default_seconds
     if math.isfinite(default):
@@ -116,7 +116,7 @@ def describe_progress(state: Progress) -> str:
 
 
 def results_table(states: Sequence[Progress], folder: Path) -> Table:
-    """The results of a search, the tasks that cost the most first.
+    """Returns the results of a search, the tasks that cost the most first.
 
     The key of a task comes last. It alone is wrapped where the console is narrow, between words if they fit, so that
     all of it is shown.
@@ -133,12 +133,12 @@ def results_table(states: Sequence[Progress], folder: Path) -> Table:
 
 
 def _total_seconds(state: Progress) -> float:
-    """Seconds that a task takes in one run of the components; 0 if it was not measured."""
+    """Returns the seconds that a task takes in one run of the components; 0 if it was not measured."""
     return 0.0 if math.isnan(state.default_seconds) else float(state.task.calls * state.default_seconds)
 
 
 def _measured_columns(state: Progress) -> tuple[str, str, str, str]:
-    """The default's time, the tuned time, the gain and the ratio of PyTorch's time to the tuned time."""
+    """Returns the default's time, the tuned time, the gain and the ratio of PyTorch's time to the tuned time."""
     record = state.record
     if record is not None:
         default, tuned, torch = record.default_seconds, record.seconds, record.torch_seconds
@@ -153,7 +153,7 @@ def _measured_columns(state: Progress) -> tuple[str, str, str, str]:
 
 
 def describe_totals(states: Sequence[Progress]) -> str:
-    """One sentence about all tasks together."""
+    """Returns one sentence about all tasks together."""
     measured = [state for state in states if math.isfinite(state.default_seconds)]
     if not measured:
         return "No task was measured."

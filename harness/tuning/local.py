@@ -44,7 +44,7 @@ class LocalBuilder:
         self._calls = TimedCalls()
 
     def build(self, workload: Workload, schedule: Schedule, library: Path) -> Program:
-        """See `Builder`."""
+        """Does what `Builder` says."""
         try:
             program: Program = self._calls.call(
                 _build, workload, dict(schedule), self._target, str(library), seconds=BUILD_SECONDS
@@ -68,7 +68,7 @@ class LocalRunner:
     """Runs programs in another process."""
 
     def __init__(self, seconds: float = 30.0) -> None:
-        """Make a runner.
+        """Makes a runner.
 
         Args:
             seconds: Time limit of one `run`.
@@ -77,7 +77,7 @@ class LocalRunner:
         self._calls = TimedCalls()
 
     def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[RunResult]:
-        """See `harness.tuning.measuring.Runner`."""
+        """Does what `harness.tuning.measuring.Runner` says."""
         paths = [str(path) for path in arrays]
         try:
             ran: list[RunResult] = self._calls.call(_run, list(programs), paths, rounds, seconds=self._seconds)
@@ -99,7 +99,7 @@ class TorchRunner:
     """Runs the same operators in PyTorch, in another process."""
 
     def __init__(self, seconds: float = 120.0) -> None:
-        """Make a runner.
+        """Makes a runner.
 
         Args:
             seconds: Time limit of one `run`.
@@ -108,7 +108,7 @@ class TorchRunner:
         self._calls = TimedCalls(torch=True)
 
     def run(self, workload: Workload, arrays: Sequence[Path]) -> tuple[float, Array]:
-        """PyTorch's median time for a workload, in seconds, and its result in float64.
+        """Returns PyTorch's median time for a workload, in seconds, and its result in float64.
 
         Raises:
             RunError: PyTorch cannot compute it within the time limit.

@@ -43,7 +43,7 @@ class RemoteRunner:
     """Runs programs on the servers of a tracker; several threads may use it at once, each with another server."""
 
     def __init__(self, address: str, key: str, seconds: float = 60.0, wait: float = WAIT_SECONDS) -> None:
-        """Make a runner.
+        """Makes a runner.
 
         Args:
             address: HOST:PORT of the tracker.
@@ -62,7 +62,7 @@ class RemoteRunner:
         self._idle: SimpleQueue[TimedCalls] = SimpleQueue()
 
     def run(self, programs: Sequence[Program], arrays: Sequence[Path], rounds: Rounds) -> list[RunResult]:
-        """See `harness.tuning.measuring.Runner`."""
+        """Does what `harness.tuning.measuring.Runner` says."""
         for _ in range(_ATTEMPTS):
             ran = self._run(programs, arrays, rounds)
             if not isinstance(ran, _Unmeasured):
@@ -133,7 +133,7 @@ def _run(
 
 
 def _is_gone(session: rpc.RPCSession) -> bool:
-    """Whether the session's process has ended."""
+    """Returns whether the session's process has ended."""
     try:
         session.get_function("tvm.rpc.server.workpath")
     except Exception:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.targets import HOST, TARGETS
@@ -26,6 +27,7 @@ class Request:
         seed: Seed of candidates and inputs.
         remote: HOST:PORT of an RPC tracker; None to measure on this machine.
         key: Key under which the tracker knows the servers.
+        processors: The processors to compile for.
     """
 
     components: tuple[str, ...] = ()
@@ -37,9 +39,10 @@ class Request:
     seed: int = 0
     remote: str | None = None
     key: str = ""
+    processors: Processors = THIS_MACHINE
 
     def cases(self) -> tuple[Case, ...]:
-        """The cases whose components are tuned.
+        """Returns the cases whose components are tuned.
 
         Raises:
             HarnessError: The options make no sense.

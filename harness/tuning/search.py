@@ -27,7 +27,7 @@ from harness.tuning.database import Record, store
 from harness.tuning.local import Builder, BuildError
 from harness.tuning.measuring import Array, Program, Rounds, RunError, Runner, RunResult
 from harness.tuning.tasks import Task, arrays_of
-from harness.tuning.trials import Kind, Place, Trial, append_trials
+from harness.tuning.trials import Conditions, Kind, Trial, append_trials
 
 BATCH = 8
 """Number of trials after which the next task is chosen; an interruption loses as many at most."""
@@ -56,7 +56,7 @@ class Progress:
     Attributes:
         task: The task.
         schedules: All schedules of the task, the default first.
-        trials: All trials in this place, in order.
+        trials: All trials under these conditions, in order.
         record: The record in the database, if there is one.
         torch_seconds: PyTorch's time, if it is known.
         unmeasurable: The reason why the task cannot be measured at all, in a sentence; empty if it can.
@@ -123,40 +123,42 @@ class Progress:
         return at
 
     def count(self, kind: Kind) -> int:
-        """Number of trials with an outcome."""
+        """Returns the number of trials with an outcome."""
         return sum(trial.kind is kind for trial in self.trials)
 
 
 def _frozen(schedule: Schedule) -> tuple[tuple[str, int], ...]:
-    """A schedule as a hashable value."""
+    """Returns a schedule as a hashable value."""
     return tuple(sorted(schedule.items()))
 
 
 def begin(
     tasks: Sequence[Task],
     unit: VectorUnit,
-    place: Place,
+    conditions: Conditions,
     trials: Sequence[Trial] = (),
     records: Sequence[Record] = (),
 ) -> list[Progress]:
-    """The state of a search, with the trials and records of earlier searches in this place."""
+    """Returns the state of a search, with the trials and records of earlier searches under these conditions."""
     states = []
     for task in tasks:
-        made = [trial for trial in trials if trial.task == task.key and trial.place == place]
-        known = next((record for record in records if record.task == task.key and record.place == place), None)
+        made = [trial for trial in trials if trial.task == task.key and trial.conditions == conditions]
+        known = next(
+            (record for record in records if record.task == task.key and record.conditions == conditions), None
+        )
         torch_seconds = next((trial.torch_seconds for trial in made if trial.torch_seconds is not None), None)
         states.append(Progress(task, space(task.workload, unit), made, known, torch_seconds))
     return states
 
 
 def next_task(states: Sequence[Progress]) -> Progress | None:
-    """The task of which further trials promise to save the most time; None if everything was tried."""
+    """Returns the task of which further trials promise to save the most time; None if everything was tried."""
     best = max(states, key=lambda state: state.worth, default=None)
     return None if best is None or best.worth <= 0 else best
 
 
 def next_schedules(state: Progress, count: int, seed: int) -> list[Mapping[str, int]]:
-    """The next schedules: first the default and its neighbours, then neighbours of the best and some from anywhere."""
+    """Chooses schedules: first the default and its neighbours, then the best one's and some from anywhere."""
     generator = random.Random(f"{seed} {state.task.key} {len(state.trials)}")
     tried = state.tried
     left = [schedule for schedule in state.schedules if _frozen(schedule) not in tried]
@@ -180,7 +182,7 @@ class Bench:
         runner: Runs candidates.
         torch: Takes a task and the files of its arrays; returns PyTorch's seconds, None if it runs on another machine
             than the candidates, and its result in float64.
-        place: Place of the measurements.
+        conditions: Conditions of the measurements.
         folder: Folder of the database.
         machine: Model of the processor.
         seed: Seed of candidates and inputs.
@@ -189,7 +191,7 @@ class Bench:
     builder: Builder
     runner: Runner
     torch: Callable[[Task, Sequence[Path]], tuple[float | None, Array]]
-    place: Place
+    conditions: Conditions
     folder: Path
     machine: str
     seed: int = 0
@@ -203,7 +205,7 @@ class PreparedTask:
     """A task that can be measured: its arrays are on disk, the default schedule is compiled, the results are known."""
 
     def __init__(self, bench: Bench, state: Progress, folder: Path) -> None:
-        """Prepare a task.
+        """Prepares a task.
 
         Raises:
             _UnmeasurableTask: The default schedule cannot be built or run, or PyTorch cannot compute the same.
@@ -234,7 +236,7 @@ class PreparedTask:
         """
         state, bench = self._state, self._bench
         torch_seconds = state.torch_seconds if not state.trials else None
-        base = Trial(state.task.key, dict(schedule), Kind.FAILED, bench.place, torch_seconds=torch_seconds)
+        base = Trial(state.task.key, dict(schedule), Kind.FAILED, bench.conditions, torch_seconds=torch_seconds)
         programs = [self._default]
         try:
             programs.append(self._build(schedule))
@@ -277,7 +279,7 @@ class PreparedTask:
         return max(trials, key=lambda trial: trial.ratio)
 
     def _judge(self, result: Array) -> tuple[Kind, float, str]:
-        """The outcome of a result, its error in units of the default schedule's, and the reason of a rejection."""
+        """Judges a result: outcome, error in units of the default schedule's, and reason of a rejection."""
         verdict = judge({"result": result}, {"result": self._expected}, {"result": self._exact})[0]
         if verdict.kind is VerdictKind.STRICT:
             return Kind.MEASURED, verdict.r_rms, ""
@@ -290,7 +292,7 @@ class PreparedTask:
 
 
 def _time(result: RunResult, rounds: Rounds) -> float:
-    """The median of many rounds, or the fastest of a few, because other processes only add to a time."""
+    """Returns the median of many rounds, or the fastest of a few, because other processes only add to a time."""
     return result.median if rounds is _CONFIRMING else min(result.seconds)
 
 
@@ -307,7 +309,7 @@ def _save(path: Path, array: Array) -> None:
 
 
 def is_faster(candidate: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether a candidate that took turns with another program is faster than it by more than the noise.
+    """Returns whether a candidate that took turns with another program is faster than it by more than the noise.
 
     The ratio of each round with its neighbour must be below 1 in three quarters of the rounds, and both their median
     and the ratio of the medians below it by `LEAST_GAIN` at least.
@@ -384,7 +386,7 @@ def search(
                     append_trials(bench.folder, batch)
                 record = _record(state, batch[-1], bench) if batch and batch[-1].confirmed else None
                 if record is not None:
-                    store(bench.folder, bench.place.target, record, state.record)
+                    store(bench.folder, bench.conditions.target, record, state.record)
                     state.record = record
                 yield Batch(state, tuple(batch), record)
                 following = next_task(states)
@@ -393,7 +395,7 @@ def search(
 
 
 def _worth_confirming(state: Progress) -> Trial | None:
-    """The best trial, if it may become a record and has had no longer measurement yet."""
+    """Returns the best trial, if it may become a record and has had no longer measurement yet."""
     best = state.best
     if best is None or best.confirmed or best.ratio >= 1 - LEAST_GAIN:
         return None
@@ -404,11 +406,11 @@ def _worth_confirming(state: Progress) -> Trial | None:
 
 
 def _record(state: Progress, trial: Trial, bench: Bench) -> Record:
-    """The record of a trial that was confirmed."""
+    """Returns the record of a trial that was confirmed."""
     return Record(
         task=state.task.key,
         schedule=trial.schedule,
-        place=bench.place,
+        conditions=bench.conditions,
         seconds=trial.seconds,
         default_seconds=trial.default_seconds,
         torch_seconds=state.torch_seconds,
@@ -426,6 +428,6 @@ def _recover(state: Progress, bench: Bench) -> None:
     """Writes the record of a confirmed trial if the process was killed between the log and the database."""
     confirmed = [trial for trial in state.trials if trial.confirmed]
     if confirmed and (state.record is None or _frozen(state.record.schedule) != _frozen(confirmed[-1].schedule)):
-        database = store(bench.folder, bench.place.target, _record(state, confirmed[-1], bench))
-        known = (record for record in database.records if record.place == bench.place)
+        database = store(bench.folder, bench.conditions.target, _record(state, confirmed[-1], bench))
+        known = (record for record in database.records if record.conditions == bench.conditions)
         state.record = next(record for record in known if record.task == state.task.key)

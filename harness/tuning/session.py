@@ -11,6 +11,7 @@ from rich.console import Console
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.files import make_folder
 from harness.tuning import database
 from harness.tuning.display import (
@@ -42,8 +43,8 @@ def tune(console: Console, request: Request) -> int:
         HarnessError: The request makes no sense, there is nothing to tune, or the database cannot be used.
     """
     cases = request.cases()
-    place = database.this_place(request.target)
-    folder = request.folder or database.TUNED / place.tag
+    conditions = database.current_conditions(request.target, request.processors)
+    folder = request.folder or database.TUNED / conditions.tag
     make_folder(folder, advice=database.ADVICE)
 
     from harness.machine import describe_machine
@@ -56,9 +57,9 @@ def tune(console: Console, request: Request) -> int:
     known = (folder / database.FILE).exists()
     opened = database.open_database(folder, request.target) if known else database.Database(folder, request.target)
     trials, notices = read_trials(folder)
-    for notice in (*opened.notices(), *notices):
+    for notice in (*opened.notices(request.processors), *notices):
         print_line(console, f"Note: {notice}")
-    target = TARGETS[request.target].tvm_target()
+    target = TARGETS[request.target].tvm_target(request.processors)
     runner: LocalRunner | RemoteRunner = LocalRunner()
     machine = str(describe_machine()["cpu"])
     if request.remote is not None:
@@ -67,7 +68,8 @@ def tune(console: Console, request: Request) -> int:
         # Before any work, because there may be no tracker or no server.
         runner = RemoteRunner(request.remote, request.key)
         machine = f"servers known as {request.key}"
-    states = begin(_collect_all_tasks(console, cases), vector_unit(target), place, trials, opened.records)
+    tasks = _collect_all_tasks(console, cases, request.processors)
+    states = begin(tasks, vector_unit(target), conditions, trials, opened.records)
     earlier = sum(len(state.trials) for state in states)
     if earlier:
         print_line(console, f"Going on after {earlier} trials in {folder}.")
@@ -82,7 +84,7 @@ def tune(console: Console, request: Request) -> int:
             # PyTorch runs on this machine, so its time says nothing about the servers.
             return seconds if request.remote is None else None, exact
 
-        bench = Bench(builder, runner, run_in_torch, place, folder, machine, request.seed)
+        bench = Bench(builder, runner, run_in_torch, conditions, folder, machine, request.seed)
         budget = Budget.of(request.minutes, request.trials)
         with progress_bar(console, budget, f"{len(states)} tasks") as advance:
             try:
@@ -103,19 +105,20 @@ def tune(console: Console, request: Request) -> int:
     return INTERRUPTED
 
 
-def _collect_all_tasks(console: Console, cases: Sequence[Case]) -> list[Task]:
-    """The tasks of all components.
+def _collect_all_tasks(console: Console, cases: Sequence[Case], processors: Processors) -> list[Task]:
+    """Returns the tasks of all components.
 
     Raises:
         HarnessError: A component cannot be imported, or there is nothing to tune.
     """
     from harness.tuning.tasks import merge_tasks
 
-    return merge_tasks([collect_tasks(console, case) for case in cases], ", ".join(case.component for case in cases))
+    found = [collect_tasks(console, case, processors) for case in cases]
+    return merge_tasks(found, ", ".join(case.component for case in cases))
 
 
-def collect_tasks(console: Console, case: Case) -> list[Task]:
-    """The tasks of one component, which is exported and imported in a process of its own.
+def collect_tasks(console: Console, case: Case, processors: Processors = THIS_MACHINE) -> list[Task]:
+    """Returns the tasks of one component, which is exported and imported in a process of its own.
 
     Raises:
         HarnessError: The component cannot be imported.
@@ -125,7 +128,9 @@ def collect_tasks(console: Console, case: Case) -> list[Task]:
     text = f"Collecting tasks: {case.component}"
     with console.status(text) as status:
         ended = run_isolated(
-            "harness.tuning.tasks:component_tasks", case, breadcrumb=lambda stage: status.update(f"{text} {stage}")
+            "harness.tuning.tasks:component_tasks",
+            (case, processors),
+            breadcrumb=lambda stage: status.update(f"{text} {stage}"),
         )
     if ended.kind is not WorkerEnd.OK:
         reason = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value

@@ -19,6 +19,7 @@ from tvm import ir, relax, tirx
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.processors import Processors
 from harness.schedules import Schedule
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.rewrite import workloads
@@ -53,14 +54,14 @@ class Task:
 
 
 def tasks_of(module: tvm.IRModule, target: tvm.target.Target) -> list[Task]:
-    """The tasks of an imported module, in the order in which they first occur."""
+    """Returns the tasks of an imported module, in the order in which they first occur."""
     found = workloads(module, target)
     count = Counter(workload.key for workload in found)
     return [Task(workload, count[key]) for key, workload in {workload.key: workload for workload in found}.items()]
 
 
 def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
-    """The tasks of several modules, each of which runs once.
+    """Merges the tasks of several modules, each of which runs once.
 
     Args:
         groups: The tasks of each module.
@@ -78,12 +79,13 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
     return list(found.values())
 
 
-def component_tasks(case: Case, announce: Callable[[str], None]) -> list[Task]:
-    """The tasks of a component's main sample; `harness.processes` calls this function."""
+def component_tasks(request: tuple[Case, Processors], announce: Callable[[str], None]) -> list[Task]:
+    """Returns the tasks of a component's main sample for processors; `harness.processes` calls this function."""
     from harness.models.lowered import imported_module
     from harness.targets import TARGETS
 
-    return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target())
+    case, processors = request
+    return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target(processors))
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,12 @@ class IsolatedTask:
 
 
 def isolated(workload: Workload) -> IsolatedTask:
-    """A workload as a program of its own."""
+    """Returns a workload as a program of its own."""
     return _ISOLATED[type(workload)](workload)
 
 
 def module_of(workload: Workload) -> tvm.IRModule:
-    """The workload as a Relax module with the function `main`."""
+    """Returns the workload as a Relax module with the function `main`."""
     form = isolated(workload)
     builder = relax.BlockBuilder()
     parameters = [
@@ -126,7 +128,7 @@ def module_of(workload: Workload) -> tvm.IRModule:
 
 
 def arrays_of(workload: Workload, seed: int = 0) -> list[Array]:
-    """Inputs and weights of a workload: normally distributed numbers that depend on the seed alone."""
+    """Returns the inputs and weights of a workload: normally distributed numbers that depend on the seed alone."""
     form = isolated(workload)
     generator = np.random.default_rng(seed)
     arrays: list[Array] = []
@@ -180,7 +182,7 @@ _LOAD = "main_transform_params"
 
 
 def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tuple[tuple[Step, ...], list[int]]:
-    """A function as a list of calls.
+    """Lists the calls of a function.
 
     Args:
         function: A function that only calls compiled functions.
@@ -215,12 +217,12 @@ def _steps(function: relax.Function, arguments: Sequence[Any], first: int) -> tu
 
 
 def _product(task: Product) -> IsolatedTask:
-    problem = task.problem
+    extents = task.extents
     matrices = task.matrices
-    batch = (problem.batch // matrices, matrices) if 1 < matrices < problem.batch else (problem.batch,)
+    batch = (extents.batch // matrices, matrices) if 1 < matrices < extents.batch else (extents.batch,)
     own = (1, matrices) if len(batch) == 2 else (matrices,)
     streaming_left = task.streaming == "left"
-    left, right = (problem.rows, problem.depth), (problem.depth, problem.columns)
+    left, right = (extents.rows, extents.depth), (extents.depth, extents.columns)
     moving, staying = (left, right) if streaming_left else (right, left)
     # As PyTorch stores the weights of a linear layer.
     kept = staying[::-1] if streaming_left else staying
@@ -242,7 +244,7 @@ def _product(task: Product) -> IsolatedTask:
         (two,) if task.at_load else (),
         lambda x, w: relax.op.matmul(*operands(x, w, swap)),
         lambda x, w: _torch().matmul(*operands(x, w, lambda tensor: tensor.mT)),
-        (1.0, problem.depth**-0.5),
+        (1.0, extents.depth**-0.5),
     )
 
 

@@ -27,8 +27,8 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
-    """The circumstances of a measurement; only times of one place can be compared.
+class Conditions:
+    """The circumstances of a measurement; only times under the same conditions can be compared.
 
     Attributes:
         target: Name of the target.
@@ -44,7 +44,7 @@ class Place:
 
     @property
     def tag(self) -> str:
-        """Name of the folder of the place's database; the version of TVM changes too often to be a part of it."""
+        """Name of the folder of their database; the version of TVM changes too often to be a part of it."""
         return f"{self.target}-{self.cpu}-{self.threads}-threads"
 
 
@@ -56,7 +56,7 @@ class Trial:
         task: Key of the task.
         schedule: The complete schedule.
         kind: Outcome of the trial.
-        place: Place of the trial.
+        conditions: Conditions of the trial.
         seconds: Time of one call, the fastest of a few rounds or the median of many; NaN unless it was measured.
         default_seconds: Time of one call of the default schedule, which took turns with this one.
         r_rms: Rms error against float64, in units of the default schedule's rms error; NaN unless it was judged.
@@ -68,7 +68,7 @@ class Trial:
     task: str
     schedule: Schedule
     kind: Kind
-    place: Place
+    conditions: Conditions
     seconds: float = math.nan
     default_seconds: float = math.nan
     r_rms: float = math.nan
@@ -83,7 +83,7 @@ class Trial:
 
 
 def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
-    """All trials of a database, and a notice if the end of the last line is missing.
+    """Returns all trials of a database, and a notice if the end of the last line is missing.
 
     Raises:
         HarnessError: The file is damaged before its end, or cannot be read.
@@ -103,7 +103,7 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
 
 
 def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """The complete lines of a file and what stands after them; no lines if there is no file."""
+    """Returns the complete lines of a file and what stands after them; no lines if there is no file."""
     try:
         *lines, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -113,15 +113,15 @@ def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
     return lines, torn
 
 
-def nothing_found(trials: Iterable[Trial], place: Place, tasks: Collection[str]) -> str:
-    """A sentence about tasks whose default schedules are the best that were found; empty if no task was tried.
+def nothing_found(trials: Iterable[Trial], conditions: Conditions, tasks: Collection[str]) -> str:
+    """Returns a sentence about tasks whose default schedules are the best that were found; empty if no task was tried.
 
     Args:
-        trials: Trials of all tasks and places.
-        place: The place whose trials count.
+        trials: Trials of all tasks under any conditions.
+        conditions: Only trials under these conditions count.
         tasks: Keys of the tasks.
     """
-    tried = [trial.task for trial in trials if trial.place == place and trial.task in tasks]
+    tried = [trial.task for trial in trials if trial.conditions == conditions and trial.task in tasks]
     if not tried:
         return ""
     return f"{len(tried)} trials of {len(set(tried))} of its {len(tasks)} kernels found nothing over the defaults"
@@ -155,7 +155,7 @@ def append_trials(folder: Path, trials: Iterable[Trial]) -> None:
 
 
 def _end_of_lines(file: Any) -> int:
-    """The position at which the last complete line ends."""
+    """Returns the position at which the last complete line ends."""
     end = int(file.seek(0, os.SEEK_END))
     while end > 0:
         start = max(0, end - 65536)
@@ -168,8 +168,8 @@ def _end_of_lines(file: Any) -> int:
 
 
 def _plain(trial: Trial) -> dict[str, Any]:
-    values = {**asdict(trial), **asdict(trial.place), "kind": trial.kind.value, "schedule": dict(trial.schedule)}
-    del values["place"]
+    values = {**asdict(trial), **asdict(trial.conditions), "kind": trial.kind.value, "schedule": dict(trial.schedule)}
+    del values["conditions"]
     # NaN is no JSON.
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
 
@@ -182,7 +182,7 @@ def _trial(values: Mapping[str, Any]) -> Trial:
         str(values["task"]),
         {str(name): int(value) for name, value in values["schedule"].items()},
         Kind(values["kind"]),
-        Place(str(values["target"]), str(values["cpu"]), int(values["threads"]), str(values["tvm"])),
+        Conditions(str(values["target"]), str(values["cpu"]), int(values["threads"]), str(values["tvm"])),
         number("seconds"),
         number("default_seconds"),
         number("r_rms"),

@@ -1,4 +1,4 @@
-"""What the user sees while cases run: the stage of each running case, and a line for each finished one."""
+"""The display while cases run: the stage of each running case, and a line for each finished one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def show(
     run: Callable[[Callable[[Case, str], None]], Iterable[Result]],
     finished: Callable[[Sequence[Result]], object],
 ) -> list[Result]:
-    """Run cases with live progress; on something that is no terminal, one line a case.
+    """Runs cases with live progress, or with one line a case where the output is no terminal.
 
     Args:
         console: Where to print.
@@ -57,7 +57,7 @@ def show(
 
 
 def line(result: Result) -> str:
-    """One finished case: whether it is as expected, how it ended, how accurate it was and how long it took."""
+    """Describes a finished case: whether it is as expected, how it ended, how accurate it was, how long it took."""
     outcome = result.outcome
     mark = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[yellow]–[/yellow]"}[result.expected]
     status = f"{outcome.status.value.replace('_', ' ')} at {outcome.stage}"

@@ -27,7 +27,7 @@ from harness.targets import TARGETS
 
 @dataclass(frozen=True)
 class Limits:
-    """What one case may use: seconds of wall-clock time, bytes of resident memory; None for no limit."""
+    """The limits of one case: seconds of wall-clock time, bytes of resident memory; None for no limit."""
 
     timeout: float | None = None
     memory_bytes: int | None = None
@@ -38,7 +38,7 @@ UNLIMITED = Limits()
 
 @cache
 def expectations() -> tuple[Expectation, ...]:
-    """The entries of every model's expectations, checked against the registries.
+    """Returns the entries of every model's expectations, checked against the registries.
 
     Raises:
         HarnessError: A model's file is missing, as in an installation without a checkout, or an entry is wrong.
@@ -61,7 +61,7 @@ def expectations() -> tuple[Expectation, ...]:
 
 
 def _of(entry: Expectation, model: Model) -> Expectation:
-    """An entry of a model's file, which names subjects of that model alone."""
+    """Returns an entry of a model's file, which names subjects of that model alone."""
     return replace(entry, component=tuple(model.subjects)) if ANY in entry.component else entry
 
 
@@ -73,7 +73,7 @@ def verify_case(
     template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> Result:
-    """Walk one case through its stages in a worker process and compare with what is expected.
+    """Walks one case through its stages in a worker process, and compares its outcome with what is expected.
 
     Args:
         case: What to run.
@@ -107,12 +107,12 @@ def verify_cases(
     on_stage: Callable[[Case, str], None] = lambda case, stage: None,
     jobs: int = 1,
 ) -> Iterator[Result]:
-    """Verify cases; a result is given as soon as it is there.
+    """Verifies cases, and yields each result as soon as it is there.
 
     Args:
         cases: What to run, in this order if it is one at a time.
         settings: As for `verify_case`.
-        limits: Of each case.
+        limits: Limits of each case.
         on_stage: Called with a case and the name of the stage that it enters; by several threads if `jobs` is above 1.
         jobs: Number of cases that run at a time. `harness.processes.threads.share_cpus` makes them share well.
 
@@ -152,12 +152,12 @@ def _side_by_side(
 
 
 def libraries_loaded() -> Template:
-    """The template of processes that verify a case: what takes them seconds to import is loaded once."""
+    """Returns the template of processes that verify a case: what takes them seconds to import is loaded once."""
     return Template("harness.verify.stages:load_libraries")
 
 
 def outcome_of(ended: WorkerResult) -> Outcome:
-    """What became of a case, also if its process did not live to say so."""
+    """Returns the outcome of a case, also where its process died before it could tell."""
     if ended.kind is WorkerEnd.OK:
         outcome: Outcome = ended.value
         return replace(outcome, peak_rss_bytes=ended.peak_rss_bytes)
@@ -166,7 +166,7 @@ def outcome_of(ended: WorkerResult) -> Outcome:
 
 
 def _seconds(ended: WorkerResult) -> dict[str, float]:
-    """Time of each stage that was left again, by the breadcrumbs."""
+    """Computes the time of each finished stage from the breadcrumbs."""
     seconds: dict[str, float] = {}
     for crumb, following in zip(ended.breadcrumbs, ended.breadcrumbs[1:], strict=False):
         seconds[crumb.stage] = seconds.get(crumb.stage, 0.0) + following.seconds - crumb.seconds
@@ -174,7 +174,7 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
 
 
 def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
-    """What a command that reproduces a case needs besides the case's own flags."""
+    """Returns the flags that reproduce a case, besides the case's own."""
     flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
     if settings.checkpoint is not None:
         flags += ("--checkpoint", _from_here(settings.checkpoint))
@@ -184,6 +184,7 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
         flags += ("--image", _from_here(settings.image))
     if settings.emulate:
         flags += ("--emulate",)
+    flags += settings.processors.flags
     if threads is not None:
         flags += ("--threads", str(threads))
     if settings.remote is not None:
@@ -192,20 +193,20 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
 
 
 def _from_here(path: Path) -> str:
-    """A path below the current folder relative to it, so that the command works in another checkout too."""
+    """Returns a path below the current folder relative to it, so that the command works in another checkout too."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:
-    """What `sam3-tvm verify` ends with: 0 if nothing is wrong, 1 otherwise.
+    """Returns the exit code of `sam3-tvm verify`: 0 if nothing is wrong, 1 otherwise.
 
     A case that was compiled and that nothing here can run is not wrong, whatever its target, unless the target is
     required, which takes a device and no emulation. A run that could not even compile anything has shown nothing, which
     is wrong.
 
     Args:
-        results: Of every case.
+        results: Results of every case.
         required: Names of the targets whose cases must run on a device.
     """
     unexpected = any(result.expected is False for result in results)

@@ -14,8 +14,8 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
 from harness.core.progress import Progress
 from harness.core.settings import Settings
-from harness.execution.emulated import Emulation, emulates
-from harness.execution.place import place
+from harness.execution.emulated import EmulatedExecutor, emulates
+from harness.execution.executors import executor_for
 from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.models.registry import models, subjects
 from harness.runtime.errors import Sam3Error
@@ -24,10 +24,7 @@ from harness.targets import HOST, TARGETS
 
 
 def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
-    """`run_case` as `harness.processes` calls it, on `harness.processes.threads.thread_count()` threads."""
-    from harness.processes.threads import configure_threads
-
-    configure_threads()
+    """Calls `run_case` as `harness.processes` calls functions."""
     return run_case(*request, announce)
 
 
@@ -50,7 +47,7 @@ def load_libraries() -> None:
 
 
 def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:
-    """Walk one case through its stages; every error of the case becomes part of the outcome.
+    """Walks one case through its stages; every error of the case becomes part of the outcome.
 
     Args:
         case: What to run.
@@ -87,22 +84,22 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.tuning.database import chosen_schedules
 
     subject = subjects()[case.component]
-    emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate)
-    here = Emulation() if emulated else None
-    with closing(here or place(settings.remote)) as runs_at:
+    emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)
+    with closing(EmulatedExecutor(settings.processors) if emulated else executor_for(settings)) as executor:
         try:
             with progress.during(Stage.BUILD):
                 workload = subject.open(case, settings)
-            run = Run(case, settings, progress, runs_at, chosen_schedules(settings.database, case.target))
+            schedules = chosen_schedules(settings.database, case.target, settings.processors)
+            run = Run(case, settings, progress, executor, schedules)
             ran = settings.judge_saved or workload.run(run)
             if ran:
                 with progress.during(Stage.JUDGE):
                     verdicts = workload.judge(settings.expectation)
         finally:
-            progress.device = runs_at.device()
-            progress.emulated = here is not None and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
+            progress.device = executor.device()
+            progress.emulated = emulated and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
         if not ran:
-            problem = runs_at.run_problem(case.target) or ""
+            problem = executor.run_problem(case.target) or ""
             return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
     faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
     if not faults:

@@ -24,6 +24,7 @@ from conformance.support.gpu_programs import (
     target_of,
 )
 from conformance.support.operators import rms
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.frontends.torch_export import export_program
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.real import rotate
@@ -32,7 +33,7 @@ from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.processes import WorkerEnd, run_isolated
 from harness.schedules.common.attention import Attention
 from harness.schedules.common.kernel_info import TENSOR_CORES, infos_of
-from harness.schedules.gpu.attention import layout_of, tiling_of
+from harness.schedules.gpu.attention import choose_attention_tile, shared_layout
 from harness.targets import TARGETS
 from harness.targets.compiling import build_library, lower_module
 from harness.targets.cuda import ARCHITECTURES
@@ -124,9 +125,8 @@ LARGE = EXPRESSIONS[-1]
 
 @emulation
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_of_any_shape_and_mask(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_any_shape_and_mask(kind: str, tmp_path: Path) -> None:
     skip_unless_emulated(kind)
-    monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
     for results in emulated(EXPRESSIONS, kind, tmp_path, ORDERS[kind]):
         for expression, actual in zip(EXPRESSIONS[:-1], results[:-1], strict=True):
             hold(expression, actual)
@@ -153,12 +153,9 @@ FOLDS = ("real", "lowering", "converter", "tensorir")
 @emulation
 @pytest.mark.cuda
 @pytest.mark.parametrize("strategy", FOLDS)
-def test_the_trunks_attention_rotates_while_it_loads(
-    strategy: str, trunk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trunks_attention_rotates_while_it_loads(strategy: str, trunk: ModuleType, tmp_path: Path) -> None:
     """Whatever the strategy leaves, there is no pass between the product of queries, keys and values and attention."""
     skip_unless_emulated("cuda")
-    monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
     torch.manual_seed(0)
     attention = trunk.Attention(64, 2, use_rope=True, input_size=(5, 7)).eval().requires_grad_(False)
     x = torch.randn(2, 5, 7, 64)
@@ -214,12 +211,9 @@ def halved(expression: Expression, dtype: torch.dtype) -> Expression:
 @emulation
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", HALVES)
-def test_half_operands_are_multiplied_on_tensor_cores(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_operands_are_multiplied_on_tensor_cores(dtype: str, tmp_path: Path) -> None:
     """Held to the oracle verdict, with PyTorch in the same half type as the reference; one order of threads each."""
     skip_unless_emulated("cuda")
-    monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_80")
     chosen = [halved(expression, HALVES[dtype]) for expression in EXPRESSIONS if expression is not LARGE]
     kernels = infos_of(lowered(chosen, "cuda")).values()
     few = {"one query", "few queries", "one key"}
@@ -262,13 +256,11 @@ def test_the_score_matrix_is_never_stored(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_of_full_scale_are_within_the_limits(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_full_scale_are_within_the_limits(kind: str, tmp_path: Path) -> None:
     if problem := TARGETS[kind].compile_problem():
         pytest.skip(problem)
-    monkeypatch.setenv("SAM3_TVM_CUDA_ARCH", "sm_90")
-    kernels = build_library(lowered(FULL, kind), target_of(kind), tmp_path / "full.so", keep_source=True)
+    target = target_of(kind, Processors(cuda="sm_90"))
+    kernels = build_library(lowered(FULL, kind), target, tmp_path / "full.so", keep_source=True)
     limit = {"cuda": 48, "metal": 32}[kind] * 1024
     attentions = [kernel for kernel in kernels if "attention" in kernel.name]
     assert len(attentions) == len(FULL)
@@ -282,7 +274,8 @@ def test_kernels_for_tensor_cores_spill_nothing_on_any_architecture(dtype: str, 
     if problem := TARGETS["cuda"].compile_problem():
         pytest.skip(problem)
     chosen = [halved(expression, HALVES[dtype]) for expression in FULL]
-    kernels = build_library(lowered(chosen, "cuda"), target_of("cuda"), tmp_path / "full.so", keep_source=True)
+    target = target_of("cuda", THIS_MACHINE)
+    kernels = build_library(lowered(chosen, "cuda"), target, tmp_path / "full.so", keep_source=True)
     attentions = [kernel for kernel in kernels if "attention" in kernel.name]
     assert {kernel.architecture for kernel in attentions} == set(ARCHITECTURES)
     assert len(attentions) == len(FULL) * len(ARCHITECTURES)
@@ -295,6 +288,6 @@ def test_kernels_for_tensor_cores_spill_nothing_on_any_architecture(dtype: str, 
 def test_a_tiling_fits_the_shared_memory(shared: int, channels: int) -> None:
     for queries, keys in ((1, 5184), (7, 3), (40, 40), (5184, 5184)):
         problem = Attention(1, queries, keys, 16, channels, channels)
-        tiling = tiling_of(problem, shared)
-        assert tiling is not None and tiling.threads <= 1024 and 4 * layout_of(problem, tiling).size <= shared
-    assert tiling_of(Attention(1, 40, 40, 16, 1024, 1024), shared) is None  # left to TVM
+        tile = choose_attention_tile(problem, shared)
+        assert tile is not None and tile.threads <= 1024 and 4 * shared_layout(problem, tile).size <= shared
+    assert choose_attention_tile(Attention(1, 40, 40, 16, 1024, 1024), shared) is None  # left to TVM

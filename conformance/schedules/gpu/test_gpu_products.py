@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,15 @@ from torch.nn import functional as F
 from tvm import relax
 from tvm.relax import op
 
+from conformance.support.gpu_programs import target_of
 from conformance.support.operators import EPSILON, rms
 from harness.core.outcome import Kernel
+from harness.core.processors import THIS_MACHINE
 from harness.processes import WorkerEnd, run_isolated
 from harness.schedules.common.kernel_info import PRODUCT, infos_of
 from harness.schedules.gpu import product
 from harness.schedules.gpu.tile import Tile, choose_tile
-from harness.targets import TARGETS, llvm
+from harness.targets import TARGETS
 from harness.targets.compiling import build_library, lower_module
 
 pytestmark = pytest.mark.skipif(
@@ -40,12 +41,6 @@ class Call:
     relax: Callable[..., relax.Expr]
     torch: Callable[..., torch.Tensor]
     shapes: tuple[tuple[int, ...], ...]
-
-
-def here(kind: str) -> tvm.target.Target:
-    """TVM's target with this machine's CPU as its host."""
-    exported = copy.deepcopy(TARGETS[kind].tvm_target().export())
-    return tvm.target.Target({**exported, "host": {"kind": "llvm", "mcpu": llvm.host_cpu()}})
 
 
 def module_of(calls: Sequence[Call]) -> tvm.IRModule:
@@ -64,7 +59,7 @@ def module_of(calls: Sequence[Call]) -> tvm.IRModule:
 
 def build(kind: str, calls: Sequence[Call], library: Path) -> tuple[Kernel, ...]:
     """The library with all calls, its kernels examined."""
-    target = here(kind)
+    target = target_of(kind, THIS_MACHINE)
     return build_library(lower_module(module_of(calls), TARGETS[kind], target), target, library, keep_source=True)
 
 
@@ -179,7 +174,7 @@ def test_any_shape_with_what_is_fused_behind(name, monkeypatch):
         monkeypatch.setattr(product, "choose_tile", lambda *_: tile)
     kind, arrays = name.split(",")[0], operands(CALLS)
     hold(CALLS, arrays, emulated(kind, CALLS, arrays, order))
-    infos = infos_of(lower_module(module_of(CALLS), TARGETS[kind], here(kind)))
+    infos = infos_of(lower_module(module_of(CALLS), TARGETS[kind], target_of(kind)))
     assert not [n for n, info in infos.items() if ("matmul" in n or "conv2d" in n) and info.algorithm != PRODUCT]
 
 
@@ -234,7 +229,7 @@ def test_half_operands_on_tensor_cores():
     calls = [*half_calls("float16"), *half_calls("bfloat16")]
     arrays = operands(calls)
     hold(calls, arrays, emulated("cuda", calls, arrays, "run_descending"))
-    infos = infos_of(lower_module(module_of(calls), TARGETS["cuda"], here("cuda"))).values()
+    infos = infos_of(lower_module(module_of(calls), TARGETS["cuda"], target_of("cuda"))).values()
     assert [info.decisions.get("multiplied on") for info in infos].count("tensor cores") == len(calls)
 
 

@@ -58,7 +58,7 @@ _installed: set[str] = set()
 
 
 def compiled(module: DeviceModule, kind: str, *options: str) -> tvm.runtime.Module:
-    """A module of packed functions that run the kernels on the CPU.
+    """Compiles a module of packed functions that run the kernels on the CPU.
 
     Args:
         module: The kernels.

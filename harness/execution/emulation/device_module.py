@@ -1,4 +1,4 @@
-"""What a library carries for its GPU: read from the bytes that TVM's runtime would hand to CUDA or Metal."""
+"""The GPU's part of a library: read from the bytes that TVM's runtime would hand to CUDA or Metal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DeviceModule:
     """Generated source with the launches of its kernels.
 
     Attributes:
-        source: Of all kernels; Metal's as `split_kernels` takes it.
+        source: Source of all kernels; Metal's as `split_kernels` takes it.
         launches: One per kernel.
     """
 
@@ -22,7 +22,7 @@ class DeviceModule:
 
 
 def read_device_module(kind: str, data: bytes) -> DeviceModule:
-    """The module that was saved for `cuda` or `metal`.
+    """Reads the module that was saved for `cuda` or `metal`.
 
     Raises:
         RuntimeError: It was saved as machine code, which only the device runs.

@@ -25,7 +25,7 @@ _DYNAMIC_BYTES = "tirx.use_dyn_shared_memory"
 
 
 def cuda_to_cpp(module: DeviceModule) -> str:
-    """Generated CUDA source over `headers/cuda/cuda.h`, with a packed function for each kernel.
+    """Translates generated CUDA source to C++ over `headers/cuda/cuda.h`, with a packed function for each kernel.
 
     Raises:
         RuntimeError: A kernel is launched in a way that is not emulated.
@@ -47,7 +47,7 @@ def cuda_to_cpp(module: DeviceModule) -> str:
 
 
 def metal_to_cpp(module: DeviceModule) -> str:
-    """Generated Metal source over `headers/metal_stdlib`, with a packed function for each kernel.
+    """Translates generated Metal source to C++ over `headers/metal_stdlib`, with a packed function for each kernel.
 
     Raises:
         RuntimeError: A kernel is launched in a way that is not emulated.

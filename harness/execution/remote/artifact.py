@@ -22,7 +22,7 @@ class RemoteArtifact:
     """
 
     def __init__(self, session: DeviceSession, folder: str | Path) -> None:
-        """Send what the device lacks of the folder, and load it there.
+        """Sends what the device lacks of the folder, and loads it there.
 
         Args:
             session: Where.
@@ -64,7 +64,7 @@ class RemoteArtifact:
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
 
     def fetch(self, tensor: RemoteTensor) -> npt.NDArray[np.generic]:
-        """A tensor's values, on this machine."""
+        """Returns a tensor's values, on this machine."""
         return self._session.fetch(tensor)
 
     def release(self, entry: str) -> None:

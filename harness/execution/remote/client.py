@@ -31,7 +31,7 @@ from harness.runtime.weights import file_digest
 Array = npt.NDArray[Any]
 
 PART_BYTES = 16 << 20
-"""Of a file, sent at once."""
+"""Bytes of a file that are sent at once."""
 GONE_SECONDS = 5.0
 """How long no server may be registered before it is taken for lost: one that is started again needs that long."""
 _ASK_SECONDS = 10.0
@@ -40,7 +40,7 @@ _ASK_SECONDS = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a file on the device is to have in it.
+    """The contents of a file on the device.
 
     Attributes:
         digest: SHA-256.
@@ -54,18 +54,18 @@ class Content:
 
     @classmethod
     def of_file(cls, path: Path) -> Content:
-        """A file's content."""
+        """Returns a file's content."""
         file = file_digest(path)
         return cls(file.sha256, file.bytes, path)
 
     @classmethod
     def of_array(cls, array: Array) -> Content:
-        """An array's values."""
+        """Returns an array's values."""
         memory: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return cls(hashlib.sha256(memory.data).hexdigest(), memory.nbytes, memory)
 
     def parts(self) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of one part after the other; one part of no bytes if there are none."""
+        """Yields the offset and bytes of one part after the other; one part of no bytes if there are none."""
         if isinstance(self.source, Path):
             with self.source.open("rb") as file:
                 for offset in range(0, max(self.size, 1), PART_BYTES):
@@ -76,20 +76,20 @@ class Content:
 
 
 def registered(remote: Remote) -> Description:
-    """What the first of the devices told the tracker.
+    """Returns what the first of the devices told the tracker.
 
     Raises:
         HarnessError: There is no tracker, no device with this key, or a server that is not `sam3-tvm serve-device`.
     """
     tracker = Tracker(remote.address, remote.key)
     tracker.require_workers()
-    told = [server[INFO] for server in tracker.servers() if INFO in server]
-    if not told or told[0].get("protocol") != PROTOCOL:
+    descriptions = [server[INFO] for server in tracker.servers() if INFO in server]
+    if not descriptions or descriptions[0].get("protocol") != PROTOCOL:
         raise HarnessError(
             f"the server {remote} is not one of this version's `sam3-tvm serve-device`, which keeps weights and tells "
             f"what it is: start it with sam3-tvm serve-device --tracker {remote.address} --key {remote.key}"
         )
-    return Description.of(told[0])
+    return Description.of(descriptions[0])
 
 
 class DeviceSession:
@@ -98,12 +98,12 @@ class DeviceSession:
     Attributes:
         remote: Where the device was found.
         description: The machine.
-        sent_bytes: Of weights and libraries that had to be sent, so far.
+        sent_bytes: Bytes of weights and libraries that had to be sent, so far.
         lost: Whether it ended before it was closed.
     """
 
     def __init__(self, remote: Remote, gone_seconds: float = GONE_SECONDS) -> None:
-        """Wait for a free device, and begin a session that lasts until it is closed.
+        """Waits for a free device, and begins a session that lasts until it is closed.
 
         Args:
             remote: Where devices are found.
@@ -190,7 +190,7 @@ class DeviceSession:
         return results, float(done["seconds"])
 
     def fetch(self, tensor: RemoteTensor) -> Array:
-        """A tensor's values."""
+        """Returns a tensor's values."""
         with self._calling():
             values: bytes = self._function("bytes")(tensor.number)
         return np.frombuffer(bytearray(values), tensor.dtype).reshape(tensor.shape)
@@ -200,7 +200,7 @@ class DeviceSession:
 
         Args:
             kind: `release` or `unload`.
-            number: Of the tensor, or of what was loaded.
+            number: Number of the tensor, or of what was loaded.
         """
         self._dropped[kind].append(number)
 
@@ -229,7 +229,7 @@ class DeviceSession:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """One call at a time, and errors of the session itself: over there all others become answers."""
+        """Lets one call run at a time; only errors of the session itself arise here, all others are answers."""
         try:
             with self._lock:
                 yield
@@ -252,7 +252,7 @@ class RemoteTensor:
     """A tensor in a session on a device.
 
     Attributes:
-        number: Of the session.
+        number: Its number in the session.
         shape, dtype: As NumPy has them.
     """
 
@@ -277,7 +277,7 @@ class RemoteExecutable:
         parameters: Sequence[Array],
         on_run: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """Send what the device lacks, and load it.
+        """Sends what the device lacks, and loads it.
 
         Args:
             session: Where.
@@ -307,7 +307,7 @@ class RemoteExecutable:
             self._session.drop("unload", self._loaded)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Run once; the outputs come back in order.
+        """Runs it once, and returns the outputs in order.
 
         Raises:
             RemoteError: It raised.
@@ -320,7 +320,7 @@ class RemoteExecutable:
 
 
 def _connected(remote: Remote, gone_seconds: float) -> Any:
-    """TVM's session on a device that is free, waiting while others use them.
+    """Opens a session on a free device, and waits while others use them.
 
     Raises:
         DeviceLostError: No device is registered any more, or no tracker answers.

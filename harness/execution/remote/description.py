@@ -1,4 +1,4 @@
-"""What a device says about itself: what code it can run, which targets, and what it is."""
+"""The description of a device: the code that it can run, its targets, and its machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.core.processors import THIS_MACHINE, Processors
+from harness.runtime.cpu import architecture
+
 PROTOCOL = 1
 """Version of what clients and `sam3-tvm serve-device` say to each other."""
 INFO = "sam3_tvm"
 """Where a server's description stands among what it tells the tracker."""
-DESCRIBE = b"describe"
-"""With which a server asks the process of its first session, before there is a client; a line of JSON answers."""
+DESCRIBE = "describe"
+"""The request of a server to the process of its first session, before there is a client; a line of JSON answers.
+
+It is the key of a JSON object, whose value has the processors that the server was told to name.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Description:
         memory_bytes: What it has; None if not known.
         problems: For each target that it cannot run, why not.
         hardware: For each target that it can run, the name of what runs it.
-        versions: Of the packages that matter.
+        versions: Versions of the packages that matter.
         protocol: `PROTOCOL` of the version that serves.
     """
 
@@ -47,13 +53,22 @@ class Description:
     versions: Mapping[str, str | None]
     protocol: int = PROTOCOL
 
+    @property
+    def processors(self) -> Processors:
+        """What to compile for on a machine like this one.
+
+        LLVM's names of CPUs are those of one architecture: the device's CPU is left out on a machine of another one.
+        """
+        cpu = self.mcpu if self.architecture == architecture() else None
+        return Processors(cpu, self.cuda_arch or None)
+
     def to_json(self) -> str:
-        """As text."""
+        """Returns the description as JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Description:
-        """From what `to_json` wrote, parsed.
+        """Makes a description of what `to_json` wrote, parsed.
 
         Raises:
             TypeError: It was written by another version.
@@ -65,24 +80,29 @@ class Description:
         return f"{machine}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
-def describe() -> Description:
-    """This machine; it loads TVM, and what drivers there are, so it is asked in a process of its own."""
+def describe(processors: Processors = THIS_MACHINE) -> Description:
+    """This machine; it loads TVM, and what drivers there are, so it is asked in a process of its own.
+
+    Args:
+        processors: The CPU that clients compile for, if it is not to be this machine's.
+    """
     from harness.machine import describe_machine, versions
     from harness.processes.threads import thread_count
-    from harness.runtime.cpu import architecture
     from harness.targets import TARGETS
-    from harness.targets.llvm import host_cpu
+    from harness.targets.cuda import architecture_of
+    from harness.targets.llvm import cpu_name
 
     machine, installed = describe_machine(), versions()
-    problems = {name: problem for name, target in TARGETS.items() if (problem := target.run_problem()) is not None}
+    told = {name: target.run_problem(processors) for name, target in TARGETS.items()}
+    problems = {name: problem for name, problem in told.items() if problem is not None}
     runnable = {name: target.device() for name, target in TARGETS.items() if name not in problems}
     return Description(
         name=platform.node(),
         cpu=str(machine["cpu"]),
         system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
         architecture=architecture(),
-        mcpu=host_cpu(),
-        cuda_arch="sm_" + str(runnable["cuda"].compute_version).replace(".", "") if "cuda" in runnable else "",
+        mcpu=cpu_name(processors),
+        cuda_arch=architecture_of(runnable["cuda"]) if "cuda" in runnable else "",
         threads=thread_count(),
         memory_bytes=machine["usable_memory_bytes"],
         problems=problems,
@@ -92,5 +112,5 @@ def describe() -> Description:
 
 
 def _hardware(device: Any, cpu: str) -> str:
-    """The name of a device: the processor's for the CPU, otherwise the driver's."""
+    """Returns the name of a device: the processor's for the CPU, otherwise the driver's."""
     return cpu if device.dlpack_device_type() == 1 else str(device.device_name or "")

@@ -10,7 +10,7 @@ class DeviceLostError(Sam3Error):
 
 
 class RemoteError(Exception):
-    """What was run on a device raised; the message is that of the error there.
+    """An error of the code that was run on a device; the message is that of the error there.
 
     Attributes:
         type: Name of the error there.

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class RemoteModel:
-    """What `harness.segment` asks of a model; where a session is lost, the next image begins another one.
+    """A model as `harness.segment` uses it; where a session is lost, the next image begins another one.
 
     Attributes:
         manifest: What the model says about itself.
         description: The machine that runs it.
-        sent_bytes: Of weights and code that it did not have when the session began.
+        sent_bytes: Bytes of weights and code that it did not have when the session began.
     """
 
     def __init__(self, remote: Remote, folder: Path) -> None:
-        """Load a model on a device.
+        """Loads a model on a device.
 
         Args:
             remote: Where devices are found.
@@ -47,25 +47,25 @@ class RemoteModel:
 
     @property
     def manifest(self) -> Manifest:
-        """See the class."""
+        """The attribute that the class describes."""
         return self._model.manifest
 
     @property
     def description(self) -> Description:
-        """See the class."""
+        """The attribute that the class describes."""
         return self._session.description
 
     @property
     def sent_bytes(self) -> int:
-        """See the class."""
+        """The attribute that the class describes."""
         return self._session.sent_bytes
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """See `harness.runtime.sam3.model.Sam3`."""
+        """Does what `harness.runtime.sam3.model.Sam3` does."""
         self._model.check_prompt(prompt)
 
     def encode_prompt(self, prompt: Prompt, size: tuple[int, int]) -> EncodedPrompt:
-        """See `harness.runtime.sam3.model.Sam3`."""
+        """Does what `harness.runtime.sam3.model.Sam3` does."""
         return self._model.encode_prompt(prompt, size)
 
     def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int]) -> EncodedObjectPrompt:
@@ -73,7 +73,7 @@ class RemoteModel:
         return self._model.encode_object_prompt(prompt, size)
 
     def set_image(self, image: Any) -> EncodedImage:
-        """See `harness.runtime.sam3.model.Sam3`.
+        """Does what `harness.runtime.sam3.model.Sam3` does.
 
         Raises:
             DeviceLostError: The device is gone, and no other is there.

@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import HarnessError
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
 from harness.execution.remote.description import DESCRIBE, INFO, Description
 from harness.execution.remote.store import Store
@@ -36,7 +36,8 @@ from harness.execution.remote.wire import (
     send_json,
     send_number,
 )
-from harness.processes import child_environment
+from harness.processes import kill_and_collect, start_python
+from harness.processes.threads import thread_count
 
 _PING_SECONDS = 2.0
 """How often the tracker is asked whether a session was given away."""
@@ -59,6 +60,7 @@ class Serving:
         host: Address to listen at.
         port: To listen on; 0 for any.
         advertised: The address that clients are told; None for the one that the tracker sees.
+        processors: The CPU that clients compile for, if it is not to be this machine's.
     """
 
     remote: Remote
@@ -66,6 +68,7 @@ class Serving:
     host: str = "0.0.0.0"
     port: int = 0
     advertised: str | None = None
+    processors: Processors = THIS_MACHINE
 
 
 def serve(serving: Serving, tell: Callable[[str], None]) -> None:
@@ -81,7 +84,7 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
     """
     with _listening(serving.host, serving.port) as listener, _spare() as spare:
         port = int(listener.getsockname()[1])
-        description = spare.describe()
+        description = spare.describe(serving.processors)
         for line in told(description):
             tell(line)
         tracker = _registered(serving, description, port)
@@ -228,14 +231,12 @@ class _Process:
         self._channel, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.execution.remote.session", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl-C is for the server
+            self.process = start_python(
+                "harness.execution.remote.session",
+                str(theirs.fileno()),
+                str(thread_count()),
+                stdout=self._output.fileno(),
+                pass_fds=(theirs.fileno(),),
             )
 
     def give(self, client: socket.socket, given: str) -> None:
@@ -246,13 +247,13 @@ class _Process:
         """
         socket.send_fds(self._channel, [given.encode()], [client.fileno()])
 
-    def describe(self) -> Description:
-        """What it says that this machine is.
+    def describe(self, processors: Processors) -> Description:
+        """What it says that this machine is, of which clients compile for these processors.
 
         Raises:
             HarnessError: It ends instead.
         """
-        self._channel.sendall(DESCRIBE)
+        self._channel.sendall(json.dumps({DESCRIBE: asdict(processors)}).encode())
         with self._channel.makefile("rb") as lines:
             line = lines.readline()
         if not line:
@@ -268,9 +269,7 @@ class _Process:
 
     def close(self) -> None:
         """Ends it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        kill_and_collect(self.process)
         self._channel.close()
         self._output.close()
 
@@ -281,9 +280,9 @@ class _Spare:
     def __init__(self) -> None:
         self._process = _Process()
 
-    def describe(self) -> Description:
+    def describe(self, processors: Processors) -> Description:
         """See `_Process`."""
-        return self._process.describe()
+        return self._process.describe(processors)
 
     def serve(self, client: socket.socket, seconds: float | None, store: Path, description: Description) -> str:
         """Lets the process serve a client and waits until it has ended; returns how that went, in a sentence."""

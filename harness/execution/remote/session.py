@@ -22,10 +22,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +33,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.processors import Processors
 from harness.execution.remote.description import DESCRIBE, describe
 from harness.execution.remote.store import Store
+from harness.processes.child import die_with_parent
+from harness.processes.threads import configure_threads
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.executable import Executable
@@ -46,10 +47,10 @@ PREFIX = "sam3_tvm."
 
 
 class Session:
-    """What the client has loaded, and the tensors that it holds, by number."""
+    """The libraries and models that the client has loaded, and the tensors that it holds, by number."""
 
     def __init__(self, work: Path, store: Store, description: str) -> None:
-        """Begin with nothing.
+        """Begins without anything loaded.
 
         Args:
             work: Folder of this session.
@@ -64,7 +65,7 @@ class Session:
         self._made = 0
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """What can be called from the other end, by name."""
+        """Returns what can be called from the other end, by name."""
         answering: dict[str, Callable[..., Any]] = {
             "describe": lambda: json.loads(self._description),
             "missing": lambda sizes: self._store.missing(json.loads(sizes)),
@@ -97,7 +98,7 @@ class Session:
             (folder / name).symlink_to(self._store.path(digest))
         if "manifest" in what:
             (folder / MANIFEST).write_text(what["manifest"], encoding="utf-8")
-            # What is in the store was checked when it arrived.
+            # Files in the store were checked when they arrived.
             artifact = Artifact.load(folder, check=False)
             self._loaded[number] = lambda entry, tensors: _entry(artifact, entry, tensors)
         else:
@@ -151,7 +152,7 @@ def _entry(artifact: Artifact, entry: str, tensors: Sequence[Any]) -> Sequence[A
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An array of a file's bytes; what is written to it stays in this process."""
+    """Maps a file as an array; what is written to it stays in this process."""
     if not path.stat().st_size:
         return np.empty(shape, dtype)
     array: npt.NDArray[Any] = np.memmap(path, dtype, "c", shape=shape or (1,)).view(np.ndarray).reshape(shape)
@@ -178,13 +179,13 @@ def main(channel: socket.socket) -> None:
 
     faulthandler.enable()
     text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
-    if text == DESCRIBE:
-        channel.sendall(describe().to_json().encode() + b"\n")
+    if text and not connections:
+        processors = Processors(**json.loads(text)[DESCRIBE])
+        channel.sendall(describe(processors).to_json().encode() + b"\n")
         text, connections, _, _ = socket.recv_fds(channel, 1 << 20, 1)
     if not connections:  # the server ended before there was a client
         return
     given = json.loads(text)
-    threading.Thread(target=_end_with_the_server, args=(channel,), daemon=True).start()
     session = Session(Path(given["work"]), Store(Path(given["store"])), given["description"])
     for name, function in session.functions().items():
         tvm.register_global_func(name, function, override=True)
@@ -193,10 +194,7 @@ def main(channel: socket.socket) -> None:
     os._exit(0)
 
 
-def _end_with_the_server(channel: socket.socket) -> None:
-    channel.recv(1)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
+    die_with_parent()
+    configure_threads(int(sys.argv[2]))
     main(socket.socket(fileno=int(sys.argv[1])))

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from harness.files import probe
+from harness.files import probe, temporary_name
 from harness.runtime.errors import Sam3Error
 
 LIMIT_BYTES = 20 << 30
-"""What a device keeps by default; the full model's weights are 3.5 GB."""
+"""Bytes that a device keeps by default; the full model's weights are 3.5 GB."""
 _RECENT_SECONDS = 3600.0
-"""What was used within that time may be in use."""
+"""A file that was used within that time may be in use."""
 
 
 class Store:
@@ -26,7 +26,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder; it is made if it does not exist.
+        """Opens the store in a folder, which is made if it does not exist.
 
         Raises:
             Sam3Error: It cannot be written.
@@ -36,13 +36,13 @@ class Store:
             probe(folder)
 
     def path(self, digest: str) -> Path:
-        """Where the file with this content is or would be."""
+        """Returns where the file with this content is or would be."""
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise Sam3Error(f"{digest!r} is no SHA-256")
         return self.folder / digest
 
     def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Which of these files, sizes by digest, are not here; the others count as just used."""
+        """Returns the digests of those files that are not here; the others count as just used."""
         absent = []
         for digest, size in sizes.items():
             path = self.path(digest)
@@ -63,7 +63,7 @@ class Store:
             Sam3Error: Parts are missing, the content is another one, or it cannot be written.
         """
         path = self.path(digest)
-        unfinished = path.with_name(f".{digest}.{os.getpid()}")
+        unfinished = temporary_name(path)
         with self._writing():
             with unfinished.open("ab" if offset else "wb") as file:
                 if file.tell() != offset:
@@ -81,7 +81,7 @@ class Store:
     def trim(self, limit_bytes: int = LIMIT_BYTES) -> int:
         """Removes what was not used for the longest time until the rest is within the limit; returns bytes removed.
 
-        What was used within the last hour stays, whatever the limit.
+        Files that were used within the last hour stay, whatever the limit.
         """
         files = []
         for path in self.folder.iterdir():

@@ -1,4 +1,4 @@
-"""What clients ask TVM's RPC tracker, which hands out sessions on any number of servers with one key."""
+"""The client of TVM's RPC tracker, which hands out sessions on any number of servers with one key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NobodyFreeError(HarnessError):
 
 
 class Tracker:
-    """What an RPC tracker can be asked, with a time limit on every answer."""
+    """A client of an RPC tracker, with a time limit on every answer."""
 
     def __init__(self, address: str, key: str) -> None:
         """Connects nowhere yet.
@@ -43,7 +43,7 @@ class Tracker:
         self.key = key
 
     def servers(self) -> list[Mapping[str, Any]]:
-        """What each server with this key, busy or free, told the tracker about itself.
+        """Returns what each server with this key, busy or free, told the tracker about itself.
 
         Raises:
             HarnessError: There is no tracker at the address.
@@ -51,7 +51,7 @@ class Tracker:
         return [server for server in self._summary() if _key_of(server) == self.key]
 
     def workers(self) -> int:
-        """Number of servers with this key that are registered, busy or free.
+        """Returns the number of servers with this key that are registered, busy or free.
 
         Raises:
             HarnessError: There is no tracker at the address.
@@ -59,7 +59,7 @@ class Tracker:
         return len(self.servers())
 
     def require_workers(self) -> int:
-        """The number of servers with this key, at least one.
+        """Returns the number of servers with this key, at least one.
 
         Raises:
             HarnessError: There is no tracker at the address, or no server with this key.
@@ -74,7 +74,7 @@ class Tracker:
         return keys.count(self.key)
 
     def request(self, seconds: float) -> tuple[str, int, str]:
-        """Host, port and match key of a server that is free, which keeps itself free for whoever asked.
+        """Returns the host, port and match key of a server that is free, which keeps itself free for whoever asked.
 
         Args:
             seconds: How long to wait for one.
@@ -88,7 +88,7 @@ class Tracker:
             return str(host), int(port), str(match_key)
 
     def session(self, seconds: float, wait: float = WAIT_SECONDS) -> rpc.RPCSession:
-        """A new session on a free server.
+        """Returns a new session on a free server.
 
         Args:
             seconds: When the server ends it.
@@ -116,7 +116,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _asked(self, question: list[Any], seconds: float) -> Iterator[Any]:
-        """The tracker's answer; the connection ends after the block."""
+        """Yields the tracker's answer; the connection ends after the block."""
         with connected(self.address) as connection:
             try:
                 connection.settimeout(max(0.1, seconds))
@@ -136,7 +136,7 @@ class Tracker:
 
 
 def connected(address: str) -> socket.socket:
-    """A connection to a tracker, with a time limit of `CONNECT_SECONDS` on what is sent and received.
+    """Returns a connection to a tracker, with a time limit of `CONNECT_SECONDS` on what is sent and received.
 
     Raises:
         HarnessError: There is no tracker at the address.

@@ -1,4 +1,4 @@
-"""What goes over the wire: the handshakes of TVM's RPC (`tvm.rpc.base`, `tvm.rpc.tracker`), without loading TVM.
+"""The wire format: the handshakes of TVM's RPC (`tvm.rpc.base`, `tvm.rpc.tracker`), without loading TVM.
 
 Numbers are 32-bit, little-endian; messages to a tracker are JSON after their length.
 """
@@ -22,7 +22,7 @@ _LONGEST = 1 << 24
 
 
 class Code(IntEnum):
-    """What a tracker is asked."""
+    """The requests that a tracker understands."""
 
     SUCCESS = 0
     PUT = 3

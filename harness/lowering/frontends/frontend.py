@@ -1,4 +1,4 @@
-"""What a frontend is: one way from a PyTorch module to a Relax module."""
+"""Frontend: one way from a PyTorch module to a Relax module."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def lower(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """`lower_complex`, with the operators left whole that the import wants whole."""
+    """Calls `lower_complex`, and leaves whole the operators that the import wants whole."""
     from harness.lowering.frontends.torch_export.complex import lower_complex
     from harness.lowering.frontends.torch_export.defects.attention import KEPT
 

@@ -39,7 +39,7 @@ def from_table(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def axial(head_size: int, width: int, height: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for a grid with positions 0, 1, 2, … along each axis, computed in float32 as upstream does it."""
+    """Makes both for a grid with positions 0, 1, 2, … along each axis, in float32 as upstream does."""
     token = torch.arange(width * height)
     maps = torch.stack((token % width, token // width), dim=-1).to(torch.int32)
     cos, sin = axial_tables(head_size, max(width, height), 1, theta)
@@ -83,7 +83,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, repeat
 
 
 def convert(node: Node, importer: Any) -> Expr:
-    """The operator as one Relax call of a function with TVM's rotation inside."""
+    """Converts the operator to one Relax call of a function with TVM's rotation inside."""
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -99,7 +99,7 @@ def convert(node: Node, importer: Any) -> Expr:
 
 
 def _compute(x: Any, positions: Any, table: Any) -> Any:
-    """Of [rows, L, 2, F], each half rotated by TVM's one-dimensional RoPE; positions [L, 2]; table [P, F/2, 2]."""
+    """Rotates each half of x [rows, L, 2, F] by TVM's RoPE; positions are [L, 2], the table is [P, F/2, 2]."""
     from tvm import te
 
     def element(row: Any, token: Any, axis: Any, feature: Any) -> Any:
@@ -116,14 +116,14 @@ def _compute(x: Any, positions: Any, table: Any) -> Any:
 
 
 def llm_rotation(load: Any, feature: Any, turn: Any, features: int, dtype: str) -> Any:
-    """TVM's expression of one rotated feature, with our loads in the place of its operands, cosine and sine.
+    """Returns TVM's expression of one rotated feature, with our loads in place of its operands, cosine and sine.
 
     Args:
         load: Takes the index of a feature, returns the feature of this token and head.
         feature: Index of the feature to compute.
         turn: Takes 0 or 1, returns the cosine or sine of this token's angle at the feature's frequency.
         features: Size of the head that TVM's function rotates.
-        dtype: Of the features.
+        dtype: Element type of the features.
     """
     import tvm_ffi
     from tvm import ir, s_tir, tirx

@@ -66,7 +66,7 @@ def axial_tables(
     offset: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of two-dimensional axial RoPE, without complex numbers.
+    """Computes cosines and sines of two-dimensional axial RoPE, without complex numbers.
 
     Pair j of the first half of a head turns by x·theta^(−4j/D), pair j of the second half by y·theta^(−4j/D), where
     token t stands at x = (t mod width)·scale + offset, y = (t div width)·scale + offset.
@@ -100,7 +100,7 @@ def real_tables(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def real_rotation(together: Together | None = None) -> Rotation:
-    """Rotation by real numbers, from buffers `rope_cos` and `rope_sin`; of queries and keys `together` if given."""
+    """Makes the rotation by the buffers `rope_cos` and `rope_sin`; `together` rotates queries and keys at once."""
     cos, sin = "rope_cos", "rope_sin"
     return Rotation(
         convert=lambda table: dict(zip((cos, sin), real_tables(table), strict=True)),

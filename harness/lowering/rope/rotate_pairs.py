@@ -55,7 +55,7 @@ def rotate(q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int = 1) ->
 
 
 def convert(node: Node, importer: Any) -> relax.Expr:
-    """The operator as one Relax call of the kernel."""
+    """Converts the operator to one Relax call of the kernel."""
     from tvm import relax
 
     tokens, cos, sin = node.args
@@ -73,7 +73,7 @@ Parameter = tuple[tuple[int, ...], str]
 
 
 def kernel(tokens: Sequence[Parameter], cos: Parameter, sin: Parameter) -> tirx.PrimFunc:
-    """The TensorIR function of some tensors [..., n·L, D] and tables [L, D/2], whose results are its last parameters.
+    """Builds the TensorIR function of tensors [..., n·L, D] and tables [L, D/2]; its last parameters are the results.
 
     Every tensor is read and written once, a pair at a time; tensors of one shape share a loop, and so what is read of
     the tables. Computed in float32, as upstream does, and in float64 for float64 tensors.
@@ -101,9 +101,7 @@ def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
 
 
-def _loops(
-    shape: tuple[int, ...], alike: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str
-) -> None:
+def _loops(shape: tuple[int, ...], alike: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str) -> None:
     """Emits the rotation of each of (source, result) of that shape, as a block of that name."""
     from tvm.script.ir_builder import tirx as T
 

@@ -1,4 +1,4 @@
-"""What a strategy is: one way to get rotary position encoding (complex64 upstream) through the compiler."""
+"""Strategy: one way to get rotary position encoding (complex64 upstream) through the compiler."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Strategy:
     importer: Callable[[], ExportedProgramImporter | None] = _tvms_own
 
     def import_program(self, program: torch.export.ExportedProgram) -> tuple[tvm.IRModule, dict[str, Any]]:
-        """`torch_export.import_program` of a program that was exported inside `apply`, the strategy's way."""
+        """Imports a program that was exported inside `apply`, the strategy's way."""
         from harness.lowering.frontends.torch_export import import_program
 
         return import_program(self.transform(program), self.converters(), self.importer())

@@ -41,7 +41,7 @@ _TEXT, _CLIP = "backbone.language_backbone.encoder", "text_encoder.text_model"
 _DECODER, _DETR_DECODER = "transformer.decoder", "detr_decoder"
 _HEAD, _MASKS = "segmentation_head", "mask_decoder"
 
-# Upstream's module → Transformers'; `#` is the number of a layer. What they hold (weight, bias) has the same name.
+# Upstream's module → Transformers'; `#` is the number of a layer. Their parameters (weight, bias) have the same names.
 _SAME: dict[str, str] = {
     f"{_TRUNK}.patch_embed.proj": f"{_VIT}.embeddings.patch_embeddings.projection",
     f"{_TRUNK}.ln_pre": f"{_VIT}.layer_norm",
@@ -172,14 +172,14 @@ _FUSED: Mapping[str, str] = MappingProxyType({part: ours for ours, parts in _SPL
 
 
 def is_hugging_face(names: Collection[str]) -> bool:
-    """Whether names are those of Transformers' layout, judged by the first modules below its two encoders."""
+    """Returns whether names are those of Transformers' layout, judged by the first modules below its two encoders."""
     return any(
         name.removeprefix(VIDEO_PREFIX).startswith((f"{_VIT}.", "text_encoder.", "detr_encoder.")) for name in names
     )
 
 
 def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a file in Transformers' layout as upstream's image model names and shapes them.
+    """Converts the tensors of a file in Transformers' layout to upstream's names and shapes.
 
     Formulas and the tracker are left out. What the layout does not have, or has in part (queries without keys), keeps
     its name; three parts that do not fit together give the first of them, whose shape nothing accepts.
@@ -215,7 +215,7 @@ def _together(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _generalized(name: str, *tables: Collection[str]) -> tuple[str, str]:
-    """The name as the tables have it, with `#` for the number of the layer if it needs to be, and that number."""
+    """Returns the name as the tables have it, with `#` in place of the layer's number, and that number."""
     if any(name in table for table in tables):
         return name, ""
     found = _NUMBER.search(name)
@@ -238,9 +238,9 @@ def _restored(ours: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of upstream's image model as Transformers' `Sam3Model` names and shapes them.
+    """Converts the tensors of upstream's image model to the names and shapes of Transformers' `Sam3Model`.
 
-    What has no place in the layout is left out: formulas, `POINTS`, `NOT_CONVERTED`, the class token's position.
+    Tensors without a place in the layout are left out: formulas, `POINTS`, `NOT_CONVERTED`, the class token's position.
 
     Raises:
         KeyError: For a name that is none of SAM 3's image model's.

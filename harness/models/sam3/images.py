@@ -15,7 +15,7 @@ RESOLUTION = 1008
 
 
 def preprocess(image: Image.Image) -> torch.Tensor:
-    """The model's input, bitwise what `Sam3Processor.transform` makes: 8-bit antialiased bilinear, then -1…1.
+    """Makes the model's input, bitwise as `Sam3Processor.transform`: 8-bit antialiased bilinear, then -1…1.
 
     Returns:
         fp32 [1, 3, 1008, 1008].

@@ -11,7 +11,7 @@ from harness.lowering.frontends.torch_export.operators import OPERATORS_FILE, Ca
 
 def collect(scale: str = "shallow") -> set[Call]:
     """Exports every component at a scale, for each of its samples, and returns the calls of all."""
-    from harness.lowering.frontends.torch_export.exporting import export_program
+    from harness.lowering.frontends.exporting import export_program
     from harness.lowering.rope import STRATEGIES
     from harness.models.sam3.build import build_model
     from harness.models.sam3.capture import capture, load_prompts

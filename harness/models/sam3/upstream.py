@@ -14,7 +14,7 @@ _depth = 0
 
 
 def needed_patches() -> tuple[Patch, ...]:
-    """The patches that this machine and this version of sam3 need, in the order in which they are applied."""
+    """Returns the patches that this machine and this version of sam3 need, in the order in which they are applied."""
     return tuple(patch for patch in (*IMPORT_PATCHES, *RUN_PATCHES) if patch.needed())
 
 

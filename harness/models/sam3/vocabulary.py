@@ -8,11 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.runtime.sam3.tokenizer import VOCABULARY_FILE, Tokenizer
+from harness.runtime.sam3 import VOCABULARY_FILE
+from harness.runtime.sam3.tokenizer import Tokenizer
 
 
 def vocabulary_path() -> Path:
-    """Where the vocabulary file is.
+    """Returns where the vocabulary file is.
 
     Raises:
         HarnessError: If neither sam3 nor open_clip_torch brings the file.
@@ -39,7 +40,7 @@ def vocabulary_path() -> Path:
 
 @cache
 def installed_tokenizer() -> Tokenizer:
-    """The tokenizer with the vocabulary of an installed package.
+    """Returns the tokenizer with the vocabulary of an installed package.
 
     Raises:
         HarnessError: If none brings the file.

@@ -1,4 +1,4 @@
-"""What the performance report says, by machine: ratios, goals, shares; plain data for the page and the plots."""
+"""The contents of the performance report, by machine: ratios, goals, shares; plain data for the page and the plots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOP_KERNELS = 5
 Entry = TypeVar("Entry", Measurement, KernelRate)
 
 _MACHINE_KEYS = ("cpu", "features", "usable_cpus", "memory_bytes")
-"""What makes two machines the same, besides the threads."""
+"""Facts in which two descriptions of one machine agree, besides the threads."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Ratio:
     """How many times longer one side takes than another.
 
     Attributes:
-        value: Of the medians.
+        value: Ratio of the medians.
         low: Lower end of the interval of the median of the round-by-round ratios, widened to the value if need be;
             None with too few rounds.
         high: Its upper end.
@@ -52,7 +52,7 @@ class Ratio:
 
 
 def ratio(measurement: Measurement, over: str, under: str) -> Ratio | None:
-    """`over`'s time / `under`'s, None where one of them was not measured."""
+    """Divides `over`'s time by `under`'s; None where one of them was not measured."""
     upper, lower = measurement.side(over), measurement.side(under)
     if upper is None or lower is None:
         return None
@@ -64,12 +64,12 @@ def ratio(measurement: Measurement, over: str, under: str) -> Ratio | None:
 
 
 def best_side(measurements: Iterable[Measurement]) -> str:
-    """Tuned if any was measured so, else untuned."""
+    """Returns the tuned side if any measurement has one, else the untuned one."""
     return TUNED if any(measurement.side(TUNED) for measurement in measurements) else UNTUNED
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Where the median of what the samples are drawn from is, whatever its distribution.
+    """Computes an interval for the median of the distribution, whatever it is, that the samples are drawn from.
 
     Two order statistics, as far inside as the binomial distribution of samples below the median allows (the interval
     that inverts the sign test); None if even the extremes are not sure enough, which takes six samples.
@@ -87,16 +87,16 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 
 @dataclass(frozen=True)
 class Goal:
-    """What issue and design ask of the speed.
+    """A goal of issue and design for the speed.
 
     Attributes:
-        what: In words.
+        what: The goal in words.
         least: Ratio that must be reached.
         aim: Ratio that is aimed at.
         over: The side whose time is above the line.
         under: The side whose time is below it.
-        applies: To which measurements.
-        as_gain: Whether it is told as per cent above 1.
+        applies: Whether it applies to a measurement.
+        as_gain: Whether it is written as per cent above 1.
     """
 
     what: str
@@ -212,7 +212,7 @@ class Share:
 
 
 def shares(kernels: Sequence[KernelTime], top: int = TOP_KERNELS) -> list[Share]:
-    """The kernels that take longest, longest first, and all others in one line; kernels of one name are one."""
+    """Returns the longest kernels, longest first, and the rest in one; kernels of one name are added up."""
     merged: dict[str, list[KernelTime]] = {}
     for kernel in kernels:
         merged.setdefault(kernel.name, []).append(kernel)
@@ -251,7 +251,7 @@ class GroupRate:
     """Kernels of one group together; each counts by its time.
 
     Attributes:
-        share: Of the peak, ours; `torch_share` likewise.
+        share: Our share of the peak; `torch_share` is PyTorch's.
         torch_over_ours: PyTorch's time / ours, sums of medians.
         slower: Kernels that PyTorch does faster, the worst first.
     """
@@ -267,7 +267,7 @@ class GroupRate:
 
 
 def group_rates(kernels: Sequence[KernelRate]) -> list[GroupRate]:
-    """By group, in the order of the file."""
+    """Rates each group of kernels, in the order of the file."""
     found = []
     for group in dict.fromkeys(kernel.group for kernel in kernels):
         members = [kernel for kernel in kernels if kernel.group == group]
@@ -299,15 +299,15 @@ class Section:
 
     Attributes:
         machine: From `harness.machine.describe_machine`, of the newest file.
-        threads: Of TVM and of PyTorch.
+        threads: Threads of TVM and of PyTorch.
         versions: Installed packages, of the newest file that has them.
         files: Where the figures come from.
-        components: In the order of the registry.
-        questions: To the whole model.
-        kernels: Of perf/test_kernels.py.
+        components: Components, in the order of the registry.
+        questions: Questions to the whole model.
+        kernels: Kernels of perf/test_kernels.py.
         names: What each measurement is called: its name, with a precision or frontend that is not the default one, and
             with the whole variant where the name alone is ambiguous.
-        goals: Of issue and design, and what was measured.
+        goals: Goals of issue and design, and what was measured.
         superseded: Benchmarks of which another file has a newer run.
     """
 
@@ -336,12 +336,12 @@ class Section:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """Of the components and questions."""
+        """Scales of the components and questions."""
         return tuple(dict.fromkeys(m.scale for m in self.measurements if m.scale))
 
 
 def build_sections(files: Sequence[ResultFile]) -> list[Section]:
-    """One for each machine and number of threads, in the order in which they appear."""
+    """Builds one section for each machine and number of threads, in the order in which they appear."""
     keys: dict[str, None] = {}
     for file in files:
         keys |= dict.fromkeys(map(_key, file.measurements)) | dict.fromkeys(map(_key, file.kernels))
@@ -381,7 +381,7 @@ def _section(key: str, files: Sequence[ResultFile]) -> Section:
 
 
 def _newest(entries: Sequence[Entry], identities: Sequence[object]) -> tuple[list[Entry], list[Entry]]:
-    """The newest of those with one identity, in the order of the first of them, and all others."""
+    """Returns the newest of those with one identity, in the order of the first of them, and all others."""
     groups: dict[object, list[Entry]] = {}
     for entry, identity in zip(entries, identities, strict=True):
         groups.setdefault(identity, []).append(entry)
@@ -401,7 +401,7 @@ def _names(measurements: Sequence[Measurement]) -> dict[Measurement, str]:
 
 @dataclass(frozen=True)
 class Peak:
-    """What a machine was measured to do per second: the median of all probes, the least and the most."""
+    """The measured peak of a machine per second: the median of all probes, the least and the most."""
 
     median: float
     least: float
@@ -417,7 +417,7 @@ class Peaks:
 
 
 def peak_range(section: Section) -> Peaks:
-    """All that was probed beside the figures of the section."""
+    """Returns all that was probed beside the figures of the section."""
     flops = [m.peak_flops for m in section.measurements if m.peak_flops]
     flops += [peak for kernel in section.kernels if kernel.bound == "compute" for peak in kernel.peaks]
     bandwidths = [m.peak_bandwidth for m in section.measurements if m.peak_bandwidth]

@@ -1,4 +1,4 @@
-"""What the figures say, in sentences: goals reached or not, and the titles of the plots."""
+"""The findings in sentences: goals reached or not, and the titles of the plots."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MOST_NAMES = 6
 """Names in one sentence; the tables have all."""
 
 
-def told(found: Ratio, as_gain: bool = False) -> str:
-    """A ratio with its interval: 2.41 (2.38–2.46)."""
+def format_ratio(found: Ratio, as_gain: bool = False) -> str:
+    """Writes a ratio with its interval: 2.41 (2.38–2.46)."""
     text = gain if as_gain else factor
     interval = "" if found.low is None or found.high is None else f" ({text(found.low)}–{text(found.high)})"
     if as_gain:
@@ -21,13 +21,13 @@ def told(found: Ratio, as_gain: bool = False) -> str:
     return f"{text(found.value)}{interval}"
 
 
-def bar(value: float, as_gain: bool) -> str:
-    """What a goal asks for: 1.2, or 10 %."""
+def format_goal(value: float, as_gain: bool) -> str:
+    """Writes what a goal asks for: 1.2, or 10 %."""
     return f"{100 * (value - 1):.0f} %" if as_gain else f"{value:g}"
 
 
 def verdict(result: GoalResult) -> str:
-    """A word and a symbol for the table of goals."""
+    """Returns a word and a symbol for the table of goals."""
     if result.reached is None:
         return "⏭ not measured"
     if not result.reached:
@@ -38,13 +38,13 @@ def verdict(result: GoalResult) -> str:
 
 
 def sentence(result: GoalResult) -> str:
-    """What is reached of a goal and what is not, in plain words."""
+    """Says what is reached of a goal and what is not."""
     goal, count = result.goal, len(result.values)
     if not count:
         reasons = dict.fromkeys(result.missing.values())
         return f"Not measured: {'; '.join(reasons)}." if reasons else "Not measured: these files have nothing of it."
     below, below_aim = result.below_least, result.below_aim
-    least, aim = bar(goal.least, goal.as_gain), bar(goal.aim, goal.as_gain)
+    least, aim = format_goal(goal.least, goal.as_gain), format_goal(goal.aim, goal.as_gain)
     if goal.as_gain:
         parts = [_listed(result.values, goal.as_gain)]
         if below:
@@ -55,7 +55,7 @@ def sentence(result: GoalResult) -> str:
         parts = [_listed(result.values)]
     else:
         worst, found = min(result.values.items(), key=lambda item: item[1].value)
-        parts = [f"all {count} at {least} or above, the least is {worst} with {told(found)}"]
+        parts = [f"all {count} at {least} or above, the least is {worst} with {format_ratio(found)}"]
     if below_aim:
         by = f"reached by {count - len(below_aim)} of {count}" if count > 1 else "not reached"
         parts.append(f"the aim of {aim} is {by}")
@@ -70,7 +70,7 @@ def sentence(result: GoalResult) -> str:
 
 
 def headline(section: Section) -> str:
-    """The whole section in one line."""
+    """Says the whole section in one line."""
     results = [result for result in section.goals if result.reached is not None]
     missed = [result for result in results if not result.reached]
     noisy = [result for result in results if result.reached and result.noisy]
@@ -86,7 +86,7 @@ def headline(section: Section) -> str:
 
 
 def speedup_title(section: Section) -> str:
-    """How the components compare with PyTorch."""
+    """Says how the components compare with PyTorch."""
     side = best_side(section.components)
     found = {section.names[m]: r for m in section.components if (r := ratio(m, PYTORCH, side))}
     faster = [name for name, value in found.items() if value.value > 1]
@@ -101,7 +101,7 @@ def speedup_title(section: Section) -> str:
 
 
 def latency_title(measurements: Sequence[Measurement], what: str) -> str:
-    """What tuning changes."""
+    """Says what tuning changes."""
     gains = [r.value for m in measurements if (r := ratio(m, UNTUNED, TUNED))]
     if not gains:
         parts = [m.ours.median / m.sides[PYTORCH].median for m in measurements]
@@ -114,7 +114,7 @@ def latency_title(measurements: Sequence[Measurement], what: str) -> str:
 
 
 def roofline_title(section: Section) -> str:
-    """How near the peak the groups that take most of the time are."""
+    """Says how near the peak the groups are that take most of the time."""
     compute = [group for group in group_rates(section.kernels) if group.bound == "compute"]
     if not compute:
         return "Kernels of the components against the machine's measured limits"
@@ -124,7 +124,7 @@ def roofline_title(section: Section) -> str:
 
 
 def component_roofline_title(measurements: Sequence[Measurement]) -> str:
-    """How near the peak what multiplies is, within the components; each kernel counts by its time."""
+    """Says how near the peak the multiplying kernels of the components are, weighted by their times."""
     seconds = at_peak = 0.0
     for measurement in measurements:
         for kernel in measurement.kernels:
@@ -137,7 +137,7 @@ def component_roofline_title(measurements: Sequence[Measurement]) -> str:
 
 
 def kernels_title(measurements: Sequence[Measurement]) -> str:
-    """How much of the time the kernels that are longest take, and of which side."""
+    """Says which share of the time the longest kernels take, and on which side."""
     first = [found[0].share for m in measurements if (found := shares(m.kernels))]
     sides = " and ".join(dict.fromkeys(LABELS.get(m.profiled, m.profiled) for m in measurements))
     least, most = percent(min(first)), percent(max(first))
@@ -146,7 +146,7 @@ def kernels_title(measurements: Sequence[Measurement]) -> str:
 
 
 def peers_title(section: Section) -> str:
-    """How often ours is the faster one."""
+    """Says how often ours is the faster one."""
     wins, total = 0, 0
     for measurement in section.measurements:
         ours = measurement.ours
@@ -158,7 +158,7 @@ def peers_title(section: Section) -> str:
 
 
 def _listed(values: Mapping[str, Ratio], as_gain: bool = False) -> str:
-    return _cut([f"{name} {told(value, as_gain)}" for name, value in values.items()])
+    return _cut([f"{name} {format_ratio(value, as_gain)}" for name, value in values.items()])
 
 
 def _names(values: Iterable[str]) -> str:

@@ -44,7 +44,7 @@ def render_page(
     files: Sequence[ResultFile],
     tuning: Tuning | None = None,
 ) -> str:
-    """The Markdown.
+    """Renders the Markdown.
 
     Args:
         sections: One for each machine.
@@ -56,8 +56,8 @@ def render_page(
         "cell": cell,
         "size": size,
         "duration": duration,
-        "ratio": told_ratio,
-        "told_gain": told_gain,
+        "ratio_cell": cell_of_ratio,
+        "gain_cell": cell_of_gain,
         "gain": gain,
         "factor": factor,
         "percent": percent,
@@ -88,18 +88,18 @@ def render_page(
     )
 
 
-def told_ratio(found: Any) -> str:
-    """A ratio with its interval."""
-    return NOT_APPLICABLE if found is None else findings.told(found)
+def cell_of_ratio(found: Any) -> str:
+    """Writes a ratio with its interval."""
+    return NOT_APPLICABLE if found is None else findings.format_ratio(found)
 
 
-def told_gain(found: Any) -> str:
-    """A ratio as per cent above 1, with its interval."""
-    return NOT_APPLICABLE if found is None else findings.told(found, as_gain=True)
+def cell_of_gain(found: Any) -> str:
+    """Writes a ratio as per cent above 1, with its interval."""
+    return NOT_APPLICABLE if found is None else findings.format_ratio(found, as_gain=True)
 
 
 def rate(measurement: Measurement, side: Side) -> str:
-    """Arithmetic rate of a side with its share of the peak: 418 (82 %)."""
+    """Writes the arithmetic rate of a side with its share of the peak: 418 (82 %)."""
     if not measurement.flop:
         return NOT_APPLICABLE
     found = measurement.flop / side.median
@@ -108,5 +108,5 @@ def rate(measurement: Measurement, side: Side) -> str:
 
 
 def why_absent(measurement: Measurement, name: str) -> str:
-    """Why a side was not measured."""
+    """Returns why a side was not measured."""
     return measurement.absent.get(name, NO_DATABASE if name == TUNED else NOT_ASKED)

@@ -43,11 +43,11 @@ STYLE: Mapping[Any, Any] = {
 """Sizes in points for a figure `WIDTH` inches wide, which a page of GitHub shows at about 100 dots per inch."""
 
 WIDTH = 8.3
-"""Inches."""
+"""Width of a figure in inches."""
 
 OTHER = "#666666"
 
 
 def colour(side: str) -> str:
-    """Of a side, grey for one that has none of its own."""
+    """Returns the colour of a side: grey for one that has none of its own."""
     return BY_SIDE.get(side, OTHER)

@@ -30,15 +30,15 @@ _ROW, _GAP = 1.0, 1.05
 """Height of a row, and of the heading of a block of rows, in units of the y axis."""
 _ROW_INCHES = 0.2
 _MOST = 1.6
-"""Times PyTorch's median: how far the axis of latencies goes if all medians are within it."""
+"""Length of the axis of latencies in units of PyTorch's median, if all medians are within it."""
 _LEAST_SHARE = 0.005
-"""Of a component's time: a kernel below it is no point of the roofline."""
+"""Share of a component's time below which a kernel is no point of the roofline."""
 _NAME = 34
 """Characters of a kernel's name beside its bar."""
 
 
 def render_plots(section: Section) -> dict[str, bytes]:
-    """All plots that the section has data for, as PNG, by name without an ending.
+    """Draws all plots that the section has data for; returns PNG files by name without an ending.
 
     Raises:
         HarnessError: matplotlib is not installed.
@@ -58,7 +58,7 @@ def render_plots(section: Section) -> dict[str, bytes]:
 
 
 def png(figure: Figure) -> bytes:
-    """The picture, without anything that differs between two runs."""
+    """Writes the picture as PNG, without anything that differs between two runs."""
     file = io.BytesIO()
     with _style():
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
@@ -80,7 +80,7 @@ def _style() -> Iterator[None]:
 
 
 def _figure(height: float, title: str, **options: Any) -> tuple[Figure, Any]:
-    """A figure of the page's width and its axes; the title stands above all, at the left."""
+    """Makes a figure of the page's width, and its axes; the title stands above all, at the left."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,7 +94,7 @@ def _figure(height: float, title: str, **options: Any) -> tuple[Figure, Any]:
 
 
 def draw_speedup(section: Section) -> Figure | None:
-    """PyTorch's time over ours: untuned and tuned as the ends of a line, and the goals."""
+    """Draws PyTorch's time over ours: untuned and tuned as the ends of a line, and the goals."""
     rows = section.components
     if not rows:
         return None
@@ -146,7 +146,7 @@ def _key(rows: Sequence[Measurement]) -> str:
 
 
 def draw_latency(measurements: Sequence[Measurement], names: Mapping[Measurement, str], what: str) -> Figure | None:
-    """Rounds, middle half, median and percentiles of PyTorch, untuned and tuned, relative to PyTorch's median."""
+    """Draws rounds, middle half, median and percentiles of the sides, relative to PyTorch's median."""
     if not measurements:
         return None
     blocks = [(m, [m.sides[name] for name in (PYTORCH, UNTUNED, TUNED) if name in m.sides]) for m in measurements]
@@ -181,7 +181,7 @@ def draw_latency(measurements: Sequence[Measurement], names: Mapping[Measurement
 
 
 def _typical_most(side: Side) -> float:
-    """What nearly all rounds stay below, so that one disturbed round does not set the scale."""
+    """Returns a time that nearly all rounds stay below, so that one disturbed round does not set the scale."""
     return sorted(side.seconds)[math.ceil(0.95 * len(side.seconds)) - 1]
 
 
@@ -226,7 +226,7 @@ def _box(axes: Axes, y: float, side: Side, unit: float, limit: float) -> None:
 
 
 def draw_kernel_rates(kernels: Sequence[KernelRate], title: str) -> Figure | None:
-    """Kernels alone: products, convolutions and attention below the roof, the rest beside the bandwidth."""
+    """Draws kernels alone: products, convolutions and attention below the roof, the rest beside the bandwidth."""
     compute = [kernel for kernel in kernels if kernel.bound == "compute"]
     memory = [kernel for kernel in kernels if kernel.bound == "memory"]
     if not compute or not memory:  # then either the peak or the bandwidth was not probed
@@ -241,14 +241,14 @@ def draw_kernel_rates(kernels: Sequence[KernelRate], title: str) -> Figure | Non
 def draw_rooflines(
     title: str, compute: Sequence[Point], memory: Sequence[Point], flops: float, bandwidth: float
 ) -> Figure:
-    """What arithmetic limits, below the roof, and what memory limits, beside the bandwidth.
+    """Draws what arithmetic limits below the roof, and what memory limits beside the bandwidth.
 
     Args:
-        title: Of the figure.
+        title: Title of the figure.
         compute: x is FLOP per byte, rates are in FLOP/s.
         memory: x is bytes moved, rates are in byte/s.
         flops: Measured arithmetic peak, FLOP/s.
-        bandwidth: Measured, byte/s.
+        bandwidth: Measured bandwidth, byte/s.
     """
     with _style():
         figure, (left, right) = _figure(4.1, title, ncols=2, width_ratios=(3, 2))
@@ -260,7 +260,7 @@ def draw_rooflines(
 
 
 def _points(places: Sequence[tuple[str, float, KernelRate]]) -> list[Point]:
-    """Ours on top of PyTorch's."""
+    """Returns the points, ours on top of PyTorch's."""
     ours = [Point(TUNED, "TVM", kind, x, kernel.rate) for kind, x, kernel in places]
     return ours + [Point(PYTORCH, "PyTorch", kind, x, kernel.torch_rate) for kind, x, kernel in places]
 
@@ -270,7 +270,7 @@ def _median_peak(kernels: Sequence[KernelRate]) -> float:
 
 
 def draw_component_roofline(section: Section) -> Figure | None:
-    """The kernels within the components whose operations and bytes are known; area by their share of the time."""
+    """Draws the components' kernels whose operations and bytes are known; the area is their share of the time."""
     peaks = peak_range(section)
     if peaks.flops is None or peaks.bandwidth is None:
         return None
@@ -301,7 +301,7 @@ def draw_component_roofline(section: Section) -> Figure | None:
 
 
 def draw_kernels(section: Section) -> Figure | None:
-    """The longest kernels of each component as bars, with their share; a panel for each, two side by side."""
+    """Draws the longest kernels of each component as bars with their share, in panels two side by side."""
     blocks = [(m, found) for m in section.measurements if (found := shares(m.kernels))]
     if not blocks:
         return None
@@ -341,7 +341,7 @@ def _bars(axes: Axes, found: Sequence[Share], side: str, rows: int) -> None:
 
 
 def shortened(name: str, limit: int = _NAME) -> str:
-    """The ends of a name that is too long: they tell operators and copies apart."""
+    """Shortens a name that is too long to its ends, which tell operators and copies apart."""
     if len(name) <= limit:
         return name
     tail = limit // 3
@@ -352,7 +352,7 @@ def shortened(name: str, limit: int = _NAME) -> str:
 
 
 def draw_peers(section: Section) -> Figure | None:
-    """What each peer and PyTorch take, over ours."""
+    """Draws the times of each peer and of PyTorch, over ours."""
     rows = [m for m in section.measurements if any(name in m.sides for name in section.peers)]
     if not rows:
         return None

@@ -1,6 +1,6 @@
 """Reads what `pytest perf … --benchmark-json=FILE` wrote, and checks that it is what the suites write.
 
-A benchmark of pytest-benchmark's JSON is told by its `extra_info`:
+The `extra_info` of a benchmark in pytest-benchmark's JSON says what it is:
 
 - of `perf/test_components.py`: `case`, the fields of a `harness.core.case.Case`; `sides` by name, each
   {"error": sentence} or {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call",
@@ -34,7 +34,7 @@ ENOUGH_FOR_P95, ENOUGH_FOR_P99 = 20, 100
 
 PYTORCH, UNTUNED, TUNED = "torch", "untuned", "tuned"
 OURS = (TUNED, UNTUNED)
-"""Ours, the better one first."""
+"""The sides that are ours, the better one first."""
 LABELS = {
     PYTORCH: "PyTorch",
     UNTUNED: "TVM untuned",
@@ -43,11 +43,11 @@ LABELS = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
 }
-"""How the sides are called; a side that is not here keeps its name."""
+"""Labels of the sides; a side that is not here keeps its name."""
 PEERS = tuple(name for name in LABELS if name not in (PYTORCH, UNTUNED, TUNED))
 
 _RELATIVE_ROUNDING = 1e-6
-"""What a figure may differ from the one that its raw rounds give."""
+"""Relative difference that a figure may have from the one that its raw rounds give."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Side:
     """One side of an interleaved measurement; times are seconds of one call.
 
     Attributes:
-        name: As in the file, for instance `torch` or `tuned`.
+        name: Name in the file, for instance `torch` or `tuned`.
         seconds: One number for each round.
-        p95: None with fewer than `ENOUGH_FOR_P95` rounds; p99 likewise.
+        p95, p99: Percentiles; None with fewer than `ENOUGH_FOR_P95` or `ENOUGH_FOR_P99` rounds.
         throughput: Calls per second.
         worst_r_rms: Error against float64 over PyTorch's own, of the worst output; None for PyTorch itself.
         verdict: What the parity gate said, None where it was not asked.
@@ -127,11 +127,11 @@ class KernelTime:
     """A kernel within a component.
 
     Attributes:
-        name: Of the compiled function.
+        name: Name of the compiled function.
         size: Its extents in words, empty where they are not known.
         calls: How often one run calls it.
-        seconds: Of all its calls in one run.
-        flop: Floating-point operations of them, None where they are not known.
+        seconds: Time of all its calls in one run.
+        flop: Floating-point operations of all its calls, None where they are not known.
         bytes: What they must read and write at least, None where it is not known.
     """
 
@@ -154,13 +154,13 @@ class Measurement:
         name: The component, or the question.
         machine: From `harness.machine.describe_machine`.
         versions: Installed packages, empty if the file does not say.
-        sides: By name; PyTorch is one of them.
+        sides: Sides by name; PyTorch is one of them.
         absent: Sides that could not be measured, with the reason.
         nothing_found: Whether tuning changed nothing, so that untuned and tuned are one program, measured once.
-        flop: Of one run, None where it is not counted.
+        flop: Floating-point operations of one run, None where they are not counted.
         peak_flops: FLOP/s that the machine did in the same run, None where it was not probed; bandwidth likewise.
         profiled: The side whose kernels these are.
-        kernels: Of that side.
+        kernels: Kernels of that side.
     """
 
     source: Source
@@ -195,7 +195,7 @@ class Measurement:
         return next(self.sides[name] for name in OURS if name in self.sides)
 
     def side(self, name: str) -> Side | None:
-        """A side by name; untuned is tuned as well where tuning changed nothing."""
+        """Returns a side by name; untuned is tuned as well where tuning changed nothing."""
         return self.sides.get(UNTUNED if name == TUNED and self.nothing_found else name)
 
 
@@ -207,8 +207,8 @@ class KernelRate:
         bound: Whether `work` is operations or bytes.
         moved: Bytes read and written at least.
         peaks: What the machine did right before and after, per second, in the unit of `work`.
-        rate: Work per second at the median of ours; `torch_rate` likewise.
-        seconds: Median of ours; `torch_seconds` likewise.
+        rate, torch_rate: Work per second at our median, and at PyTorch's.
+        seconds, torch_seconds: Our median, and PyTorch's.
     """
 
     source: Source
@@ -242,9 +242,9 @@ class ResultFile:
     """One JSON file.
 
     Attributes:
-        name: Of the file, without its folder.
+        name: Name of the file, without its folder.
         created: When the run ended, UTC.
-        commit: Of the checkout, with ` (changed)` where it had uncommitted changes; empty if unknown.
+        commit: Commit of the checkout, with ` (changed)` where it had uncommitted changes; empty if unknown.
         left_alone: Benchmarks that this report does not show.
     """
 
@@ -257,7 +257,7 @@ class ResultFile:
 
 
 def read_results(paths: Sequence[Path]) -> list[ResultFile]:
-    """All files, in the order given.
+    """Reads all files, in the order given.
 
     Raises:
         HarnessError: There is none, one cannot be read or is not of the suites, or one is named twice.
@@ -274,7 +274,7 @@ def read_results(paths: Sequence[Path]) -> list[ResultFile]:
 
 
 def read_result(path: Path) -> ResultFile:
-    """One file.
+    """Reads one file.
 
     Raises:
         HarnessError: It is missing, not JSON, not of pytest-benchmark, or holds nothing of the suites.
@@ -295,7 +295,7 @@ def read_result(path: Path) -> ResultFile:
 
 
 class _Problem(ValueError):
-    """What is wrong in a file, with the place."""
+    """A problem in a file, with the place."""
 
 
 class _Fields:
@@ -325,7 +325,7 @@ class _Fields:
         return value
 
     def perhaps(self, key: str) -> float | None:
-        """A number that may be missing, null, NaN or `n/a`."""
+        """Reads a number that may be missing, null, NaN or `n/a`; None then."""
         value = self.data.get(key)
         if value in (None, "n/a") or (isinstance(value, float) and math.isnan(value)):
             return None
@@ -479,7 +479,7 @@ def _memory(fields: _Fields) -> Memory:
 
 
 def _check_ratios(extra: _Fields, sides: Mapping[str, Side]) -> None:
-    """Ratios in the file are those of its medians."""
+    """Checks that the ratios in the file are those of its medians."""
     ratios = _Fields(extra.inner_or_nothing("ratios"), f"`ratios` of {extra.where}")
     for key in ratios.data:
         over, _, under = key.partition("_over_")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MARKERS: Mapping[str, str] = {"linear": "o", "products": "^", "convolutions": "s", "attention": "D"}
-"""By a word in the name of a group of kernels."""
+"""Markers, by a word in the name of a group of kernels."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Point:
 
 
 def kind_of(group: str) -> str:
-    """The key of `MARKERS` for a group of kernels.
+    """Returns the key of `MARKERS` for a group of kernels.
 
     Raises:
         ValueError: None of the words is in its name.
@@ -51,7 +51,7 @@ def kind_of(group: str) -> str:
 
 
 def draw_roofline(axes: Axes, points: Sequence[Point], flops: float, bandwidth: float) -> None:
-    """The roof and the points below it.
+    """Draws the roof and the points below it.
 
     Args:
         axes: Where to draw; both scales become logarithmic.
@@ -75,7 +75,7 @@ def draw_roofline(axes: Axes, points: Sequence[Point], flops: float, bandwidth: 
 
 
 def draw_roof(axes: Axes, intensities: Sequence[float], flops: float, bandwidth: float) -> None:
-    """The measured limits over the span of these intensities, FLOP per byte; both scales become logarithmic."""
+    """Draws the measured limits over these intensities, FLOP per byte; both scales become logarithmic."""
     ridge = flops / bandwidth
     start, end = min(ridge, *intensities) / 1.5, max(ridge, *intensities) * 1.5
     axes.set(xscale="log", yscale="log")
@@ -111,7 +111,7 @@ def draw_bandwidth(axes: Axes, points: Sequence[Point], bandwidth: float) -> Non
     Args:
         axes: Where to draw; both scales become logarithmic.
         points: Sides that come first are drawn last, on top.
-        bandwidth: Measured, byte/s.
+        bandwidth: Measured bandwidth, byte/s.
     """
     axes.axhline(bandwidth / 1e9, color=EDGE, linewidth=1.2, label=f"measured triad, {bandwidth / 1e9:.0f} GB/s")
     for side, label in reversed(dict.fromkeys((point.side, point.label) for point in points)):

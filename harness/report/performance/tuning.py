@@ -1,4 +1,4 @@
-"""What a database of tuned schedules says was found, and where nothing was."""
+"""The results in a database of tuned schedules, with the tasks for which nothing was found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.tuning.database import Record
-    from harness.tuning.trials import Place, Trial
+    from harness.tuning.trials import Conditions, Trial
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class TuningRecord:
 
     Attributes:
         task: Its key.
-        default_seconds: Of the default schedule, None if it was never measured.
-        seconds: Of the best schedule; None where nothing was found over the default.
+        default_seconds: Time of the default schedule, None if it was never measured.
+        seconds: Time of the best schedule; None where nothing was found over the default.
         schedule: Its decisions; empty where nothing was found.
-        torch_seconds: Of PyTorch, None if it was not measured.
+        torch_seconds: Time of PyTorch, None if it was not measured.
         trials: Schedules that were tried; `rejected` of them gave wrong results, `failed` crashed or hung.
     """
 
@@ -42,8 +42,8 @@ class TuningRecord:
 
 
 @dataclass(frozen=True)
-class TuningPlace:
-    """Everything that was found in one place.
+class TuningResults:
+    """Everything that was found under the same conditions.
 
     Attributes:
         where: CPU, threads, version of TVM; and when, if anything was found.
@@ -65,11 +65,11 @@ class Tuning:
 
     Attributes:
         folder: Its name.
-        places: One for each processor, number of threads and version of TVM.
+        results: One for each processor, number of threads and version of TVM.
     """
 
     folder: str
-    places: tuple[TuningPlace, ...]
+    results: tuple[TuningResults, ...]
 
 
 def read_tuning(folder: Path) -> Tuning:
@@ -82,22 +82,22 @@ def read_tuning(folder: Path) -> Tuning:
     from harness.tuning.trials import read_trials
 
     records, (trials, _) = open_database(folder).records, read_trials(folder)
-    places: dict[Place, None] = dict.fromkeys(entry.place for entry in records)
-    places |= dict.fromkeys(trial.place for trial in trials)
+    every: dict[Conditions, None] = dict.fromkeys(entry.conditions for entry in records)
+    every |= dict.fromkeys(trial.conditions for trial in trials)
     return Tuning(
         folder.resolve().name,
         tuple(
-            _place(
-                place,
-                [record for record in records if record.place == place],
-                [trial for trial in trials if trial.place == place],
+            _results(
+                conditions,
+                [record for record in records if record.conditions == conditions],
+                [trial for trial in trials if trial.conditions == conditions],
             )
-            for place in places
+            for conditions in every
         ),
     )
 
 
-def _place(place: Place, records: Sequence[Record], trials: Sequence[Trial]) -> TuningPlace:
+def _results(conditions: Conditions, records: Sequence[Record], trials: Sequence[Trial]) -> TuningResults:
     found = [_found(record) for record in records]
     known = {record.task for record in records}
     for task in dict.fromkeys(trial.task for trial in trials if trial.task not in known):
@@ -107,8 +107,8 @@ def _place(place: Place, records: Sequence[Record], trials: Sequence[Trial]) -> 
     dates = sorted(record.date for record in records)
     when = f", {dates[0][:10]}" if dates else ""
     when += f" to {dates[-1][:10]}" if dates and dates[0][:10] != dates[-1][:10] else ""
-    where = f"{machines or place.cpu} ({place.cpu}), {place.threads} threads, TVM {place.tvm}{when}"
-    return TuningPlace(where, tuple(found))
+    where = f"{machines or conditions.cpu} ({conditions.cpu}), {conditions.threads} threads, TVM {conditions.tvm}{when}"
+    return TuningResults(where, tuple(found))
 
 
 def _found(record: Record) -> TuningRecord:

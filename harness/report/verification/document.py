@@ -51,7 +51,7 @@ METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r
 """The floats of an output, in the order of the schema."""
 
 KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
-"""What is kept of a kernel, in this order; null where it is not known."""
+"""The facts of a kernel that are kept, in this order; null where one is not known."""
 
 _CASE_KEYS = {
     "component": str,
@@ -109,14 +109,14 @@ class Result:
 
     @classmethod
     def of(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
-        """The result of holding the outcome to its expectation."""
+        """Holds the outcome to its expectation."""
         checked = check(case, outcome, expectation)
         expected = None if checked.kind is CheckKind.SKIPPED else checked.kind is CheckKind.AS_EXPECTED
         return cls(case, outcome, expected, checked.sentence, expectation.why if expectation else "")
 
 
 def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
-    """The command that runs this one case again; `flags` are appended (for instance `--checkpoint PATH`)."""
+    """Returns the command that runs this one case again; `flags` are appended (for instance `--checkpoint PATH`)."""
     words = ["sam3-tvm", "verify", "--component", case.component, "--strategy", case.strategy, "--target", case.target]
     precision = () if case.precision == DEFAULT_PRECISION else ("--precision", case.precision)
     frontend = () if case.frontend == DEFAULT_FRONTEND else ("--frontend", case.frontend)
@@ -131,7 +131,7 @@ def build_report(
     flags: Sequence[str] = (),
     created: datetime | None = None,
 ) -> dict[str, Any]:
-    """The report as JSON-able data."""
+    """Builds the report as JSON-able data."""
     moment = (created or datetime.now(UTC)).astimezone(UTC)
     return {
         "schema": SCHEMA,
@@ -163,12 +163,12 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def number(value: float | str | None) -> float:
-    """A metric of the JSON as a float: null is NaN, "inf" and "-inf" are the infinities."""
+    """Reads a metric of the JSON as a float: null is NaN, "inf" and "-inf" are the infinities."""
     return math.nan if value is None else float(value)
 
 
 def jsonable(value: float) -> float | str | None:
-    """The reverse of `number`."""
+    """Writes a float as `number` reads it."""
     if math.isnan(value):
         return None
     return str(value) if math.isinf(value) else value
@@ -204,7 +204,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _kernels(kernels: Sequence[Kernel]) -> dict[str, list[list[Any]]]:
-    """Kernels by architecture; samples of a component have many in common, which are listed once."""
+    """Groups kernels by architecture; samples of a component share many, which are listed once."""
     rows: dict[str, dict[tuple[Any, ...], None]] = {}
     for kernel in kernels:
         row = tuple(getattr(kernel, column) for column in KERNEL_COLUMNS)
@@ -256,7 +256,7 @@ def _summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _schema_problem(data: Any) -> str:
-    """What is wrong with the data, with the place; empty if nothing is."""
+    """Returns what is wrong with the data, with the place; empty if nothing is."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         return f"`schema` is {data.get('schema')!r}" if isinstance(data, dict) else "it is not an object"
     kinds = {"created": str, "machine": dict, "versions": dict, "cases": list, "summary": dict}

@@ -17,7 +17,7 @@ _DASH = "\u2013"
 
 
 def render(json_path: Path) -> str:
-    """The page for a JSON report on disk.
+    """Renders the page for a JSON report on disk.
 
     Raises:
         HarnessError: If the file is not a report.
@@ -26,7 +26,7 @@ def render(json_path: Path) -> str:
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """The page for a report that is already read; see `harness.report.verification.document` for the schema."""
+    """Renders the page for a report that is already read; `harness.report.verification.document` has the schema."""
     cases = report["cases"]
     with_seed = len({case["seed"] for case in cases}) > 1
 
@@ -55,7 +55,7 @@ def render_report(report: Mapping[str, Any]) -> str:
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """The verdict in one line, with the counts."""
+    """Says the verdict in one line, with the counts."""
     if not summary["cases"]:
         return "**Nothing was verified:** no case was run."
     if summary["unexpected"]:
@@ -82,7 +82,7 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 
 def mark(case: Mapping[str, Any]) -> str:
-    """A case in one cell of the matrix: a symbol and a word, never the symbol alone."""
+    """Writes a case in one cell of the matrix: a symbol and a word, never the symbol alone."""
     stopped = f"{case['status'].replace('_', ' ')} ({case['stage']})"
     if case["expected"] is None:
         return "⏭ unavailable" if case["stage"] == Stage.BUILD else "⏭ compiled"
@@ -96,7 +96,7 @@ def mark(case: Mapping[str, Any]) -> str:
 
 
 def kernels(case: Mapping[str, Any]) -> str:
-    """What the kernels of a GPU case use, in a line; empty for other cases."""
+    """Says in a line what the kernels of a GPU case use; empty for other cases."""
     parts = []
     for architecture, rows in case.get("kernels", {}).items():
         named = [dict(zip(KERNEL_COLUMNS, row, strict=True)) for row in rows]
@@ -114,14 +114,14 @@ def kernels(case: Mapping[str, Any]) -> str:
 
 
 def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:
-    """Everything of a case but its component, for headings and column titles; the seed where it tells cases apart."""
+    """Describes a case without its component, for headings and columns; the seed only where cases differ in it."""
     names = [case["strategy"], case["target"], case["scale"]]
     names += [case[field] for field in ("precision", "frontend") if field in case]
     return " · ".join([*names, f"seed {case['seed']}"] if with_seed else names)
 
 
 def digits(value: float | str | None) -> str:
-    """Two to three significant digits: 0.00012345 becomes 1.23e-4; NaN (does not apply) becomes a dash."""
+    """Writes two to three significant digits: 0.00012345 becomes 1.23e-4; NaN (does not apply) becomes a dash."""
     x = number(value)
     if math.isnan(x):
         return _DASH
@@ -136,12 +136,12 @@ def digits(value: float | str | None) -> str:
 
 
 def count(value: int) -> str:
-    """An integer with thin groups: 1327104 becomes 1 327 104."""
+    """Writes an integer with thin spaces: 1327104 becomes 1 327 104."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def seconds(value: float | str | None) -> str:
-    """A duration: milliseconds, seconds or minutes, whatever reads best."""
+    """Writes a duration in milliseconds, seconds or minutes, whatever reads best."""
     x = number(value)
     if not math.isfinite(x):
         return _DASH
@@ -151,7 +151,7 @@ def seconds(value: float | str | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Bytes in binary units; nothing measured becomes a dash."""
+    """Writes bytes in binary units; None becomes a dash."""
     if not value:
         return _DASH
     x, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -161,19 +161,19 @@ def size(value: int | None) -> str:
 
 
 def cell(value: object) -> str:
-    """Text that cannot break a table or a heading: one line, pipes and angle brackets escaped."""
+    """Makes text that cannot break a table or a heading: one line, pipes and angle brackets escaped."""
     text = " ".join(str(value).split())
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def first_line(text: str, limit: int = 240) -> str:
-    """The first line of a message that is not empty, shortened."""
+    """Returns the first line of a message that is not empty, shortened."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def _matrix(cases: Sequence[Mapping[str, Any]], title: Callable[[Mapping[str, Any]], str]) -> dict[str, list[str]]:
-    """Marks by component, one per column."""
+    """Returns the marks by component, one per column."""
     marks = {(case["component"], title(case)): mark(case) for case in cases}
     columns = _distinct(map(title, cases))
     components = _distinct(case["component"] for case in cases)
@@ -181,7 +181,7 @@ def _matrix(cases: Sequence[Mapping[str, Any]], title: Callable[[Mapping[str, An
 
 
 def _known(cases: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Known discrepancies: cases by cause."""
+    """Groups the cases with known discrepancies by cause."""
     known: dict[str, list[Mapping[str, Any]]] = {}
     for case in cases:
         if case["why"]:

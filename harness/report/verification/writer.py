@@ -13,7 +13,7 @@ from harness.report.verification.document import Result, build_report
 from harness.report.verification.markdown import render_report
 
 ADVICE = "choose another folder with --report"
-"""What to do where a report cannot be written."""
+"""Advice for the user where a report cannot be written."""
 
 JSON_NAME = "verification_report.json"
 MARKDOWN_NAME = "VERIFICATION_REPORT.md"

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 
-VOCABULARY_FILE = "bpe_simple_vocab_16e6.txt.gz"
 START, END = "<start_of_text>", "<end_of_text>"
 _WORD_END = "</w>"
 _MERGES = 49152 - 256 - 2

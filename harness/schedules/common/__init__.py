@@ -1,1 +1,1 @@
-"""What the schedules of CPUs and GPUs share."""
+"""Modules that the schedules of CPUs and GPUs share."""

@@ -18,7 +18,7 @@ _WITHOUT_SLP = "-vectorize-slp:bool=0"
 
 
 def generate(build: Callable[[tvm.target.Target], Built], target: tvm.target.Target) -> Built:
-    """What `build` makes for the target: TVM's `relax.build` or `tirx.build` of some module.
+    """Calls `build`, which is TVM's `relax.build` or `tirx.build` of some module, for the target.
 
     LLVM 22 makes vectors of neighbouring scalars (its SLP vectorizer) in an order in which some are used before they
     exist, most of all for AVX2; TVM verifies the module afterwards and refuses it. Such a module is built again without

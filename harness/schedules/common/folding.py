@@ -26,7 +26,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "relax.multiply": lambda a, b: a * b,
     "relax.divide": lambda a, b: a / b,
 }
-"""By Relax operator: arithmetic on two elements that every kernel may do while it reads or writes."""
+"""Arithmetic on two elements that every kernel may do while it reads or writes, by Relax operator."""
 
 _FLOATS = ("float32", "float16", "bfloat16")
 """Element types of what is moved; arithmetic is folded in fp32 alone."""
@@ -49,7 +49,7 @@ Element = Callable[["Reader", Index], Any]
 
 @dataclass(frozen=True)
 class Reader:
-    """What an element is computed with.
+    """The buffers and the analyzer that an element is computed with.
 
     Attributes:
         buffers: One for each of the inputs of the `Folded`.
@@ -69,8 +69,8 @@ class Folded:
         shape: Shape of the tensor.
         element: Its elements.
         operations: Arithmetic operations per element.
-        period: Neighbours along the last dimension are of that many kinds (real and imaginary parts: 2); whoever
-            unrolls a loop by it gets rid of the conditions.
+        period: Neighbours along the last dimension are of that many kinds (real and imaginary parts: 2); a loop
+            that is unrolled by it needs no conditions.
     """
 
     inputs: tuple[relax.Expr, ...]
@@ -89,7 +89,7 @@ class Folded:
 
 
 def fold(scope: Scope, value: relax.Expr) -> Folded:
-    """The tensor `value` of static shape, fp32 or half, as far back as that pays; its elements have its type."""
+    """Follows a tensor of static shape, fp32 or half, as far back as that pays; elements keep its type."""
     shape = _shape(value)
     if shape is None:
         raise ValueError("only floating-point tensors of static shape can be folded")
@@ -107,18 +107,18 @@ def fold(scope: Scope, value: relax.Expr) -> Folded:
 
 
 def _shape(value: relax.Expr) -> tuple[int, ...] | None:
-    """The static shape of a tensor of one of `_FLOATS`."""
+    """Returns the static shape of a tensor of one of `_FLOATS`."""
     shape = static_shape(value, None)
     return shape if shape is not None and str(value.ty.dtype) in _FLOATS else None
 
 
 def stored(value: relax.Expr) -> Folded:
-    """A tensor that is read from memory as it is."""
+    """Makes the function of a tensor that is read from memory as it is."""
     return Folded((value,), static_shape(value, None) or (), lambda reader, at: _load(reader.buffers[0], at))
 
 
 def moved(scope: Scope, value: relax.Expr) -> Folded:
-    """Like `fold`, but only as far back as elements are moved and nothing is computed."""
+    """Follows a tensor like `fold`, but only as far back as elements are moved and nothing is computed."""
     folded = fold(scope, value)
     if folded.operations == 0 and len(folded.inputs) == 1:
         return folded
@@ -126,7 +126,7 @@ def moved(scope: Scope, value: relax.Expr) -> Folded:
 
 
 def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | None:
-    """(row) → where in its one input a row of a matrix [rows, depth] starts, if each row is one run of memory there."""
+    """Returns (row) → where a row of a matrix [rows, depth] starts in its one input, if rows are contiguous there."""
     if len(folded.inputs) != 1 or folded.operations:
         return None
     source = static_shape(folded.inputs[0]) or ()
@@ -145,7 +145,7 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | 
 
 
 class _Indices:
-    """In place of a buffer: gives the index that is read instead of the element."""
+    """Stands in for a buffer: gives the index that is read instead of the element."""
 
     def __getitem__(self, index: tuple[Any, ...]) -> tuple[Any, ...]:
         return index
@@ -156,7 +156,7 @@ def _load(buffer: Any, at: Index) -> Any:
 
 
 def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[int]) -> list[Any]:
-    """The index of element number `flat` of a tensor of that shape."""
+    """Returns the index of element number `flat` of a tensor of that shape."""
     result: list[Any] = []
     inner = math.prod(shape)
     for n, extent in enumerate(shape):
@@ -167,7 +167,7 @@ def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[int]) -> list[Any
 
 
 def ravel(index: Index, shape: Sequence[int]) -> Any:
-    """The number of an element, counted row by row."""
+    """Returns the number of an element, counted row by row."""
     flat: Any = 0
     for at, extent in zip(index, shape, strict=True):
         flat = flat * extent + at
@@ -257,7 +257,7 @@ def _stack(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | Non
 
 
 def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
-    """The tensors of a tuple, a few at most."""
+    """Follows the tensors of a tuple, a few at most."""
     fields = scope.definition(value.args[0])
     if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
         return None
@@ -267,7 +267,7 @@ def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
 
 
 def _beside(parts: Sequence[Folded], shape: tuple[int, ...], axis: int) -> Folded:
-    """Tensors one after the other along an axis."""
+    """Concatenates tensors along an axis."""
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
     inputs, placed = _joined(parts)
 
@@ -326,7 +326,7 @@ def _binary(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | No
 
 
 def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[int, ...]) -> Folded | None:
-    """Result number `result` of a call of a function that rotates pairs."""
+    """Reads result number `result` of a call of a function that rotates pairs."""
     if not is_call(value, "relax.call_tir"):
         return None
     attributes = getattr(scope.functions.get(value.args[0]), "attrs", None) or {}
@@ -356,7 +356,7 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[int, ...
 
 
 def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[Reader, int], Reader]]:
-    """The inputs of several parts without repetition, and what gives part n its own."""
+    """Returns the inputs of several parts without repetition, and what gives part n its own."""
     inputs: list[relax.Expr] = []
     places: list[list[int]] = []
     for part in parts:
@@ -375,7 +375,7 @@ def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[
 
 
 def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
-    """The values of a constant of integers, or of a tuple or shape of them."""
+    """Returns the values of a constant of integers, or of a tuple or shape of them."""
     definition = scope.definition(value)
     if isinstance(definition, relax.Tuple | relax.ShapeExpr):
         fields = definition.fields if isinstance(definition, relax.Tuple) else definition.values
@@ -396,4 +396,4 @@ _RULES: dict[str, Callable[[Scope, ir.Call, tuple[int, ...]], Folded | None]] = 
     "relax.call_tir": lambda scope, value, shape: _rotated(scope, value, 0, shape),
     **dict.fromkeys(BINARY, _binary),
 }
-"""By Relax operator: how its result is read without computing it beforehand."""
+"""Rules by which a result is read without being computed beforehand, by Relax operator."""

@@ -13,19 +13,19 @@ Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 
 def permutation(call: ir.Call) -> tuple[int, ...]:
-    """The axes of a `relax.permute_dims`."""
+    """Returns the axes of a `relax.permute_dims`."""
     rank = len(call.ty.shape)
     axes = call.attrs.axes
     return tuple(range(rank))[::-1] if axes is None else tuple(int(axis) % rank for axis in axes)
 
 
 def is_call(value: Any, *names: str) -> bool:
-    """Whether this is a call of one of these Relax operators."""
+    """Returns whether this is a call of one of these Relax operators."""
     return isinstance(value, ir.Call) and getattr(value.op, "name", None) in names
 
 
 def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int, ...] | None:
-    """The shape of a tensor of that dtype (any if None); None where either is unknown or differs."""
+    """Returns the shape of a tensor of that dtype (any if None); None where either is unknown or differs."""
     ty = value.ty
     if not isinstance(ty, relax.TensorType) or ty.shape is None or (dtype is not None and str(ty.dtype) != dtype):
         return None
@@ -38,7 +38,7 @@ def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int,
 def call(
     builder: relax.BlockBuilder, name: str, function: tirx.PrimFunc, arguments: Sequence[relax.Expr]
 ) -> relax.Expr:
-    """A call of a kernel whose last parameter is its result; identical kernels share one function."""
+    """Emits a call of a kernel whose last parameter is its result; identical kernels share one function."""
     result = function.params[-1]
     variable = builder.add_func(function, name)
     ty = relax.TensorType([int(extent) for extent in result.shape], str(result.dtype))
@@ -46,12 +46,12 @@ def call(
 
 
 def default(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    """TVM's own legalization of a call."""
+    """Legalizes a call as TVM does."""
     return ir.Op.get(node.op.name).get_attr("FLegalize")(bb, node)
 
 
 def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-    """The value under another shape; no copy where TVM can see that (`RewriteDataflowReshape`)."""
+    """Reshapes the value; TVM makes no copy where it sees that (`RewriteDataflowReshape`)."""
     if static_shape(value) == tuple(shape):
         return value
     return bb.emit(bb.call_te(topi.reshape, value, list(shape)))
@@ -59,14 +59,14 @@ def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) ->
 
 @dataclass(frozen=True)
 class Facts:
-    """What is bound in a function, in order, and the variables whose values read each; None is the function itself."""
+    """The bindings of a function, in order, and the variables whose values read each; None is the function itself."""
 
     bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
     users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
 
 
 def facts_of(function: relax.Function) -> Facts:
-    """What is bound in a function, and who reads it."""
+    """Collects what is bound in a function, and who reads it."""
     facts = Facts()
     _Collector(facts).visit_expr(function)
     return facts
@@ -75,7 +75,7 @@ def facts_of(function: relax.Function) -> Facts:
 def between(
     bindings: Mapping[relax.Var, relax.Expr], value: relax.Expr, inputs: Sequence[relax.Expr]
 ) -> list[relax.Var]:
-    """The variables that a value is computed with from some inputs, and itself if it is bound; the inputs are not."""
+    """Returns the variables between some inputs and a value: with the value if it is bound, without the inputs."""
     found: dict[relax.Var, None] = {}
     waiting: list[Any] = [value]
     while waiting:

@@ -1,4 +1,4 @@
-"""What kernels for CPUs and GPUs are written with: functions, buffers, and the length of a sum.
+"""Building blocks of kernels for CPUs and GPUs: functions, buffers, and the length of a sum.
 
 The kernels are built with TVM's IR builder instead of schedules, because blocking, packing and edges are then ordinary
 Python. Every function is marked opaque and scheduled, so that no pass fuses or reschedules it.
@@ -23,9 +23,9 @@ _SHORTEST = 64
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
 KERNEL = KernelInfo(Kind.KERNEL)
-"""Of a kernel of which nothing is known but its arguments."""
+"""Facts of a kernel of which nothing is known but its arguments."""
 HELPER = KernelInfo(Kind.HELPER)
-"""Of a function that brings an operand of a kernel into its layout."""
+"""Facts of a function that brings an operand of a kernel into its layout."""
 
 
 def chunk_length(terms: int) -> int:
@@ -47,9 +47,8 @@ class Argument:
     dtype: str = "float32"
 
 
-
 def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
-    """The bytes of tensors, given as shape and dtype; None if an extent of one of them is symbolic."""
+    """Returns the bytes of tensors, given as shape and dtype; None if an extent of one of them is symbolic."""
     total = 0
     for shape, dtype in tensors:
         if not all(isinstance(extent, int | tirx.IntImm) for extent in shape):
@@ -61,7 +60,7 @@ def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
 def prim_func(
     name: str, arguments: Sequence[Argument], body: Callable[..., None], info: KernelInfo = KERNEL
 ) -> tirx.PrimFunc:
-    """A function whose body is emitted by `body`, which gets one buffer per argument.
+    """Builds a function whose body is emitted by `body`, which gets one buffer per argument.
 
     Args:
         name: Its name.
@@ -85,7 +84,7 @@ def prim_func(
 
 
 def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
-    """A buffer of less than 1 KiB (`kMaxStackAlloca`) that LLVM keeps in registers where its indices are constants.
+    """Emits a buffer of less than 1 KiB (`kMaxStackAlloca`); LLVM keeps it in registers if indices are constants.
 
     TVM 0.27 takes larger ones, and those of scope `local`, from a workspace: two calls wherever one is declared, and
     stores that LLVM must keep although nobody reads them.
@@ -94,20 +93,20 @@ def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
 
 
 def view(buffer: tirx.Buffer, *shape: int) -> tirx.Buffer:
-    """The same contiguous memory under another shape."""
+    """Declares the same contiguous memory under another shape."""
     return T.decl_buffer(shape, buffer.dtype, data=buffer.data)
 
 
 def ceil_div(a: int, b: int) -> int:
-    """⌈a / b⌉."""
+    """Computes ⌈a / b⌉."""
     return -(-a // b)
 
 
 def at_most(count: int, total: int, first: Any) -> Any:
-    """min(count, total - first), constant where parts of `count` come out even."""
+    """Computes min(count, total - first), a constant where parts of `count` come out even."""
     return count if total % count == 0 else T.min(count, total - first)
 
 
 def fp32(value: float) -> Any:
-    """An fp32 constant."""
+    """Returns an fp32 constant."""
     return tirx.const(value, "float32")

@@ -1,6 +1,6 @@
 """Facts of a compiled function, kept with it as one attribute: what it computes, how, and how much work that is.
 
-Whoever decides about a function attaches them: the module that emits a kernel, or the pass that schedules loops. They
+The module that emits a kernel, or the pass that schedules loops, attaches them to the function. They
 depend on nothing but the function's own loops, because calls that compute the same share one function: which operators
 of a model it computes, and whether it runs when the model is loaded, are facts of the calls (see `origins`).
 """
@@ -21,7 +21,7 @@ ATTRIBUTE = "kernel_info"
 """The attribute of a function that holds its facts as JSON."""
 
 UNSCHEDULED = "unscheduled"
-"""In place of a schedule's name: the block keeps its loops as they were."""
+"""Stands for a schedule's name where the block keeps its loops as they were."""
 
 PRODUCT = "product"
 FILTERING, DEPTHWISE = "minimal filtering", "depthwise"
@@ -30,7 +30,7 @@ ATTENTION, FEW_QUERIES, TENSOR_CORES = "attention", "attention of few queries", 
 
 
 class Kind(StrEnum):
-    """What a function is to this project."""
+    """The kind of a function: who wrote its loops."""
 
     KERNEL = "kernel"
     """This project wrote its loops."""
@@ -70,14 +70,14 @@ class KernelInfo:
         operator: The Relax operator that it computes, without `relax.`; empty for loops of several.
         algorithm: How it computes that, where there are several ways.
         extents: Its sizes, by name.
-        dtype: Of its result.
+        dtype: Element type of its result.
         tile: Sizes of what a task, a block of threads or the registers hold at once, by name.
         decisions: What else was decided about it, by name.
         reads: What it computes while it reads: operands, by name.
         writes: Relax operators, without `relax.`, that it does to a result before it stores it.
         flop: Arithmetic operations of products, convolutions and attention, counted as `torch.utils.flop_counter` does:
             a convolution by minimal filtering as a direct one, attention as its two products; None for anything else.
-        bytes_moved: Of all its arguments, each counted once; None where that is not known.
+        bytes_moved: Bytes of all its arguments, each counted once; None where that is not known.
         schedules: Names of the schedules of its blocks, in order; `UNSCHEDULED` for what has none.
         lost: Schedules that could not be applied.
     """
@@ -97,13 +97,13 @@ class KernelInfo:
     lost: tuple[LostSchedule, ...] = ()
 
     def to_json(self) -> str:
-        """The value of the attribute; facts that are not known are left out."""
+        """Returns the value of the attribute; facts that are not known are left out."""
         known = {name: value for name, value in asdict(self).items() if value not in (None, "", {}, ())}
         return json.dumps(known, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> KernelInfo:
-        """The facts that `to_json` wrote."""
+        """Reads the facts that `to_json` wrote."""
         known = json.loads(text)
         known["kind"] = Kind(known["kind"])
         for name in ("reads", "writes", "schedules"):
@@ -113,17 +113,17 @@ class KernelInfo:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What a function that is being built gets as attributes."""
+        """The attributes of a function that is being built."""
         return {ATTRIBUTE: self.to_json()}
 
 
 def kernel(operator: str, algorithm: str = "", **extents: int) -> KernelInfo:
-    """The facts of a kernel: what it computes, how, and its sizes by name."""
+    """Returns the facts of a kernel: what it computes, how, and its sizes by name."""
     return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
 
 
 def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int) -> KernelInfo:
-    """The facts of a kernel that computes attention.
+    """Returns the facts of a kernel that computes attention.
 
     Args:
         algorithm: How it does that.
@@ -140,23 +140,23 @@ def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int)
 
 
 def info_of(function: tirx.PrimFunc) -> KernelInfo | None:
-    """The facts of a function; None where nobody attached any."""
+    """Returns the facts of a function; None where nobody attached any."""
     attributes = function.attrs or {}
     return KernelInfo.from_json(str(attributes[ATTRIBUTE])) if ATTRIBUTE in attributes else None
 
 
 def with_info(function: tirx.PrimFunc, info: KernelInfo) -> tirx.PrimFunc:
-    """The function with these facts in place of any others."""
+    """Returns the function with these facts in place of any others."""
     return function.with_attr(ATTRIBUTE, info.to_json())
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Returns what an error says, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def infos_of(module: tvm.IRModule) -> dict[str, KernelInfo]:
-    """The facts of the compiled functions of a module that have any, by name."""
+    """Returns the facts of the compiled functions of a module that have any, by name."""
     found = {
         variable.name_hint: info_of(function)
         for variable, function in module.functions_items()
@@ -166,18 +166,18 @@ def infos_of(module: tvm.IRModule) -> dict[str, KernelInfo]:
 
 
 def lost_schedules(module: tvm.IRModule) -> tuple[str, ...]:
-    """A sentence on each schedule that could not be applied to a function of a module."""
+    """Returns a sentence on each schedule that could not be applied to a function of a module."""
     return tuple(f"{name}: {lost}" for name, info in sorted(infos_of(module).items()) for lost in info.lost)
 
 
 def size_of(info: KernelInfo) -> str:
-    """The sizes of a function in words; empty where it has none."""
+    """Returns the sizes of a function in words; empty where it has none."""
     words = _SIZES.get(info.algorithm, _named)
     return words(info.extents) if info.extents else ""
 
 
 def describe(info: KernelInfo) -> str:
-    """The facts of a function as a sentence for people; programs read the facts themselves."""
+    """Returns the facts of a function as a sentence for people; programs read the facts themselves."""
     parts = [size_of(info), info.algorithm if info.algorithm not in (PRODUCT, ATTENTION) else "", *_decided(info)]
     if info.reads:
         parts.append(f"{' and '.join(info.reads)} computed while they are read")
@@ -188,7 +188,7 @@ def describe(info: KernelInfo) -> str:
 
 
 def _decided(info: KernelInfo) -> list[str]:
-    """The tile and the other decisions in words."""
+    """Returns the tile and the other decisions in words."""
     tile = info.tile
     named = {name: extent for name, extent in tile.items() if name not in ("rows", "columns")}
     words = [f"tile {tile['rows']}x{tile['columns']}"] if {"rows", "columns"} <= tile.keys() else []

@@ -41,7 +41,7 @@ class Normalization:
 
 
 def recognized(node: relax.Call, dtypes: Collection[str]) -> Normalization | None:
-    """A `relax.nn.layer_norm` or `relax.nn.group_norm` as a normalization of lines.
+    """Recognizes a `relax.nn.layer_norm` or `relax.nn.group_norm` as a normalization of lines.
 
     Args:
         node: The call.
@@ -72,7 +72,7 @@ def recognized(node: relax.Call, dtypes: Collection[str]) -> Normalization | Non
 
 
 def _affine(node: relax.Call) -> tuple[relax.Expr | None, relax.Expr | None]:
-    """The scale and shift that are really applied.
+    """Returns the scale and shift that are really applied.
 
     An importer that finds no weight or bias may leave the argument out or null; TVM's own legalization crashes on it.
     """

@@ -30,7 +30,7 @@ LOAD = "main_transform_params"
 """The function that LiftTransformParams makes of what depends on weights alone."""
 
 _TAG = "operator:"
-"""What tags begin with; the numbers of operators follow."""
+"""The prefix of tags; the numbers of operators follow."""
 _SITES = "sites"
 """The attribute of `main` that holds the sites."""
 _MARK = "mark"
@@ -40,7 +40,7 @@ _SUM = 4
 
 
 class Role(StrEnum):
-    """What one call is, before it is fused with its neighbours."""
+    """The role of one call, before it is fused with its neighbours."""
 
     KERNEL = "kernel"
     HELPER = "helper"
@@ -79,14 +79,14 @@ class Site:
 
 
 def tagged(module: tvm.IRModule) -> tvm.IRModule:
-    """The module with canonical bindings, of which those of `main` are tagged by their numbers, counted from 0."""
+    """Canonicalizes the bindings of a module, and tags those of `main` with their numbers, counted from 0."""
     module = relax.transform.CanonicalizeBindings()(module)
     numbers = {binding.var: n for n, binding in enumerate(bindings_of(module["main"]))}
     return _retagged(module, lambda binding: (numbers[binding.var],))
 
 
 def joined(variables: Iterable[relax.Var]) -> str:
-    """The name for a call that computes what the first of some variables holds, and folds what the others hold.
+    """Returns the name for a call that computes what the first of some variables holds, and folds what the others hold.
 
     A name that is no tag stays as it is.
     """
@@ -98,7 +98,7 @@ def joined(variables: Iterable[relax.Var]) -> str:
 
 
 def name_groups(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:
-    """A module in which calls of groups of operators are tagged by those, the last one first.
+    """Tags the calls of groups with the operators of the group, the last one first.
 
     Groups that are alike are one function, so that operators are recognized by what they read.
 
@@ -142,7 +142,7 @@ def name_groups(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:
 def keep_origins(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Writes the operators of every call of `main` into its span, after operators have become calls of functions.
 
-    What stands before a tagged binding and is not tagged itself was put there for it.
+    An untagged binding before a tagged one was put there for it.
     """
     if not _is_tagged(module):
         return module
@@ -158,7 +158,7 @@ def keep_origins(module: tvm.IRModule, _context: tvm.transform.PassContext) -> t
 
 @tvm.transform.module_pass(opt_level=0, name="FuseCalls")
 def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """TVM's FuseOps; of a tagged module, an attribute of `main` tells then what each call of a group computes.
+    """Runs TVM's FuseOps; in a tagged module, an attribute of `main` then tells what each call computes.
 
     Groups that are alike are one function, and their calls cannot be told apart. So calls are marked and fused once
     more: each group of marked calls is the function that it is equal to without the marks.
@@ -194,7 +194,7 @@ def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
 
 
 def sites_of(lowered: tvm.IRModule) -> list[Site]:
-    """What each call computes, of a lowered module that was tagged; those at load first, otherwise in order.
+    """Returns what each call of a tagged and lowered module computes: those at load first, otherwise in order.
 
     Raises:
         RuntimeError: The pipeline has not noted it.
@@ -213,13 +213,13 @@ def sites_of(lowered: tvm.IRModule) -> list[Site]:
 
 
 def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:
-    """The bindings of a function, in order."""
+    """Yields the bindings of a function, in order."""
     for block in function.body.blocks:
         yield from block.bindings
 
 
 def callee(call: ir.Call) -> str:
-    """The name of what is called: a function of the module or outside of it, or an operator."""
+    """Returns the name of what is called: a function of the module or outside of it, or an operator."""
     target = call.args[0] if getattr(call.op, "name", "").startswith("relax.call_") and call.args else call.op
     if isinstance(target, ir.GlobalVar):
         return str(target.name_hint)
@@ -231,7 +231,7 @@ def _tag(numbers: Iterable[int]) -> str:
 
 
 def _numbers(name: str) -> tuple[int, ...]:
-    """The operators that a tag names; none if it is no tag."""
+    """Returns the operators that a tag names; none if it is no tag."""
     return tuple(map(int, name.removeprefix(_TAG).split(","))) if name.startswith(_TAG) else ()
 
 
@@ -248,7 +248,7 @@ def _is_tagged(module: tvm.IRModule) -> bool:
 
 
 def _retagged(module: tvm.IRModule, numbers: Callable[[relax.Binding], Sequence[int]]) -> tvm.IRModule:
-    """The module with other tags in `main`; without numbers, a binding keeps its name and has no span."""
+    """Retags `main`; a binding without numbers keeps its name and loses its span."""
     changed = module.clone()
     changed["main"] = _Tagger(module, numbers).visit_expr(module["main"])
     return changed
@@ -304,7 +304,7 @@ class _Unmarker(PyExprMutator):  # type: ignore[misc]
 
 
 def _parts(module: tvm.IRModule, call: ir.Call) -> Iterator[Part]:
-    """What a call is made of: the calls of its group, or itself."""
+    """Yields what a call is made of: the calls of its group, or itself."""
     group = module[call.op] if isinstance(call.op, ir.GlobalVar) else None
     calls = [binding.value for binding in bindings_of(group)] if isinstance(group, relax.Function) else [call]
     yield from (Part(_spanned(part), _role(module, part)) for part in calls if isinstance(part, ir.Call))

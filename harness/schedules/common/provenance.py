@@ -1,7 +1,7 @@
-"""What became of each Relax operator on its way through a pipeline, and which compiled function computes it.
+"""The lowering of each Relax operator by a pipeline, and the compiled functions that compute it.
 
-The pipeline runs as it always does, on a module whose bindings are tagged (`origins`). What each call computes is then
-an attribute of `main`, and what each function is, one of the function (`kernel_info`).
+The pipeline runs as it always does, on a module whose bindings are tagged (`origins`). The operators of
+each call are then an attribute of `main`, and the facts of each function are an attribute of it (`kernel_info`).
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Operator:
 
 
 def trace(module: tvm.IRModule, pipeline: tvm.transform.Pass, target: tvm.target.Target) -> list[Operator]:
-    """Lowers a module and tells of each operator of `main` what became of it, in order.
+    """Lowers a module, and returns for each operator of `main` what became of it, in order.
 
     Args:
         module: As imported; it is not changed.
-        pipeline: Of a target.
+        pipeline: Pipeline of a target.
         target: The target of that pipeline.
 
     Raises:
@@ -109,7 +109,7 @@ class _Tracer:
                 self.beside.setdefault(site, []).append(n)
 
     def operators(self) -> list[Operator]:
-        """Every operator of the imported module, in order."""
+        """Returns every operator of the imported module, in order."""
         return [self._operator(n, call) for n, call in self.calls.items()]
 
     def _operator(self, n: int, call: ir.Call) -> Operator:
@@ -147,13 +147,13 @@ class _Tracer:
 
 
 def _computing(places: list[tuple[Site, Part]]) -> list[tuple[Site, Part]]:
-    """Where an operator is computed, by kernels if there are any."""
+    """Returns the sites that compute an operator: those of kernels if there are any."""
     kernels = [place for place in places if place[1].role is Role.KERNEL]
     return kernels or [place for place in places if place[1].role is not Role.HELPER] or places
 
 
 def _callees(module: tvm.IRModule) -> set[str]:
-    """What the Relax functions of a lowered module call."""
+    """Returns what the Relax functions of a lowered module call."""
     found: set[str] = set()
 
     def visit(part: Any) -> None:
@@ -167,7 +167,7 @@ def _callees(module: tvm.IRModule) -> set[str]:
 
 
 def _name(call: ir.Call) -> str:
-    """What the import calls the operation."""
+    """Returns the operation's name in the import."""
     operator = str(getattr(call.op, "name", "")).removeprefix("relax.")
     return f"{operator} {callee(call)}" if operator.startswith("call_") else operator or callee(call)
 
@@ -181,7 +181,7 @@ def _tensors(parts: Iterable[Any]) -> Iterator[Any]:
 
 
 def _shape(ty: Any) -> str:
-    """Extents and dtype as one word; fp32 is left out."""
+    """Writes extents and dtype as one word; fp32 is left out."""
     if isinstance(ty, relax.TupleType):
         return ", ".join(_shape(item) for item in ty.fields)
     if not isinstance(ty, relax.TensorType):

@@ -1,4 +1,4 @@
-"""What a rewrite may ask about the Relax function around an operator, on every target."""
+"""The Relax function around an operator, as rewrites for every target ask about it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Scope:
     functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
 
     def is_parameter(self, value: relax.Expr) -> bool:
-        """Whether the value is known when the model is loaded."""
+        """Returns whether the value is known when the model is loaded."""
         return isinstance(value, ir.Constant) or value in self.parameters
 
     def definition(self, value: relax.Expr) -> relax.Expr:
-        """The expression that a variable is bound to; anything else is returned as it is."""
+        """Returns the expression that a variable is bound to; anything else is returned as it is."""
         return self.bindings.get(value, value) if isinstance(value, relax.Var) else value

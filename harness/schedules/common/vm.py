@@ -1,4 +1,4 @@
-"""What every target needs after its kernels are scheduled: from Relax calls to code for TVM's virtual machine."""
+"""The passes after scheduling, for every target: from Relax calls to code for TVM's virtual machine."""
 
 from __future__ import annotations
 

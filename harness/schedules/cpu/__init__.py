@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """See `harness.schedules.cpu.pipeline.cpu_pipeline`."""
+    """Returns the pass that `harness.schedules.cpu.pipeline.cpu_pipeline` builds."""
     from harness.schedules.cpu import pipeline
 
     return pipeline.cpu_pipeline(target, schedules)

@@ -1,7 +1,7 @@
 """Where values lie in memory, known when code is generated: values that are never alive together share it.
 
 Every result of a function gets an allocation of its own, exactly as large as it is, because it outlives the function.
-Until it is written, other values may lie there. What finds no place there lies in the arena, one more allocation.
+Until it is written, other values may lie there. All values without such a place lie in the arena, one more allocation.
 Finding the smallest arena is NP-hard; taking the largest values first comes within a few percent of what is alive at
 the worst moment.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
-"""Bytes; `kAllocAlignment` of TVM, which its compiled functions rely on."""
+"""Alignment in bytes, TVM's `kAllocAlignment`, which its compiled functions rely on."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Value:
     last: int
 
     def meets(self, other: Value) -> bool:
-        """Whether both are alive at some step."""
+        """Returns whether both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -53,11 +53,11 @@ class Layout:
 
 
 def lay_out(values: Sequence[Value], results: Sequence[Result]) -> Layout:
-    """Positions that no two values share while both are alive, in an arena as small as a few simple orders make it.
+    """Positions values so that no two share memory while both are alive, in the smallest arena of a few orders.
 
     Args:
         values: In any order.
-        results: Whose memory values may use before the result is written.
+        results: Results, whose memory values may use before the result is written.
     """
     orders: tuple[Callable[[Value], tuple[int, ...]], ...] = (
         lambda value: (-value.size, value.first),
@@ -95,7 +95,7 @@ def _greedy(values: Sequence[Value], results: Sequence[Result], order: Callable[
 
 
 def _gap(taken: list[tuple[int, int]], size: int, capacity: int | None) -> int | None:
-    """Where the smallest gap between bytes that are taken begins that has `size` bytes; None if there is none."""
+    """Returns where the smallest gap of at least `size` bytes begins; None if there is none."""
     best: tuple[int, int] | None = None
     begin = 0
     for start, end in sorted(taken):

@@ -21,29 +21,29 @@ from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
 from harness.schedules.cpu.emit import for_each_vector, vectors
-from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.gemm import Operand, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     Access,
-    Cut,
+    Blocking,
+    Extents,
     Fill,
     Pack,
-    Problem,
     Put,
     Read,
     pack_function,
     product_function,
     stream,
 )
-from harness.schedules.cpu.schedule import Convolution, TransposedConvolution, cut_of, plan_of
+from harness.schedules.cpu.schedule import Convolution, TransposedConvolution, blocking_of, plan_of
 from harness.schedules.cpu.tile import Tile
 from harness.schedules.cpu.window import Window
 from harness.schedules.cpu.winograd import filtered
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
-    """`relax.nn.conv2d`, fp32, NCHW, of static shape."""
+    """Lowers `relax.nn.conv2d`, fp32, NCHW, of static shape."""
     attributes = conv.attrs
     image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
@@ -62,19 +62,19 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     if window.covers_image:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
-        return matrix_product(context, left, right, (), Problem(1, image[0], weight[0], window.depth), result)
+        return matrix_product(context, left, right, (), Extents(1, image[0], weight[0], window.depth), result)
     if window.channels == window.filters == 1:
         return _depthwise(context, window, data, weights, weight)
     convolution = Convolution(window, context.is_parameter(weights))
     decided = context.decide(convolution)
     if decided.get("filtering"):
         return filtered(plan_of(context.unit, window, decided), data, weights)
-    cut = cut_of(context.unit, convolution.problem, "right", decided)
-    return _columns(cut, convolution.problem, window, data, weights, weight)
+    blocking = blocking_of(context.unit, convolution.extents, "right", decided)
+    return _columns(blocking, convolution.extents, window, data, weights, weight)
 
 
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
-    """`relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding); fp32, NCHW."""
+    """Lowers `relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding); fp32, NCHW."""
     attributes = conv.attrs
     image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
@@ -94,11 +94,11 @@ def _pair(values: Sequence[Any]) -> tuple[int, int]:
 
 
 def _columns(
-    cut: Cut, problem: Problem, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
+    blocking: Blocking, extents: Extents, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
-    """The general convolution."""
-    tile = cut.tile
-    place = window.place
+    """Lowers the general convolution."""
+    tile = blocking.tile
+    layout = window.layout
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
         rows = view(buffer, window.groups, window.filters, window.depth)
@@ -111,9 +111,9 @@ def _columns(
 
         def body(*buffers: tirx.Buffer) -> Access:
             image, panels, *extras, result = buffers
-            store, touched = epilogue.write_back(place, extras, result)
+            store, touched = epilogue.write_back(layout, extras, result)
             if window.pointwise:
-                rows = view(image, problem.batch, window.channels, window.pixels)
+                rows = view(image, extents.batch, window.channels, window.pixels)
                 pack = stream(lambda b, j, k: rows[b, k, j], window.pixels, tile.columns, tile.lanes)
             else:
                 pack = _gather(window, tile, image)
@@ -124,10 +124,10 @@ def _columns(
         arguments = [Argument("image", window.image), Argument("packed", packed_shape), *epilogue.arguments]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
         arguments = [*arguments, Argument("result", window.result)]
-        function = product_function(name, problem, "right", cut, arguments, body, info)
+        function = product_function(name, extents, "right", blocking, arguments, body, info)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
-    return Lowering((data, weights), place, build)
+    return Lowering((data, weights), layout, build)
 
 
 def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
@@ -169,13 +169,13 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
                 if not keeps_lines:
                     element()
                     return
-                place = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
-                with T.If(tirx.all(place >= 0, place + tile.columns <= height * width)):
+                pixel = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
+                with T.If(tirx.all(pixel >= 0, pixel + tile.columns <= height * width)):
                     with T.Then():
                         for_each_vector(
                             tile.columns,
                             tile.lanes,
-                            lambda j: put(k, j, T.Select(inside[tap, j] != 0, flat[b, c, place + j], fp32(0.0))),
+                            lambda j: put(k, j, T.Select(inside[tap, j] != 0, flat[b, c, pixel + j], fp32(0.0))),
                         )
                     with T.Else():
                         element()
@@ -193,13 +193,13 @@ def _scatter(
     weight: tuple[int, ...],
     result: tuple[int, ...],
 ) -> Lowering:
-    """A transposed convolution without overlap: (output channel, kernel place) × input channels × input pixels."""
+    """Lowers a transposed convolution without overlap: (output channel, kernel pixel) × input channels × pixels."""
     batch, depth, _, width = image
     _, filters, kernel_height, kernel_width = weight
     convolution = TransposedConvolution(image, weight, context.is_parameter(weights))
-    problem = convolution.problem
-    cut = cut_of(context.unit, problem, "right", context.decide(convolution))
-    tile = cut.tile
+    extents = convolution.extents
+    blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
+    tile = blocking.tile
 
     def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
         return [
@@ -213,21 +213,21 @@ def _scatter(
         n, c, y, x = coordinates(b, i, j)
         return ((n * filters + c) * result[2] + y) * result[3] + x
 
-    place = Place(result, flat, coordinates, frozenset({0, 1}))
+    layout = ResultLayout(result, flat, coordinates, frozenset({0, 1}))
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
-        columns = view(buffer, depth, problem.rows)
+        columns = view(buffer, depth, extents.rows)
         return lambda _, i, k: columns[k, i]
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        packing = pack_function("left", Argument("weight", weight), 1, problem.rows, depth, tile, weight_reader)
+        packing = pack_function("left", Argument("weight", weight), 1, extents.rows, depth, tile, weight_reader)
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
         def body(*buffers: tirx.Buffer) -> Access:
             pixels, panels, *extras, output = buffers
-            rows = view(pixels, batch, depth, problem.columns)
-            store, _ = epilogue.write_back(place, extras, output)
-            pack = stream(lambda b, j, k: rows[b, k, j], problem.columns, tile.columns, tile.lanes)
+            rows = view(pixels, batch, depth, extents.columns)
+            store, _ = epilogue.write_back(layout, extras, output)
+            pack = stream(lambda b, j, k: rows[b, k, j], extents.columns, tile.columns, tile.lanes)
             return Access(pack, lambda _, p, k, i: panels[0, p, k, i], store)
 
         name = "conv2d_transpose" + epilogue.label
@@ -235,30 +235,30 @@ def _scatter(
         arguments = [Argument("image", image), Argument("packed", packed_shape), *epilogue.arguments]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d_transpose", writes=epilogue.operators)
         arguments = [*arguments, Argument("result", result)]
-        function = product_function(name, problem, "right", cut, arguments, body, info)
+        function = product_function(name, extents, "right", blocking, arguments, body, info)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
-    return Lowering((data, weights), place, build)
+    return Lowering((data, weights), layout, build)
 
 
 def _depthwise(
     context: Context, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
 ) -> Lowering:
-    """One filter per channel: each task pads one plane into its workspace and slides the kernel over it."""
+    """Lowers one filter per channel: each task pads one plane into its workspace and slides the kernel over it."""
     batch, channels, height, width = window.image
     out_height, out_width = window.result[2:]
     (kernel_height, kernel_width), (stride_y, stride_x) = window.kernel, window.strides
     padded_height = (out_height - 1) * stride_y + (kernel_height - 1) * window.dilation[0] + 1
     padded_width = (out_width - 1) * stride_x + (kernel_width - 1) * window.dilation[1] + 1
     top, left = window.padding
-    place = window.place
+    layout = window.layout
     lanes = context.unit.lanes
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         def body(*buffers: tirx.Buffer) -> None:
             image, filters, *extras, result = buffers
             planes = view(image, batch * channels, height, width)
-            store, _ = epilogue.write_back(place, extras, result)
+            store, _ = epilogue.write_back(layout, extras, result)
             with T.parallel(0, batch * channels) as plane:
                 padded = T.alloc_buffer((padded_height, padded_width), "float32")
                 with T.serial(0, padded_height) as y, T.serial(0, padded_width) as x:
@@ -292,4 +292,4 @@ def _depthwise(
         function = prim_func(name, [*arguments, Argument("result", window.result)], body, info)
         return call(builder, name, function, inputs)
 
-    return Lowering((data, weights), place, build)
+    return Lowering((data, weights), layout, build)

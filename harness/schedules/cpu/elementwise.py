@@ -57,7 +57,7 @@ _REUSE = 16
 
 @dataclass(frozen=True)
 class _Block:
-    """What the schedule asks about a block: a perfect nest of loops around one store."""
+    """A block as the schedule sees it: a perfect nest of loops around one store."""
 
     handle: Any
     node: Any
@@ -77,7 +77,7 @@ class _Block:
 
 
 def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
-    """The block if it has constant extents and one loop per axis, all still serial; otherwise None."""
+    """Returns the block if it has constant extents and one loop per axis, all still serial; otherwise None."""
     node = sch.get(handle)
     loops = tuple(sch.get_loops(handle))
     nodes = [sch.get(loop) for loop in loops]
@@ -99,7 +99,7 @@ def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
 
 @dataclass(frozen=True)
 class _Body:
-    """What a block's body contains.
+    """The contents of a block's body.
 
     Attributes:
         loads: (buffer, indices simplified for the extents of the axes) of every load.
@@ -177,14 +177,14 @@ def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> list[LostSchedule]:
 
 
 def _divisor(number: int, limit: int, multiple: int = 1) -> int:
-    """The largest divisor of `number` up to `limit` that is a multiple of `multiple`; 1 if there is none."""
+    """Returns the largest divisor of `number` up to `limit` that is a multiple of `multiple`; 1 if there is none."""
     return next((d for d in range(min(limit, number), 1, -1) if number % d == 0 and d % multiple == 0), 1)
 
 
 def _joined(block: _Block, body: _Body) -> int:
-    """How many of the innermost loops are one loop to every tensor.
+    """Counts the innermost loops that are one loop to every tensor.
 
-    To be that, they walk a run of memory of each tensor that depends on any of them.
+    Such loops walk a run of memory of each tensor that depends on any of them.
     """
     store = block.node.body
     if not isinstance(store, tirx.BufferStore):
@@ -200,7 +200,7 @@ def _joined(block: _Block, body: _Body) -> int:
 
 
 def _is_run(block: _Block, axes: Sequence[Any], buffer: Any, indices: Sequence[Any]) -> bool:
-    """Whether an access depends on none of the innermost axes, or walks a run of memory with all of them."""
+    """Returns whether an access depends on none of the innermost axes, or walks a run of memory with all of them."""
     extents = block.extents[-len(axes) :]
     wide = [(axis, extent) for axis, extent in zip(axes, extents, strict=True) if extent > 1]
     if not any(axis.same_as(used) for index in indices for used in _variables(index) for axis, _ in wide):
@@ -213,7 +213,7 @@ def _is_run(block: _Block, axes: Sequence[Any], buffer: Any, indices: Sequence[A
 
 
 def _computed_with(value: Any, axes: Sequence[Any]) -> bool:
-    """Whether a value depends on an axis otherwise than through what is loaded: joined loops would have to divide."""
+    """Returns whether a value depends on an axis beyond its loads: joined loops would have to divide."""
     loads: list[Any] = []
     tvm_ffi.structural_walk(value, lambda node: loads.append(node) if isinstance(node, ir.TensorLoad) else None)
     indices = [variable for load in loads for index in load.indices for variable in _variables(index)]
@@ -235,7 +235,7 @@ def _is_one(extent: Any) -> bool:
 
 
 def _transposed_axis(block: _Block, body: _Body) -> int | None:
-    """The axis along which some operand is contiguous, if that is not the last one."""
+    """Returns the axis along which some operand is contiguous, if that is not the last one."""
     axes = [axis.var for axis in block.node.iter_vars]
     for _, indices in body.loads:
         if len(indices) < 2:
@@ -254,7 +254,7 @@ def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> No
 
 
 def _attempts(sch: s_tir.Schedule, block: _Block) -> dict[str, Callable[[], bool]]:
-    """The schedules of a block by name, in the order in which they are tried; each returns whether it is the one."""
+    """Returns the schedules of a block by name, in the order of trial; each returns whether it was applied."""
     if not block.spatial:
         return {"split reduction": partial(_split_sum, sch, block), "reduction": partial(_reduce, sch, block)}
     body = _examine(block)
@@ -275,7 +275,7 @@ def _schedule(sch: s_tir.Schedule, block: _Block) -> str | LostSchedule:
 
 
 def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
-    """Runs of memory as tasks of about equal length, each one loop over whole lines of the innermost dimensions.
+    """Schedules runs of memory as tasks of about equal length, each a loop over whole innermost lines.
 
     A run that began or ended within a line would leave TVM with divisions in every iteration.
     """
@@ -303,7 +303,7 @@ def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
 
 
 def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
-    """Square tiles for a transposition that changes the contiguous axis: whole cache lines on both sides.
+    """Schedules a transposition that changes the contiguous axis in square tiles: whole cache lines on both sides.
 
     Where all indices are plain, vectors are put together from elements and stored whole: LLVM would load vectors and
     scatter them, which takes several times as long.
@@ -327,7 +327,7 @@ def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) ->
 
 
 def _banded(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
-    """Bands along an operand's outermost axis for a transposition that keeps the contiguous axis.
+    """Schedules a transposition that keeps the contiguous axis in bands along an operand's outermost axis.
 
     Each band of the operand is read once, while it is in the cache, and written as one run of memory per outer index.
     """
@@ -351,7 +351,7 @@ def _banded(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -
 
 
 def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
-    """Parallel over everything but the innermost loop, which is unrolled where it repeats elements."""
+    """Makes everything parallel but the innermost loop, which is unrolled where it repeats elements."""
     loops, extents = list(block.loops), list(block.extents)
     repeat = _repetition(block, body)
     longest = _joined(block, body)
@@ -380,14 +380,14 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
 
 
 def _enough(sch: s_tir.Schedule, loops: Sequence[Any]) -> list[Any]:
-    """The outermost of some loops, as many as make enough tasks: fused indices cost divisions in every iteration."""
+    """Returns as many outer loops as make enough tasks: fused indices cost divisions in every iteration."""
     extents = [int(sch.get(loop).extent) for loop in loops]
     wanted = next((n for n in range(1, len(loops)) if math.prod(extents[:n]) >= _TASKS), len(loops))
     return list(loops[:wanted])
 
 
 def _repetition(block: _Block, body: _Body) -> int:
-    """How many neighbours along the last axis read the same element, if it is a small divisor of the extent; else 1."""
+    """Counts the neighbours along the last axis that read one element; 1 unless a small divisor of the extent."""
     last = block.node.iter_vars[-1].var
     found: set[int] = set()
 
@@ -444,7 +444,7 @@ def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
 
 
 def _ordered(sch: s_tir.Schedule, handle: Any) -> list[Any]:
-    """The loops of an rfactor block: spatial ones, then the summed one, then the lanes."""
+    """Returns the loops of an rfactor block: spatial ones, then the summed one, then the lanes."""
     node = sch.get(handle)
     loops = sch.get_loops(handle)
     realize = sch.get(loops[-1]).body
@@ -460,7 +460,7 @@ def _ordered(sch: s_tir.Schedule, handle: Any) -> list[Any]:
 
 
 def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
-    """Parallel over what is not reduced, whose loops come first."""
+    """Makes the loops that are not reduced, which come first, parallel."""
     outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
     inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
     worthwhile = block.domain >= _PARALLEL_FROM
@@ -470,7 +470,7 @@ def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
 
 
 def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with loops in a good order for a CPU; unchanged where nothing is known to help.
+    """Puts the loops of a function in a good order for a CPU; it is unchanged where nothing is known to help.
 
     The facts of the result name the schedule of each block, and those that could not be applied.
     """
@@ -506,7 +506,7 @@ def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def schedule_remaining() -> tvm.transform.Pass:
-    """A module pass that gives every function without a schedule a good default one.
+    """Returns a module pass that gives every function without a schedule a good default one.
 
     Functions with the attribute `tirx.is_scheduled` and kernels written as plain loops (no blocks) stay as they are.
     A block that cannot be scheduled is left alone, and the facts of its function tell why.
@@ -529,7 +529,7 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 
 def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
-    """A legalization as an elementwise TE function, which FuseOps can fuse."""
+    """Makes a legalization of an elementwise TE function, which FuseOps can fuse."""
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         data = node.args[0]

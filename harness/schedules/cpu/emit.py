@@ -100,7 +100,7 @@ def multiply(
 
 @dataclass(frozen=True)
 class After:
-    """What follows the last chunk of a panel's sums.
+    """The steps after the last chunk of a panel's sums.
 
     Attributes:
         fetch: (panel, k, number of steps): emits, beside step k of that chunk, prefetches of what `write` touches.

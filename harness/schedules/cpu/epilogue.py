@@ -1,4 +1,4 @@
-"""What happens to an element of a product before it is stored: bias, activation, residual.
+"""Epilogues: the steps from an element of a product to the value that is stored, such as bias, activation, residual.
 
 An epilogue is a chain of elementwise steps. It is found on Relax (`rewrite.py`), carried as plain data, and emitted in
 the write-back of the register tile, so that the product's result does not travel through memory once per step.
@@ -29,7 +29,7 @@ _Reader = Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class ResultLayout:
     """Where the elements of a product lie in its result.
 
     Attributes:
@@ -37,8 +37,8 @@ class Place:
         flat: (batch, row, column) → index into the result as one contiguous line.
         coordinates: (batch, row, column) → index along each dimension.
         cheap: The dimensions whose coordinate needs no division by a column; others are only read through `flat`.
-        reshaped: Takes a new shape; returns the place of the same elements in the reshaped result.
-        permuted: Takes the axes of a permutation; returns the place of the same elements in the permuted result, None
+        reshaped: Takes a new shape; returns the layout of the same elements in the reshaped result.
+        permuted: Takes the axes of a permutation; returns the layout of the same elements in the permuted result, None
             if rows of the product would be torn apart.
     """
 
@@ -46,11 +46,11 @@ class Place:
     flat: Callable[[Any, Any, Any], Any]
     coordinates: Callable[[Any, Any, Any], Sequence[Any]]
     cheap: frozenset[int]
-    reshaped: Callable[[tuple[int, ...]], Place] | None = None
-    permuted: Callable[[tuple[int, ...]], Place | None] = lambda axes: None
+    reshaped: Callable[[tuple[int, ...]], ResultLayout] | None = None
+    permuted: Callable[[tuple[int, ...]], ResultLayout | None] = lambda axes: None
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
+        """Returns whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
         if shape == self.shape:
             return True
         if len(shape) > len(self.shape):
@@ -73,7 +73,7 @@ class Step:
         operand: Whether the second argument is a tensor instead.
         swapped: Whether the running value is the right-hand side.
         shape: The result of a reshape or permutation.
-        axes: Of a permutation.
+        axes: Axes of a permutation.
     """
 
     op: str
@@ -83,11 +83,11 @@ class Step:
     shape: tuple[int, ...] | None = None
     axes: tuple[int, ...] | None = None
 
-    def moved(self, place: Place) -> Place:
-        """Where the elements lie after this step."""
+    def moved(self, layout: ResultLayout) -> ResultLayout:
+        """Returns the layout after this step."""
         if self.shape is None:
-            return place
-        after = place.permuted(self.axes) if self.axes is not None else place.reshaped and place.reshaped(self.shape)
+            return layout
+        after = layout.permuted(self.axes) if self.axes is not None else layout.reshaped and layout.reshaped(self.shape)
         if after is None:
             raise ValueError(f"{self.op} cannot follow this product")
         return after
@@ -115,23 +115,23 @@ class Epilogue:
         """Suffix for the kernel's name."""
         return "".join("_" + operator.rpartition(".")[2] for operator in self.operators)
 
-    def final(self, place: Place) -> Place:
-        """Where the elements lie after the last step."""
+    def final(self, layout: ResultLayout) -> ResultLayout:
+        """Returns the layout after the last step."""
         for step in self.steps:
-            place = step.moved(place)
-        return place
+            layout = step.moved(layout)
+        return layout
 
     def write_back(
-        self, place: Place, operands: Sequence[tirx.Buffer], result: tirx.Buffer
+        self, layout: ResultLayout, operands: Sequence[tirx.Buffer], result: tirx.Buffer
     ) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[Any, Any, Any], list[Any]]]:
-        """How an element reaches the result, through all steps; call it where views of the buffers may be declared.
+        """Returns how an element reaches the result; call it where views of the buffers may be declared.
 
         Returns:
             (batch, row, column, value): emits the store; and (batch, row, column) → what that touches in tensors as
             large as the result: the element that it writes, then those that it reads.
         """
-        readers = self._readers(place, operands)
-        final = self.final(place)
+        readers = self._readers(layout, operands)
+        final = self.final(layout)
         line = view(result, _size(final.shape))
 
         def store(b: Any, i: Any, j: Any, value: Any) -> None:
@@ -143,14 +143,14 @@ class Epilogue:
 
         return store, touched
 
-    def _readers(self, place: Place, operands: Sequence[tirx.Buffer]) -> list[tuple[_Reader, bool]]:
-        """How each tensor operand is read, and whether it is as large as the result: no element is read twice then."""
+    def _readers(self, layout: ResultLayout, operands: Sequence[tirx.Buffer]) -> list[tuple[_Reader, bool]]:
+        """Returns how each tensor operand is read, and whether it is as large as the result and so read once."""
         readers: list[tuple[_Reader, bool]] = []
         for step in self.steps:
-            place = step.moved(place)
+            layout = step.moved(layout)
             if step.operand:
                 shape = self.shapes[len(readers)]
-                readers.append((_reader(place, shape, operands[len(readers)]), shape == place.shape))
+                readers.append((_reader(layout, shape, operands[len(readers)]), shape == layout.shape))
         return readers
 
     def _finished(self, value: Any, operands: Sequence[Any]) -> Any:
@@ -166,14 +166,14 @@ class Epilogue:
         return value
 
 
-def _reader(place: Place, shape: tuple[int, ...], buffer: tirx.Buffer) -> _Reader:
-    if shape == place.shape:
+def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: tirx.Buffer) -> _Reader:
+    if shape == layout.shape:
         line = view(buffer, _size(shape))
-        return lambda b, i, j: line[place.flat(b, i, j)]
-    offset = len(place.shape) - len(shape)
+        return lambda b, i, j: line[layout.flat(b, i, j)]
+    offset = len(layout.shape) - len(shape)
 
     def read(b: Any, i: Any, j: Any) -> Any:
-        at = place.coordinates(b, i, j)
+        at = layout.coordinates(b, i, j)
         return buffer[tuple(0 if extent == 1 else at[d + offset] for d, extent in enumerate(shape))]
 
     return read

@@ -33,7 +33,7 @@ _LEAST_SUMS, _MOST_SUMS = 8, 16
 
 
 def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.PrimFunc:
-    """The kernel.
+    """Builds the kernel.
 
     Args:
         attention: The operands; channels of keys and of values are whole vectors.
@@ -111,7 +111,7 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
 
 
 def _reader(operand: Folded, source: Any, b: Any, h: Any, lanes: int) -> Callable[[Any, int, Any], Any]:
-    """(row, first channel of a vector, lane) → element of one head."""
+    """Returns (row, first channel of a vector, lane) → element of one head."""
     analyzer = sym.Analyzer()
     analyzer.bind(b, ir.Range(0, operand.shape[0]))
     analyzer.bind(h, ir.Range(0, operand.shape[2]))

@@ -23,9 +23,9 @@ class Filtering:
     """The three matrices of one dimension.
 
     Attributes:
-        before: Of the inputs, [m + r - 1, m + r - 1].
-        filters: Of the taps, [m + r - 1, r].
-        after: Of the products, [m, m + r - 1].
+        before: Matrix of the inputs, [m + r - 1, m + r - 1].
+        filters: Matrix of the taps, [m + r - 1, r].
+        after: Matrix of the products, [m, m + r - 1].
     """
 
     before: Matrix
@@ -49,7 +49,7 @@ class Filtering:
 
 
 def minimal_filtering(taps: int, points: Sequence[Fraction | int]) -> Filtering:
-    """The filtering that evaluates polynomials at these distinct points and at infinity.
+    """Computes the filtering that evaluates polynomials at these distinct points and at infinity.
 
     Args:
         taps: Length r of the filter.
@@ -74,7 +74,7 @@ def minimal_filtering(taps: int, points: Sequence[Fraction | int]) -> Filtering:
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """Coefficients of ∏ (x - root), the constant first."""
+    """Returns the coefficients of ∏ (x - root), the constant first."""
     result = [Fraction(1)]
     for root in roots:
         shifted, scaled = [Fraction(0), *result], [*(-root * value for value in result), Fraction(0)]

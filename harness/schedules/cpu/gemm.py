@@ -17,12 +17,12 @@ from harness.schedules.common.folding import moved, ravel, row_starts
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
-from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     Access,
+    Extents,
     PanelRead,
-    Problem,
     Read,
     Side,
     pack_function,
@@ -31,7 +31,7 @@ from harness.schedules.cpu.product import (
     stream,
     stream_rows,
 )
-from harness.schedules.cpu.schedule import Product, cut_of
+from harness.schedules.cpu.schedule import Product, blocking_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Operand:
         return math.prod(self.batch)
 
     def index(self, batch: tuple[int, ...], b: Any) -> Any:
-        """The stored matrix that belongs to matrix b of the result."""
+        """Returns the stored matrix that belongs to matrix b of the result."""
         if self.batch == batch:
             return b
         if self.matrices == 1:
@@ -71,7 +71,7 @@ class Operand:
         return result
 
     def reader(self, buffer: tirx.Buffer, rows: int, columns: int) -> Read:
-        """(matrix, row, column) → element."""
+        """Returns (matrix, row, column) → element."""
         if self.transposed:
             data = view(buffer, self.matrices, columns, rows)
             return lambda m, i, j: data[m, j, i]
@@ -80,7 +80,7 @@ class Operand:
 
 
 def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
-    """`relax.matmul` of fp32 tensors of static shape, or None if the kernel does not apply."""
+    """Lowers `relax.matmul` of fp32 tensors of static shape; None if the kernel does not apply."""
     shape = static_shape(matmul)
     left_shape, right_shape = (static_shape(argument) for argument in matmul.args)
     if shape is None or left_shape is None or right_shape is None or 0 in shape + left_shape:
@@ -97,39 +97,39 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
         batch = ()
         left = Operand(left.value, left.shape, (), left.transposed)
         right = Operand(right.value, right.shape, (), right.transposed)
-    return matrix_product(context, left, right, batch, Problem(math.prod(batch), rows, columns, depth), shape)
+    return matrix_product(context, left, right, batch, Extents(math.prod(batch), rows, columns, depth), shape)
 
 
 def matrix_product(
-    context: Context, left: Operand, right: Operand, batch: tuple[int, ...], problem: Problem, shape: tuple[int, ...]
+    context: Context, left: Operand, right: Operand, batch: tuple[int, ...], extents: Extents, shape: tuple[int, ...]
 ) -> Lowering:
-    """The lowering of result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
+    """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
     streaming = _streaming_side(context, left, right)
     moving, staying = (left, right) if streaming == "left" else (right, left)
     at_load = context.is_parameter(staying.value)
-    decided = context.decide(Product(problem, streaming, staying.matrices, at_load, moving.transposed))
-    cut = cut_of(context.unit, problem, streaming, decided)
-    tile = cut.tile
+    decided = context.decide(Product(extents, streaming, staying.matrices, at_load, moving.transposed))
+    blocking = blocking_of(context.unit, extents, streaming, decided)
+    tile = blocking.tile
     resident: Side = "right" if streaming == "left" else "left"
-    width = problem.width(resident)
-    place = _place(problem, shape)
+    width = extents.width(resident)
+    layout = _row_layout(extents, shape)
     by_row = streaming == "left" and not moving.transposed
     starts = None
-    if by_row and problem.batch == 1:
-        moving, starts = _moved_rows(context, moving, problem)
+    if by_row and extents.batch == 1:
+        moving, starts = _moved_rows(context, moving, extents)
 
     def pack_reader(buffer: tirx.Buffer) -> Read:
         if resident == "right":
-            element = staying.reader(buffer, problem.depth, problem.columns)
+            element = staying.reader(buffer, extents.depth, extents.columns)
             return lambda m, j, k: element(m, k, j)
-        return staying.reader(buffer, problem.rows, problem.depth)
+        return staying.reader(buffer, extents.rows, extents.depth)
 
     def panels_of(panels: tirx.Buffer) -> PanelRead:
         return lambda b, p, k, i: panels[staying.index(batch, b), p, k, i]
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         packing = pack_function(
-            resident, Argument("source", staying.shape), staying.matrices, width, problem.depth, tile, pack_reader
+            resident, Argument("source", staying.shape), staying.matrices, width, extents.depth, tile, pack_reader
         )
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
@@ -137,27 +137,27 @@ def matrix_product(
         def body(*buffers: tirx.Buffer) -> Access:
             streamed, panels, *extras, result = buffers
             if streaming == "left":
-                element = moving.reader(streamed, problem.rows, problem.depth)
+                element = moving.reader(streamed, extents.rows, extents.depth)
             else:
-                matrix = moving.reader(streamed, problem.depth, problem.columns)
+                matrix = moving.reader(streamed, extents.depth, extents.columns)
 
                 def element(m: Any, j: Any, k: Any) -> Any:
                     return matrix(m, k, j)
 
-            store, touched = epilogue.write_back(place, extras, result)
+            store, touched = epilogue.write_back(layout, extras, result)
             if by_row:
 
                 def begins(b: Any, row: Any) -> Any:
                     if starts is not None:
                         return starts(row)
-                    return (moving.index(batch, b) * problem.rows + row) * problem.depth
+                    return (moving.index(batch, b) * extents.rows + row) * extents.depth
 
                 run = view(streamed, math.prod(moving.shape))
-                pack = stream_rows(run, begins, problem, tile)
+                pack = stream_rows(run, begins, extents, tile)
                 return Access(pack, panels_of(panels), store, touched, lambda b, row, k: run[begins(b, row) + k])
             pack = stream(
                 lambda b, i, k: element(moving.index(batch, b), i, k),
-                problem.width(streaming),
+                extents.width(streaming),
                 panel_width(streaming, tile),
                 tile.lanes if streaming == "right" and not moving.transposed else 1,
             )
@@ -166,14 +166,14 @@ def matrix_product(
         name = "matmul" + epilogue.label
         function = product_function(
             name,
-            problem,
+            extents,
             streaming,
-            cut,
+            blocking,
             [
                 Argument("streamed", moving.shape),
                 Argument("packed", packed_shape),
                 *epilogue.arguments,
-                Argument("result", epilogue.final(place).shape),
+                Argument("result", epilogue.final(layout).shape),
             ],
             body,
             KernelInfo(Kind.KERNEL, "matmul", writes=epilogue.operators),
@@ -181,10 +181,10 @@ def matrix_product(
         )
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
-    return Lowering((moving.value, staying.value), place, build)
+    return Lowering((moving.value, staying.value), layout, build)
 
 
-def _moved_rows(context: Context, operand: Operand, problem: Problem) -> tuple[Operand, Callable[[Any], Any] | None]:
+def _moved_rows(context: Context, operand: Operand, extents: Extents) -> tuple[Operand, Callable[[Any], Any] | None]:
     """Reads the rows of a left operand where they were before they were moved around.
 
     Returns:
@@ -192,14 +192,14 @@ def _moved_rows(context: Context, operand: Operand, problem: Problem) -> tuple[O
     """
     folded = moved(context, operand.value)
     source = folded.inputs[0]
-    starts = None if source.same_as(operand.value) else row_starts(folded, problem.rows, problem.depth)
+    starts = None if source.same_as(operand.value) else row_starts(folded, extents.rows, extents.depth)
     if starts is None:
         return operand, None
     shape = static_shape(source) or ()
     operand = Operand(source, shape, operand.batch, transposed=False)
     row = tirx.Var("row", "int32")
-    in_order = sym.Analyzer().can_prove_equal(starts(row), row * problem.depth)
-    return operand, None if in_order and math.prod(shape) == problem.rows * problem.depth else starts
+    in_order = sym.Analyzer().can_prove_equal(starts(row), row * extents.depth)
+    return operand, None if in_order and math.prod(shape) == extents.rows * extents.depth else starts
 
 
 def _operand(
@@ -224,15 +224,17 @@ def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
     return "left" if math.prod(left.shape) >= math.prod(right.shape) else "right"
 
 
-def _place(problem: Problem, shape: tuple[int, ...], moved_row: Callable[[Any], Any] = lambda row: row) -> Place:
-    """Results stored row by row: the columns are the last dimension, unless it was dropped.
+def _row_layout(
+    extents: Extents, shape: tuple[int, ...], moved_row: Callable[[Any], Any] = lambda row: row
+) -> ResultLayout:
+    """Lays results out row by row: the columns are the last dimension, unless it was dropped.
 
     Args:
-        problem: The extents.
-        shape: Of the result.
+        extents: The extents.
+        shape: Shape of the result.
         moved_row: (row as the product counts them) → row of the result, if rows were permuted.
     """
-    rows, columns = problem.rows, problem.columns
+    rows, columns = extents.rows, extents.columns
     ends_in_columns = bool(shape) and shape[-1] == columns
 
     def flat(b: Any, i: Any, j: Any) -> Any:
@@ -246,7 +248,7 @@ def _place(problem: Problem, shape: tuple[int, ...], moved_row: Callable[[Any], 
             result.append(row // inner % extent)
         return result
 
-    def permuted(axes: tuple[int, ...]) -> Place | None:
+    def permuted(axes: tuple[int, ...]) -> ResultLayout | None:
         if not ends_in_columns or axes[-1] != len(axes) - 1:
             return None
 
@@ -254,13 +256,13 @@ def _place(problem: Problem, shape: tuple[int, ...], moved_row: Callable[[Any], 
             at = split(moved_row(row))
             return ravel([at[axis] for axis in axes[:-1]], [shape[axis] for axis in axes[:-1]])
 
-        return _place(problem, tuple(shape[axis] for axis in axes), row_after)
+        return _row_layout(extents, tuple(shape[axis] for axis in axes), row_after)
 
-    return Place(
+    return ResultLayout(
         shape,
         flat,
         lambda b, i, j: [*split(moved_row(b * rows + i)), j],
         frozenset(range(len(shape))) if ends_in_columns else frozenset[int](),
-        lambda reshaped: _place(problem, reshaped, moved_row),
+        lambda reshaped: _row_layout(extents, reshaped, moved_row),
         permuted,
     )

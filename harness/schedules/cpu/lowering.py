@@ -10,7 +10,7 @@ from tvm import relax
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.common.scope import Scope
-from harness.schedules.cpu.epilogue import Epilogue, Place
+from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.schedule import Workload, decided
 from harness.schedules.cpu.tile import VectorUnit
 
@@ -24,20 +24,20 @@ class Lowering:
 
     Attributes:
         inputs: The expressions that the kernel reads; not necessarily the operator's own arguments.
-        place: How the result is laid out; None if no epilogue may be attached.
+        layout: How the result is laid out; None if no epilogue may be attached.
         build: Emits packing and kernel.
         permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well.
     """
 
     inputs: tuple[relax.Expr, ...]
-    place: Place | None
+    layout: ResultLayout | None
     build: Build
     permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Scope):
-    """What a lowering may ask about the function around it.
+    """The function around an operator, as lowerings ask about it.
 
     Attributes:
         unit: The target's vector registers.
@@ -50,7 +50,7 @@ class Context(Scope):
     workloads: list[Workload] = field(default_factory=list)
 
     def decide(self, workload: Workload) -> dict[str, int]:
-        """The complete schedule of a workload, which is noted.
+        """Completes the schedule of a workload, and notes the workload.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.
@@ -59,7 +59,7 @@ class Context(Scope):
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
-        """The source of a swap of the last two dimensions, or None."""
+        """Returns the source of a swap of the last two dimensions, or None."""
         definition = self.definition(value)
         if not is_call(definition, "relax.permute_dims"):
             return None
@@ -68,7 +68,7 @@ class Context(Scope):
         return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None
 
     def unexpanded(self, value: relax.Expr) -> relax.Expr:
-        """What a value was before its leading dimensions were expanded; the value itself if they were not."""
+        """Returns what a value was before its leading dimensions were expanded; the value itself if they were not."""
         definition = self.definition(value)
         if not is_call(definition, "relax.broadcast_to"):
             return value

@@ -135,7 +135,7 @@ def _from_bits(x: Expr) -> Expr:
 
 
 def _polynomial(x: Expr, coefficients: tuple[float, ...], constant: Callable[[float], Expr] = _f32) -> Expr:
-    """Horner's scheme; the first coefficient is the constant one."""
+    """Evaluates a polynomial by Horner's scheme; the first coefficient is the constant one."""
     result = constant(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         result = _fma(result, x, constant(coefficient))
@@ -148,12 +148,12 @@ def _clamp(x: Expr, low: float, high: float) -> Expr:
 
 
 def _power_of_two(n: Expr) -> Expr:
-    """2ⁿ for an int32 n in [-126, 127]."""
+    """Computes 2ⁿ for an int32 n in [-126, 127]."""
     return _from_bits(tirx.shift_left(n + _i32(127), _i32(23)))
 
 
 def _exp_reduced(x: Expr, low: Expr | None = None) -> Expr:
-    """exp(x + low) for x already within the limits; `low` is a correction of at most 0.04."""
+    """Computes exp(x + low) for x already within the limits; `low` is a correction of at most 0.04."""
     let = _Bindings()
     x = let(x, "x")
     shifted = let(_fma(x, _f32(_LOG2_E), _f32(_SHIFTER)), "shifted")
@@ -169,7 +169,7 @@ def _exp_reduced(x: Expr, low: Expr | None = None) -> Expr:
 
 
 def exp(x: Expr) -> Expr:
-    """eˣ within 1 ULP, subnormal results included.
+    """Computes eˣ within 1 ULP, subnormal results included.
 
     exp(-inf) = 0, exp(inf) = inf, exp(NaN) = NaN; overflow gives inf, underflow subnormals and then 0.
     """
@@ -178,7 +178,7 @@ def exp(x: Expr) -> Expr:
 
 
 def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
-    """eˣ for the terms of a softmax, x ≤ 0, of which the largest is 1; exp(NaN) = NaN.
+    """Computes eˣ for the terms of a softmax, x ≤ 0, of which the largest is 1; exp(NaN) = NaN.
 
     Within 1 ULP for x > -6, 1.3 ULP for x > -16, where eˣ is 1e-7, and 5 ULP below: the remainder is found in one step,
     and the product n·ln2 in it has an error of n·2e-9.
@@ -200,7 +200,7 @@ def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """The natural logarithm within 0.9 ULP, of subnormal numbers too.
+    """Computes the natural logarithm within 0.9 ULP, of subnormal numbers too.
 
     log(±0) = -inf, log(inf) = inf, log(NaN) = NaN; NaN for negative numbers.
     """
@@ -226,7 +226,7 @@ def log(x: Expr) -> Expr:
 
 
 def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
-    """(f, q) with x = (f + q)·π/2 up to whole turns: f a float64 within ±0.51, NaN for ±inf; q an int32.
+    """Returns (f, q) with x = (f + q)·π/2 up to whole turns: f a float64 within ±0.51, NaN for ±inf; q an int32.
 
     The error of f is below 2⁻⁵⁷ + 2⁻⁵²·|f|, and without the first term while |x| < π/4. From there on no fp32 number is
     closer than 2⁻³⁰ to a multiple of π/2.
@@ -239,7 +239,7 @@ def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
         return result
 
     def split(value: Expr) -> tuple[Expr, Expr]:
-        """The nearest integer, once in its low bits and once as a number."""
+        """Returns the nearest integer, once in its low bits and once as a number."""
         shifted = let(value + _f64(_F64_SHIFTER), "shifted")
         return tirx.reinterpret("int64", shifted), let(shifted - _f64(_F64_SHIFTER), "integer")
 
@@ -255,7 +255,7 @@ def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
 
 
 def _sine(x: Expr, quarters: int) -> Expr:
-    """sin(x + quarters·π/2)."""
+    """Computes sin(x + quarters·π/2)."""
     let = _Bindings()
     x = let(x, "x")
     f, q = _quarter_turns(let, x)
@@ -271,29 +271,29 @@ def _sine(x: Expr, quarters: int) -> Expr:
 
 
 def sin(x: Expr) -> Expr:
-    """The sine within 0.51 ULP for all of fp32, the largest numbers included; ±0 for ±0, NaN for ±inf and NaN."""
+    """Computes the sine within 0.51 ULP for all of fp32, huge numbers too; ±0 for ±0, NaN for ±inf and NaN."""
     return _sine(x, 0)
 
 
 def cos(x: Expr) -> Expr:
-    """The cosine within 0.51 ULP for all of fp32, the largest numbers included; NaN for ±inf and NaN."""
+    """Computes the cosine within 0.51 ULP for all of fp32, the largest numbers included; NaN for ±inf and NaN."""
     return _sine(x, 1)
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1/(1 + e⁻ˣ) within 3 ULP for x ≥ -88; 0 below (as in PyTorch, where the true value is subnormal)."""
+    """Computes 1/(1 + e⁻ˣ) within 3 ULP for x ≥ -88; 0 below (as PyTorch, where the true value is subnormal)."""
     return _f32(1.0) / (_f32(1.0) + exp(_f32(0.0) - x))
 
 
 def silu(x: Expr) -> Expr:
-    """x·sigmoid(x) within 3 ULP for x ≥ -88; -0 below, NaN at -inf (both as in PyTorch)."""
+    """Computes x·sigmoid(x) within 3 ULP for x ≥ -88; -0 below, NaN at -inf (both as in PyTorch)."""
     let = _Bindings()
     x = let(x, "x")
     return let.around(x / (_f32(1.0) + exp(_f32(0.0) - x)))
 
 
 def erf(x: Expr) -> Expr:
-    """The error function within 2 ULP; exactly ±1 from |x| = 4 on."""
+    """Computes the error function within 2 ULP; exactly ±1 from |x| = 4 on."""
     let = _Bindings()
     x = let(x, "x")
     square = let(x * x, "square")
@@ -305,7 +305,7 @@ def erf(x: Expr) -> Expr:
 
 
 def gelu(x: Expr) -> Expr:
-    """x·Φ(x), the erf form of GELU, without cancellation in the negative tail.
+    """Computes x·Φ(x), the erf form of GELU, without cancellation in the negative tail.
 
     For |x| < 1 it is x·(½ + x·P(x²)), beyond max(x, 0) - |x|·Q(|x|) with Q(a) = ½·erfc(a/√2) = exp(-a²/2)·t·P(t - ½)
     and t = 1/(1 + a/4). Within 4 ULP for x > -1 and 8 ULP below, where ½·x·(1 + erf(x/√2)) loses every digit from x =

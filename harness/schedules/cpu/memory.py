@@ -63,7 +63,7 @@ def _planned(function: relax.Function, module: tvm.IRModule) -> relax.Function:
 def _places(
     values: dict[relax.Var, Value], results: dict[relax.Var, Result]
 ) -> tuple[dict[relax.Var, tuple[relax.Var, int]], dict[relax.Var, int]]:
-    """Storage and offset of each allocation, and the bytes of each storage."""
+    """Returns the storage and offset of each allocation, and the bytes of each storage."""
     layout = lay_out(list(values.values()), list(results.values()))
     arena = relax.Var("arena", relax.AnyType())
     own = [relax.Var(f"{owner.name}_storage", relax.AnyType()) for owner in results]
@@ -85,7 +85,7 @@ def _bound(variable: relax.Var, value: relax.Expr) -> relax.Binding:
 def _lifetimes(
     bindings: Sequence[relax.Binding], returned: relax.Expr, module: tvm.IRModule
 ) -> tuple[dict[relax.Var, Value], dict[relax.Var, Result]]:
-    """The allocations of a function by variable: those that end with their last use, and those that may not.
+    """Returns the allocations of a function by variable: those that end with their last use, and those that may not.
 
     A step is a binding. An allocation lives under the names of its reshapes, too; where it is used by anything but
     compiled functions, it may be a part of the result.
@@ -118,7 +118,7 @@ def _lifetimes(
 
 
 def _is_kernel(value: relax.Expr, module: tvm.IRModule) -> bool:
-    """Whether this is the call of a compiled function, which keeps nothing."""
+    """Returns whether this is the call of a compiled function, which keeps nothing."""
     return (
         isinstance(value, ir.Call)
         and isinstance(value.op, ir.GlobalVar)
@@ -127,7 +127,7 @@ def _is_kernel(value: relax.Expr, module: tvm.IRModule) -> bool:
 
 
 def _allocated_bytes(value: relax.Expr) -> int | None:
-    """The bytes, at least one, that `builtin.alloc_tensor` allocates in global scope; None for everything else."""
+    """Returns the bytes, at least one, of a global `builtin.alloc_tensor`; None for everything else."""
     if not is_call(value, "relax.builtin.alloc_tensor"):
         return None
     extents = list(value.args[0].values)

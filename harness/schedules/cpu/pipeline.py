@@ -13,11 +13,11 @@ from harness.schedules.cpu.memory import plan_memory
 from harness.schedules.cpu.rewrite import call_kernels
 
 _LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE, **roi_align.LEGALIZE}
-"""By Relax operator: our legalization, where TVM's loses accuracy or speed."""
+"""This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
 
 def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """The pass for `tvm.relax.build(module, target, relax_pipeline=cpu_pipeline(target))`.
+    """Returns the pass for `tvm.relax.build(module, target, relax_pipeline=cpu_pipeline(target))`.
 
     It takes the module as imported: Relax operators, functions (usually one, `main`) with the attribute `num_input`,
     whose parameters after the first `num_input` are weights. Each of them becomes two:
@@ -42,7 +42,7 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 
 
 def to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.IRModule:
-    """The part of `cpu_pipeline` before the virtual machine: Relax functions that call compiled ones by `call_tir`."""
+    """Runs `cpu_pipeline` up to the virtual machine: Relax functions call compiled ones by `call_tir`."""
     with target, tvm.transform.PassContext(opt_level=3):
         return tvm.transform.Sequential(_to_loops(module, target, schedules))(module)
 

@@ -6,6 +6,9 @@ One operand is *resident*: packed once into panels [batch, panel, depth, width] 
 happens when the model is loaded). The other one *streams*: each task packs a block of it into its own workspace,
 through an arbitrary index function, so that transposed operands and convolutions need no copy in memory. A panel is as
 wide as the register tile on that side; `emit.multiply_panels` takes one right panel past many left ones.
+
+In the terms of BLIS (Van Zee and van de Geijn, 2015), the left operand is A and the right one B, panels are
+micro-panels, and both operands are packed: the resident one ahead of time, the streaming one block by block.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ _REUSE = 4
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Extents of a product: `batch` independent ones of rows × depth by depth × columns."""
+class Extents:
+    """The extents of `batch` independent products of rows × depth by depth × columns: m, k and n of BLIS."""
 
     batch: int
     rows: int
@@ -60,12 +63,12 @@ Pack = Callable[[Any, Any], Fill]
 
 
 def panel_width(side: Side, tile: Tile) -> int:
-    """Width of a packed panel on this side."""
+    """Returns the width of a packed panel on this side."""
     return tile.rows if side == "left" else tile.columns
 
 
 def packed_shape(side: Side, batch: int, width: int, depth: int, tile: Tile) -> tuple[int, int, int, int]:
-    """Shape of a packed operand: [batch, panel, depth, width of a panel]."""
+    """Returns the shape of a packed operand: [batch, panel, depth, width of a panel]."""
     panel = panel_width(side, tile)
     return batch, ceil_div(width, panel), depth, panel
 
@@ -121,7 +124,7 @@ def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
     return pack
 
 
-def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], problem: Problem, tile: Tile) -> Pack:
+def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], extents: Extents, tile: Tile) -> Pack:
     """Packs rows that are runs of memory, each as it lies; the last one is repeated beyond the edge.
 
     The innermost loop reads one element of a row at a time, from anywhere, so that nothing has to be transposed.
@@ -129,14 +132,14 @@ def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], problem: P
     Args:
         data: The operand as one contiguous line.
         starts: (batch, row) → where it begins.
-        problem: The extents.
+        extents: The extents.
         tile: The register tile.
     """
 
     def pack(b: Any, first: Any) -> Fill:
         begin = registers((tile.rows,), "int32")
         for i in range(tile.rows):
-            row = first + i if problem.rows % tile.rows == 0 else T.min(first + i, problem.rows - 1)
+            row = first + i if extents.rows % tile.rows == 0 else T.min(first + i, extents.rows - 1)
             T.buffer_store(begin, starts(b, row), [i])
 
         def copy(put: Put, i: int, start: Any, count: Any) -> None:
@@ -159,49 +162,54 @@ def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], problem: P
 
 
 @dataclass(frozen=True)
-class Blocking:
-    """How a product is cut into tasks: `slots` streaming panels each, times `splits` parts of the resident operand."""
+class Partition:
+    """How a product is divided among tasks.
+
+    Attributes:
+        slots: Micro-panels of the streaming operand that a task packs; with their width, the MC or NC of BLIS.
+        splits: Parts of the resident operand, each for tasks of its own.
+    """
 
     slots: int
     splits: int
 
 
-def panels(problem: Problem, streaming: Side, tile: Tile) -> tuple[int, int]:
-    """Number of panels of the streaming operand, and of the resident one."""
+def panels(extents: Extents, streaming: Side, tile: Tile) -> tuple[int, int]:
+    """Returns the number of panels of the streaming operand, and of the resident one."""
     resident: Side = "right" if streaming == "left" else "left"
     return (
-        ceil_div(problem.width(streaming), panel_width(streaming, tile)),
-        ceil_div(problem.width(resident), panel_width(resident, tile)),
+        ceil_div(extents.width(streaming), panel_width(streaming, tile)),
+        ceil_div(extents.width(resident), panel_width(resident, tile)),
     )
 
 
-def choose_blocking(problem: Problem, streaming: Side, tile: Tile) -> Blocking:
-    """Blocks that fit the workspace, and enough tasks."""
+def choose_partition(extents: Extents, streaming: Side, tile: Tile) -> Partition:
+    """Chooses blocks that fit the workspace and make enough tasks."""
     panel = panel_width(streaming, tile)
-    count, others = panels(problem, streaming, tile)
+    count, others = panels(extents, streaming, tile)
     most = count
     if streaming == "left":
-        most = min(_LEFT_PANELS, max(1, _BLOCK_BYTES // (4 * panel * problem.depth)))
-    slots = min(most, count, max(ceil_div(count * problem.batch, _TASKS), _REUSE if streaming == "left" else 1))
+        most = min(_LEFT_PANELS, max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
+    slots = min(most, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
     blocks = ceil_div(count, slots)
-    splits = max(1, min(others, ceil_div(_TASKS, problem.batch * blocks)))
+    splits = max(1, min(others, ceil_div(_TASKS, extents.batch * blocks)))
     if streaming == "right":
         splits = max(splits, ceil_div(others, _LEFT_PANELS))
-    return Blocking(ceil_div(count, blocks), ceil_div(others, ceil_div(others, splits)))
+    return Partition(ceil_div(count, blocks), ceil_div(others, ceil_div(others, splits)))
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Everything that is decided about a product.
+class Blocking:
+    """The blocking of a product: everything that is decided about it.
 
     Attributes:
-        tile: The register tile.
-        blocking: The tasks.
-        chunk: Terms of a sum that one register adds up.
+        tile: The register tile, MR × NR of BLIS.
+        partition: How the product is divided among tasks.
+        chunk: Terms of a sum that one register adds up, the KC of BLIS.
     """
 
     tile: Tile
-    blocking: Blocking
+    partition: Partition
     chunk: int
 
 
@@ -222,7 +230,7 @@ class Access:
         pack: How the streaming operand is packed.
         packed: How the resident one is read.
         store: How an element of the result is stored.
-        touched: What that touches, if columns lie side by side.
+        touched: What the store touches, if columns lie side by side.
         rows: How the streaming operand is read where it lies, if it is the left one and packed along its rows.
     """
 
@@ -235,81 +243,84 @@ class Access:
 
 def product_function(
     name: str,
-    problem: Problem,
+    extents: Extents,
     streaming: Side,
-    cut: Cut,
+    blocking: Blocking,
     arguments: Sequence[Argument],
     body: Callable[..., Access],
     info: KernelInfo,
     by_row: bool = False,
 ) -> tirx.PrimFunc:
-    """The kernel.
+    """Builds the kernel.
 
     Args:
         name: Name of the function.
-        problem: The extents.
+        extents: The extents.
         streaming: Which operand streams.
-        cut: Its tile, blocks and chunks.
+        blocking: Its register tile, partition and chunks.
         arguments: All tensors, the result last.
         body: Gets one buffer per argument.
         info: The operator that it computes, and what it does to a result.
         by_row: Whether what it returns has `rows`, because packing goes along the rows of the left operand
             (`stream_rows`) and not across them.
     """
-    tile, blocking = cut.tile, cut.blocking
-    count, others = panels(problem, streaming, tile)
-    blocks = ceil_div(count, blocking.slots)
-    per_split = ceil_div(others, blocking.splits)
+    tile, partition = blocking.tile, blocking.partition
+    count, others = panels(extents, streaming, tile)
+    blocks = ceil_div(count, partition.slots)
+    per_split = ceil_div(others, partition.splits)
 
     # A row that one panel reads is read once, so that packing it would be a pass of its own.
     in_place = by_row and others == 1
 
     def emit(*buffers: tirx.Buffer) -> None:
         access = body(*buffers)
-        with T.parallel(0, problem.batch * blocks * blocking.splits) as task:
-            b = T.Bind(task // (blocks * blocking.splits))
-            first_panel = T.Bind(task // blocking.splits % blocks * blocking.slots)
-            first_other = T.Bind(task % blocking.splits * per_split)
-            slots = at_most(blocking.slots, count, first_panel)
+        with T.parallel(0, extents.batch * blocks * partition.splits) as task:
+            b = T.Bind(task // (blocks * partition.splits))
+            first_panel = T.Bind(task // partition.splits % blocks * partition.slots)
+            first_other = T.Bind(task % partition.splits * per_split)
+            slots = at_most(partition.slots, count, first_panel)
             parts = at_most(per_split, others, first_other)
             if streaming == "left":
                 block = _Block(b, first_panel, slots, first_other, parts)
-                read = _read_left(problem, tile, access, block) if in_place else _pack_left(problem, cut, access, block)
+                if in_place:
+                    read = _read_left(extents, tile, access, block)
+                else:
+                    read = _pack_left(extents, blocking, access, block)
             else:
                 block = _Block(b, first_other, parts, first_panel, slots)
-                read = _pack_right(cut, access, block)
-            totals = T.alloc_buffer((blocking.slots if streaming == "left" else per_split, tile.size), "float32")
+                read = _pack_right(blocking, access, block)
+            totals = T.alloc_buffer((partition.slots if streaming == "left" else per_split, tile.size), "float32")
             with T.serial(0, block.right_panels) as r:
                 column = T.Bind((block.right_first + r) * tile.columns)
                 operands = read(r)
                 multiply_panels(
                     tile,
-                    problem.depth,
+                    extents.depth,
                     block.left_panels,
                     operands.left,
                     operands.right,
                     totals,
                     before=operands.before,
-                    longest=cut.chunk,
+                    longest=blocking.chunk,
                     ahead=operands.ahead,
-                    after=_write(problem, tile, access, totals, block, column),
+                    after=_write(extents, tile, access, totals, block, column),
                 )
 
-    extents = {"batch": problem.batch, "rows": problem.rows, "depth": problem.depth, "columns": problem.columns}
+    sizes = {"batch": extents.batch, "rows": extents.rows, "depth": extents.depth, "columns": extents.columns}
     info = replace(
         info,
         algorithm=PRODUCT,
-        extents=extents,
+        extents=sizes,
         tile={"rows": tile.rows, "columns": tile.columns},
-        decisions={"streaming": streaming, "read": "in place" if in_place else "packed", **asdict(blocking)},
-        flop=2 * math.prod(extents.values()),
+        decisions={"streaming": streaming, "read": "in place" if in_place else "packed", **asdict(partition)},
+        flop=2 * math.prod(sizes.values()),
     )
     return prim_func(name, arguments, emit, info)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """What a task does: some left panels by some right ones, of matrix `batch`."""
+    """The work of a task: some left panels by some right ones, of matrix `batch`."""
 
     batch: Any
     left_first: Any
@@ -320,7 +331,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Operands:
-    """What `multiply_panels` reads for one right panel; see there."""
+    """The operands of `multiply_panels` for one right panel."""
 
     left: Callable[[Any, Any, Any, int], Any]
     right: Callable[[Any, Any, Any], Any]
@@ -328,15 +339,15 @@ class _Operands:
     before: Callable[[Any, Any], None] | None = None
 
 
-def _pack_left(problem: Problem, cut: Cut, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+def _pack_left(extents: Extents, blocking: Blocking, access: Access, block: _Block) -> Callable[[Any], _Operands]:
     """Emits the packing of a block of the left operand; returns how each right panel of the task meets it."""
-    tile, slots = cut.tile, cut.blocking.slots
+    tile, slots = blocking.tile, blocking.partition.slots
     by_row = access.rows is not None
     # Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
-    chunks = ceil_div(problem.depth, cut.chunk)
-    size = cut.chunk * tile.rows
-    extents = (tile.rows, cut.chunk) if by_row else (cut.chunk, tile.rows)
-    workspace = T.alloc_buffer((chunks, slots, *extents), "float32")
+    chunks = ceil_div(extents.depth, blocking.chunk)
+    size = blocking.chunk * tile.rows
+    shape = (tile.rows, blocking.chunk) if by_row else (blocking.chunk, tile.rows)
+    workspace = T.alloc_buffer((chunks, slots, *shape), "float32")
     with T.serial(0, block.left_panels) as slot:
         fill = access.pack(block.batch, (block.left_first + slot) * tile.rows)
         with T.serial(0, chunks) as c:
@@ -344,20 +355,20 @@ def _pack_left(problem: Problem, cut: Cut, access: Access, block: _Block) -> Cal
             def put(k: Any, i: Any, value: Any) -> None:
                 T.buffer_store(workspace, value, [c, slot, i, k] if by_row else [c, slot, k, i])
 
-            fill(put, c * cut.chunk, at_most(cut.chunk, problem.depth, c * cut.chunk))
+            fill(put, c * blocking.chunk, at_most(blocking.chunk, extents.depth, c * blocking.chunk))
 
     def operands(r: Any) -> _Operands:
         line = view(workspace, chunks * slots * size)
         share = ceil_div(tile.columns, slots)
 
         def left(p: Any, first: Any, k: Any, i: int) -> Any:
-            return workspace[(first // cut.chunk, p, *((i, k) if by_row else (k, i)))]
+            return workspace[(first // blocking.chunk, p, *((i, k) if by_row else (k, i)))]
 
         def ahead(p: Any, first: Any, k: Any) -> None:
-            # Of the next left panel as much as a step reads, of the next chunk of the right one its share.
-            prefetch(line[(first // cut.chunk * slots + p + 1) * size + k * tile.rows], level=1)
-            at = (p * cut.chunk + k) * share
-            row = first + cut.chunk + at // tile.columns
+            # A step fetches as much of the next left panel as it reads, and its share of the next right chunk.
+            prefetch(line[(first // blocking.chunk * slots + p + 1) * size + k * tile.rows], level=1)
+            at = (p * blocking.chunk + k) * share
+            row = first + blocking.chunk + at // tile.columns
             prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
 
         return _Operands(left, _read_packed(access, block, r), ahead)
@@ -365,23 +376,23 @@ def _pack_left(problem: Problem, cut: Cut, access: Access, block: _Block) -> Cal
     return operands
 
 
-def _read_left(problem: Problem, tile: Tile, access: Access, block: _Block) -> Callable[[Any], _Operands]:
-    """As `_pack_left`, without packing."""
+def _read_left(extents: Extents, tile: Tile, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+    """Returns how each right panel meets the left operand where it lies, without packing."""
     read = access.rows
     assert read is not None
 
     def element(p: Any, i: Any, k: Any) -> Any:
         row = (block.left_first + p) * tile.rows + i
-        return read(block.batch, row if problem.rows % tile.rows == 0 else T.min(row, problem.rows - 1), k)
+        return read(block.batch, row if extents.rows % tile.rows == 0 else T.min(row, extents.rows - 1), k)
 
     return lambda r: _Operands(lambda p, first, k, i: element(p, i, first + k), _read_packed(access, block, r))
 
 
-def _pack_right(cut: Cut, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+def _pack_right(blocking: Blocking, access: Access, block: _Block) -> Callable[[Any], _Operands]:
     """Returns how the left panels of a task meet a right panel, a chunk of which is packed just before it is used."""
-    tile = cut.tile
+    tile = blocking.tile
     # It stays in the first-level cache.
-    workspace = T.alloc_buffer((cut.chunk, tile.columns), "float32")
+    workspace = T.alloc_buffer((blocking.chunk, tile.columns), "float32")
 
     def operands(r: Any) -> _Operands:
         fill = access.pack(block.batch, (block.right_first + r) * tile.columns)
@@ -399,10 +410,10 @@ def _read_packed(access: Access, block: _Block, r: Any) -> Callable[[Any, Any, A
     return lambda first, k, j: access.packed(block.batch, block.right_first + r, first + k, j)
 
 
-def _write(problem: Problem, tile: Tile, access: Access, totals: tirx.Buffer, block: _Block, column: Any) -> After:
-    """The store of one register tile, without what lies beyond the edges."""
+def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, block: _Block, column: Any) -> After:
+    """Emits the store of one register tile, without what lies beyond the edges."""
     lines = ceil_div(tile.columns, LINE)
-    tail = problem.columns % tile.columns
+    tail = extents.columns % tile.columns
 
     def fetch(p: Any, k: Any, count: int) -> None:
         def line(n: Any) -> None:
@@ -422,13 +433,13 @@ def _write(problem: Problem, tile: Tile, access: Access, totals: tirx.Buffer, bl
                 lambda j: access.store(block.batch, row + i, column + j, totals[p, i * tile.columns + j]),
             )
 
-        with T.serial(0, at_most(tile.rows, problem.rows, row)) as i:
+        with T.serial(0, at_most(tile.rows, extents.rows, row)) as i:
             if tail == 0:
                 line(i, tile.columns)
-            elif problem.columns < tile.columns:
+            elif extents.columns < tile.columns:
                 line(i, tail)
             else:
-                with T.If(column + tile.columns <= problem.columns):
+                with T.If(column + tile.columns <= extents.columns):
                     with T.Then():
                         line(i, tile.columns)
                     with T.Else():

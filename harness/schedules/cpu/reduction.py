@@ -35,22 +35,22 @@ _NAN_BITS = 0x7F800000
 
 
 def fp64(value: float) -> Any:
-    """An fp64 constant."""
+    """Returns an fp64 constant."""
     return tirx.const(value, "float64")
 
 
 def widen(value: Any) -> Any:
-    """fp32 as fp64."""
+    """Converts fp32 to fp64."""
     return tirx.Cast("float64", value)
 
 
 def narrow(value: Any) -> Any:
-    """fp64 rounded to fp32."""
+    """Rounds fp64 to fp32."""
     return tirx.Cast("float32", value)
 
 
 def tasks(count: int, elements: int) -> AbstractContextManager[Any]:
-    """A loop over `count` tasks that touch `elements` elements together: parallel if that pays."""
+    """Emits a loop over `count` tasks that touch `elements` elements together: parallel if that pays."""
     loop: AbstractContextManager[Any] = (T.parallel if count > 1 and elements >= SERIAL_BELOW else T.serial)(0, count)
     return loop
 
@@ -78,7 +78,7 @@ class Fold:
     """A reduction that runs in several lanes at once.
 
     Attributes:
-        dtype: Of the partial results.
+        dtype: Element type of the partial results.
         start: Neutral value.
         update: (partial result, index of the term) → partial result.
         merge: Two partial results → one.
@@ -91,7 +91,7 @@ class Fold:
 
 
 def add(term: Callable[[Any], Any]) -> Fold:
-    """The fp64 sum of fp64 terms, by index."""
+    """Makes the fold that adds fp64 terms, by index."""
     return Fold("float64", 0.0, lambda partial, k: partial + term(k), lambda a, b: a + b)
 
 
@@ -199,7 +199,7 @@ def emit_moments(count: int, read: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 
 def chunks_of(outer: int, count: int) -> int:
-    """Into how many equal chunks each of `outer` lines of `count` elements is cut, so that threads share the work."""
+    """Returns into how many equal chunks each of `outer` lines of `count` elements is cut, for threads to share."""
     if outer >= _CUT_BELOW or count < 2 * CHUNK:
         return 1
     return next((n for n in range(count // CHUNK, 1, -1) if count % n == 0 and count // n <= 4 * CHUNK), 1)
@@ -243,7 +243,7 @@ def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -
 
 
 def _merging(fold: Fold, partial: tirx.Buffer, i: Any) -> Fold:
-    """The fold that merges the partial results partial[i, :] of another one."""
+    """Makes the fold that merges the partial results partial[i, :] of another one."""
     return Fold(fold.dtype, fold.start, lambda a, c: fold.merge(a, partial[i, c]), fold.merge)
 
 
@@ -307,7 +307,7 @@ def _fill(buffer: tirx.Buffer, width: int, value: Any) -> None:
 
 
 def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
-    """Population variance (or its root) of each of `outer` contiguous lines."""
+    """Builds the population variance (or its root) of each of `outer` contiguous lines."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         moments = emit_line_moments(outer, count, lambda i, k: data[i, k])
@@ -322,7 +322,7 @@ def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
 
 
 def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] | None:
-    """(outer, count, inner) if the axes are neighbours (those of extent 1 count as nothing), otherwise None."""
+    """Returns (outer, count, inner) if the axes are neighbours, not counting those of extent 1, else None."""
     reduced = [a for a in range(len(shape)) if a in axes and shape[a] != 1]
     if not reduced:
         return math.prod(shape), 1, 1
@@ -333,7 +333,7 @@ def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] 
 
 
 def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
-    """A legalization by `reduction`; None stands for the variance."""
+    """Makes a legalization by `reduction`; None stands for the variance."""
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         data = node.args[0]
@@ -364,7 +364,7 @@ def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
 
 
 def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.PrimFunc:
-    """Running fp64 sums over the middle of [outer, count, inner], each rounded to fp32 once, as in PyTorch."""
+    """Builds running fp64 sums over the middle of [outer, count, inner], each rounded to fp32 once, as in PyTorch."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         with tasks(outer * inner, outer * count * inner) as task:

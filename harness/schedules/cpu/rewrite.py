@@ -16,7 +16,7 @@ from harness.schedules.common.graph import Facts, between, facts_of, is_call, pe
 from harness.schedules.common.origins import joined
 from harness.schedules.cpu.attention import lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
-from harness.schedules.cpu.epilogue import UNARY, Epilogue, Place, Step
+from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Workload
@@ -31,7 +31,7 @@ KERNELS: dict[str, Lower] = {
     "relax.nn.attention": lower_attention,
     "relax.nn.attention_bias": lower_attention,
 }
-"""By Relax operator: how it becomes a kernel."""
+"""Functions that lower a Relax operator to a kernel, by operator."""
 
 
 _MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
@@ -53,7 +53,7 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 
 
 def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]:
-    """What the kernels of an imported module can be tuned for, call by call."""
+    """Returns the tunable workloads of an imported module, call by call."""
     found: list[Workload] = []
     module = relax.transform.CanonicalizeBindings()(module)
     for _, function in module.functions_items():
@@ -67,7 +67,7 @@ def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]
 def _context_of(
     function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
 ) -> tuple[Context, Facts]:
-    """What lowerings may ask about a function, and how its variables are used."""
+    """Makes the context that lowerings ask about a function, and the facts of its variables."""
     facts = facts_of(function)
     parameters = _parameters(function, facts.bindings)
     functions = dict(module.functions_items())
@@ -81,7 +81,7 @@ class _Fused:
 
     Attributes:
         lowering: How the first operator of the chain becomes a kernel.
-        operands: Of the epilogue.
+        operands: Operands of the epilogue.
         epilogue: The operators that follow the first.
         covers: What the kernel computes: the first operator, those that follow, and those that it does while it reads.
     """
@@ -94,7 +94,7 @@ class _Fused:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to do at each binding: emit a kernel, or nothing because a later kernel covers it."""
+    """The action at each binding: emit a kernel, or nothing because a later kernel covers it."""
 
     kernels: Mapping[relax.Var, _Fused]
     covered: frozenset[relax.Var]
@@ -121,7 +121,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
 
 
 def _parameters(function: relax.Function, bindings: Mapping[relax.Var, relax.Expr]) -> frozenset[relax.Var]:
-    """Variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
+    """Returns the variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
     attributes = function.attrs or {}
     if "num_input" not in attributes:
         return frozenset()
@@ -156,8 +156,8 @@ def _plan(context: Context, facts: Facts) -> _Plan:
                 covered.add(last)
                 covers.append(user)
                 lowering, last = other, user
-        place, steps, operands = lowering.place, [], []
-        while place is not None and (following := _next_step(context, facts, place, last)) is not None:
+        layout, steps, operands = lowering.layout, [], []
+        while layout is not None and (following := _next_step(context, facts, layout, last)) is not None:
             if following[0] in kernels or following[0] in covered:
                 break  # the sum of two products: the first one's write-back does it
             covered.add(last)
@@ -165,7 +165,7 @@ def _plan(context: Context, facts: Facts) -> _Plan:
             covers.append(last)
             steps.append(step)
             operands += [] if operand is None else [operand]
-            place = step.moved(place)
+            layout = step.moved(layout)
         shapes = tuple(static_shape(operand) or () for operand in operands)
         context.results.add(last)
         for argument in value.args:
@@ -175,13 +175,13 @@ def _plan(context: Context, facts: Facts) -> _Plan:
 
 
 def _only_user(facts: Facts, variable: relax.Var) -> relax.Var | None:
-    """The binding that is the only one to use a variable of the same dataflow block, which it uses once."""
+    """Returns the binding that is the only one to use a variable of the same dataflow block, which it uses once."""
     users = facts.users.get(variable, [])
     return users[0] if isinstance(variable, relax.DataflowVar) and len(users) == 1 else None
 
 
 def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
-    """Whether only a matrix product reads the variable, and takes its rows as they are, however they are permuted."""
+    """Returns whether only a matrix product reads the variable, and can read its rows where they lie."""
     last = variable
     while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *_MOVES):
         last = user
@@ -196,20 +196,20 @@ def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
 
 
 def _next_step(
-    context: Context, facts: Facts, place: Place, last: relax.Var
+    context: Context, facts: Facts, layout: ResultLayout, last: relax.Var
 ) -> tuple[relax.Var, Step, relax.Expr | None] | None:
-    """The elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
+    """Returns the elementwise operation that is the only user of `last`, if the kernel's write-back can do it."""
     user = _only_user(facts, last)
     if user is None:
         return None
     value = context.bindings[user]
     shape = static_shape(value)
     moves = is_call(value, "relax.reshape", "relax.permute_dims") and shape and value.args[0].same_as(last)
-    if moves and value.op.name == "relax.reshape" and place.reshaped is not None:
+    if moves and value.op.name == "relax.reshape" and layout.reshaped is not None:
         return user, Step("relax.reshape", shape=shape), None
-    if moves and value.op.name == "relax.permute_dims" and place.permuted(permutation(value)) is not None:
+    if moves and value.op.name == "relax.permute_dims" and layout.permuted(permutation(value)) is not None:
         return user, Step("relax.permute_dims", shape=shape, axes=permutation(value)), None
-    if not is_call(value, *UNARY, *BINARY) or shape != place.shape:
+    if not is_call(value, *UNARY, *BINARY) or shape != layout.shape:
         return None
     name = value.op.name
     if name in UNARY:
@@ -220,13 +220,13 @@ def _next_step(
     if constant is not None:
         return user, Step(name, constant=constant, swapped=swapped), None
     extent = static_shape(other)
-    if extent is None or not place.accepts(extent):
+    if extent is None or not layout.accepts(extent):
         return None
     return user, Step(name, operand=True, swapped=swapped), other
 
 
 def _number(value: relax.Expr) -> float | None:
-    """The value of an fp32 constant of one element."""
+    """Returns the value of an fp32 constant of one element."""
     if isinstance(value, tirx.FloatImm):
         return float(value.value)
     if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:

@@ -38,7 +38,7 @@ class Pooling:
 
 
 def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> tirx.PrimFunc:
-    """The mean of bilinear samples of [n, c, h, w] in each bin of boxes (index of the image, x0, y0, x1, y1).
+    """Builds the mean of bilinear samples of [n, c, h, w] in each bin of boxes (image index, x0, y0, x1, y1).
 
     A bin without samples gives 0, samples further than a pixel outside count as 0.
     Source: torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
@@ -92,7 +92,7 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> ti
 
 
 def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any, Any]:
-    """Along one axis: where the first bin begins, the size of a bin, the number of samples in it."""
+    """Returns, of one axis, where the first bin begins, the size of a bin, and the number of samples in it."""
     begin = _fp32(start * fp32(pooling.scale))
     size: Any = end * fp32(pooling.scale) - begin
     if not pooling.aligned:
@@ -103,13 +103,13 @@ def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any,
 
 
 def _position(start: Any, size: Any, index: Any, sample: Any, samples: Any) -> Any:
-    """Of a sample in the bin of that index."""
+    """Returns the position of a sample in the bin of that index."""
     middle = T.cast(sample, "float32") + fp32(0.5)
     return start + T.cast(index, "float32") * size + middle * size / T.cast(samples, "float32")
 
 
 def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
-    """The pixels before and after a position, inside whatever it is, and how far it is from the first to the second."""
+    """Returns the pixels before and after a position, clipped to the image, and the fraction between them."""
     inside = _fp32(T.min(T.max(position, fp32(0.0)), fp32(extent - 1)))
     low = T.Bind(T.max(T.min(T.cast(inside, "int32"), extent - 1), 0))
     high = T.Bind(T.min(low + 1, extent - 1))
@@ -117,7 +117,7 @@ def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
 
 
 def _fp32(value: Any) -> Any:
-    """The value, computed once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
+    """Emits the value once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
     return scalar(value, "float32")
 
 

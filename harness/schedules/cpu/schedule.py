@@ -1,4 +1,4 @@
-"""What can be decided about a kernel: workloads and their keys, schedules, and all schedules of a workload.
+"""Decisions about kernels: workloads and their keys, schedules, and all schedules of a workload.
 
 A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
 *key* is what a database knows it by; the element type is a part of it unless it is float32. A *schedule* names
@@ -29,7 +29,7 @@ from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.common.kernel import ceil_div, chunk_length
 from harness.schedules.cpu import product, winograd_plan
-from harness.schedules.cpu.product import Blocking, Cut, Side
+from harness.schedules.cpu.product import Blocking, Partition, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
 
@@ -41,19 +41,19 @@ _MOST_ROWS, _MOST_VECTORS = 14, 6
 _LEAST_ACCUMULATORS = {32: 16, 16: 8}
 """Vectors of sums in a tile, by number of registers: fewer neither hide latency nor share loads."""
 _MOST_TASKS = 1024
-"""More are not tried: each costs some microseconds."""
+"""Tasks at most; each costs some microseconds."""
 _WORKSPACE_BYTES = 64 << 20
-"""What one task may use."""
+"""Workspace of one task at most."""
 _TASKS = 16
 """Tasks of an attention wanted at least; each copies keys and values of its head."""
 _LEAST_KEYS = 128
 """Fewer keys are not worth an attention of few queries."""
 _KEYS_OF_A_PART = 512
-"""Keys of one task of it at least."""
+"""Keys of one task of such an attention at least."""
 TILE = frozenset({"rows", "vectors"})
 """Decisions that make one choice together."""
 RESULT_TILE = frozenset({"result_rows", "result_vectors"})
-"""The same of the second product of attention."""
+"""Decisions that make one choice of the second product of attention."""
 
 
 class Workload(Hashable, Protocol):
@@ -65,14 +65,14 @@ class Workload(Hashable, Protocol):
 
     @property
     def key(self) -> str:
-        """What a database knows it by; equal wherever the same work is done."""
+        """The key under which a database knows it; equal wherever the same work is done."""
 
     @property
     def multiplications(self) -> int:
         """Multiply-adds of a direct computation."""
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """The schedule with what it does not name, as it is best without tuning.
+        """Adds to the schedule the decisions that it does not name, as they are best without tuning.
 
         Raises:
             ValueError: It cannot be used; the message says why.
@@ -83,7 +83,7 @@ class Workload(Hashable, Protocol):
 
 
 def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    """The complete schedule of a workload.
+    """Completes the schedule of a workload.
 
     Raises:
         HarnessError: The schedule cannot be used.
@@ -98,7 +98,7 @@ def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[st
 
 @lru_cache(maxsize=64)
 def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
-    """Every complete schedule of a workload, the default first, none twice."""
+    """Returns every complete schedule of a workload, the default first, none twice."""
     found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
     for candidate in ({}, *workload.candidates(unit)):
         try:
@@ -110,20 +110,20 @@ def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]
 
 
 def distance(a: Schedule, b: Schedule) -> int:
-    """Number of choices in which two complete schedules differ; a tile is one choice."""
+    """Returns the number of choices in which two complete schedules differ; a tile is one choice."""
     names = {name for name in {*a, *b} if a.get(name) != b.get(name)}
     return sum(bool(names & together) for together in (TILE, RESULT_TILE)) + len(names - TILE - RESULT_TILE)
 
 
 def fits(unit: VectorUnit, rows: int, vectors: int) -> bool:
-    """Whether sums, one row of the right operand and a broadcast fit the registers; of 32, one must be left besides."""
+    """Returns whether sums, a row of the right operand and a broadcast fit the registers, one of 32 left free."""
     # A single row reads each vector once: that is an operand in memory.
     needed = rows * vectors + (0 if rows == 1 else vectors) + 1
     return rows > 0 and vectors > 0 and needed <= (31 if unit.registers == 32 else unit.registers)
 
 
 def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]]:
-    """Tiles that are worth trying for a result of this many rows and columns."""
+    """Yields the tiles that are worth trying for a result of this many rows and columns."""
     for height in range(1, min(_MOST_ROWS, rows) + 1):
         for vectors in range(1, min(_MOST_VECTORS, ceil_div(columns, unit.lanes)) + 1):
             least = min(_LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows)
@@ -153,7 +153,7 @@ def _in_range(schedule: Schedule, name: str, default: int, most: int) -> int:
 
 
 def _parts(count: int) -> Iterator[int]:
-    """Numbers of parts that `count` things can be cut into: 1, 2, 3, 4, 6, 8 and so on."""
+    """Yields the numbers of parts that `count` things can be cut into: 1, 2, 3, 4, 6, 8 and so on."""
     n = 1
     while n <= count:
         yield n
@@ -162,21 +162,21 @@ def _parts(count: int) -> Iterator[int]:
         n *= 2
 
 
-def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
     _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
-    tile = _tile(unit, schedule, choose_tile(unit, problem.rows, problem.columns))
-    default = product.choose_blocking(problem, streaming, tile)
-    panels, others = product.panels(problem, streaming, tile)
+    tile = _tile(unit, schedule, choose_tile(unit, extents.rows, extents.columns))
+    default = product.choose_partition(extents, streaming, tile)
+    panels, others = product.panels(extents, streaming, tile)
     blocks = _in_range(schedule, "blocks", ceil_div(panels, default.slots), panels)
     splits = _in_range(schedule, "splits", default.splits, others)
-    usual = chunk_length(problem.depth)
+    usual = chunk_length(extents.depth)
     chunk = schedule.get("chunk", usual)
     if not usual <= 2 * chunk <= 2 * usual:
         raise ValueError(f"chunk = {chunk} is not between half of {usual} and that")
     # The same work in equal parts.
     slots = ceil_div(panels, blocks)
     per_split = ceil_div(others, splits)
-    depth = problem.depth if streaming == "left" else chunk
+    depth = extents.depth if streaming == "left" else chunk
     held = product.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
     held += tile.size * (slots if streaming == "left" else per_split)
     if 4 * held > _WORKSPACE_BYTES:
@@ -186,39 +186,39 @@ def _blocked(problem: product.Problem, streaming: Side, unit: VectorUnit, schedu
         "vectors": tile.columns // tile.lanes,
         "blocks": ceil_div(panels, slots),
         "splits": ceil_div(others, per_split),
-        "chunk": ceil_div(problem.depth, ceil_div(problem.depth, chunk)),
+        "chunk": ceil_div(extents.depth, ceil_div(extents.depth, chunk)),
     }
 
 
-def _blocked_candidates(problem: product.Problem, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
-    usual = chunk_length(problem.depth)
+def _blocked_candidates(extents: product.Extents, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
+    usual = chunk_length(extents.depth)
     chunks = {usual} | {c for c in (usual // 2, usual * 3 // 4) if c >= 32}
-    default = _blocked(problem, streaming, unit, {})
-    tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, problem.rows, problem.columns)]
+    default = _blocked(extents, streaming, unit, {})
+    tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, extents.rows, extents.columns)]
     for shape in tiles:
         tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
-        panels, others = product.panels(problem, streaming, tile)
-        usual_blocks = ceil_div(panels, product.choose_blocking(problem, streaming, tile).slots)
+        panels, others = product.panels(extents, streaming, tile)
+        usual_blocks = ceil_div(panels, product.choose_partition(extents, streaming, tile).slots)
         for blocks in {usual_blocks, *_parts(panels)}:
-            for splits in _parts(min(others, max(1, _MOST_TASKS // (problem.batch * blocks)))):
+            for splits in _parts(min(others, max(1, _MOST_TASKS // (extents.batch * blocks)))):
                 for chunk in sorted(chunks):
                     yield {**shape, "blocks": blocks, "splits": splits, "chunk": chunk}
 
 
 def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
-    """A register tile of a complete schedule."""
+    """Returns a register tile of a complete schedule."""
     return Tile(schedule[names[0]], schedule[names[1]] * unit.lanes, unit.lanes)
 
 
-def cut_of(unit: VectorUnit, problem: product.Problem, streaming: Side, schedule: Schedule) -> Cut:
-    """How a complete schedule cuts a product."""
+def blocking_of(unit: VectorUnit, extents: product.Extents, streaming: Side, schedule: Schedule) -> Blocking:
+    """Returns the blocking of a product that a complete schedule stands for."""
     tile = tile_of(unit, schedule)
-    count, _ = product.panels(problem, streaming, tile)
-    return Cut(tile, Blocking(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
+    count, _ = product.panels(extents, streaming, tile)
+    return Blocking(tile, Partition(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
 
 
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
-    """How a complete schedule does a convolution by minimal filtering."""
+    """Returns the plan of a convolution by minimal filtering that a complete schedule stands for."""
     names = ("lines", "splits", "groups")
     return winograd_plan.Plan(
         window, winograd_plan.Blocking(tile_of(unit, schedule), *(schedule[name] for name in names))
@@ -230,15 +230,15 @@ class Product:
     """A matrix product.
 
     Attributes:
-        problem: Its extents.
+        extents: Its extents.
         streaming: The operand that is packed by the tasks.
-        matrices: Of the resident operand, as many as are stored.
+        matrices: Number of stored matrices of the resident operand.
         at_load: Whether that one is packed when the model is loaded.
         transposed: Whether the streaming operand is stored the other way round.
         dtype: Element type.
     """
 
-    problem: product.Problem
+    extents: product.Extents
     streaming: Side
     matrices: int = 1
     at_load: bool = True
@@ -247,26 +247,26 @@ class Product:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
-        problem = self.problem
-        words = ["product", f"{problem.batch}x{problem.rows}x{problem.depth}x{problem.columns}", self.streaming]
-        words += [f"of {self.matrices}"] if self.matrices != problem.batch else []
+        """Does what `Workload` says."""
+        extents = self.extents
+        words = ["product", f"{extents.batch}x{extents.rows}x{extents.depth}x{extents.columns}", self.streaming]
+        words += [f"of {self.matrices}"] if self.matrices != extents.batch else []
         words += ["transposed"] if self.transposed else []
         words += [] if self.at_load else ["activations"]
         return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
-        return self.problem.batch * self.problem.rows * self.problem.depth * self.problem.columns
+        """Does what `Workload` says."""
+        return self.extents.batch * self.extents.rows * self.extents.depth * self.extents.columns
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
-        return _blocked(self.problem, self.streaming, unit, schedule)
+        """Does what `Workload` says."""
+        return _blocked(self.extents, self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
-        yield from _blocked_candidates(self.problem, self.streaming, unit)
+        """Does what `Workload` says."""
+        yield from _blocked_candidates(self.extents, self.streaming, unit)
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Convolution:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         window = self.window
 
         def size(extents: Iterable[int]) -> str:
@@ -301,7 +301,7 @@ class Convolution:
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         window = self.window
         return window.result[0] * window.result[1] * window.pixels * window.depth
 
@@ -311,29 +311,29 @@ class Convolution:
         return self.at_load and winograd_plan.filterable(self.window)
 
     @property
-    def problem(self) -> product.Problem:
+    def extents(self) -> product.Extents:
         """The product that a direct convolution is."""
         window = self.window
-        return product.Problem(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
+        return product.Extents(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         filtering = schedule.get("filtering", int(self.filterable))
         if filtering not in (0, 1) or filtering > self.filterable:
             raise ValueError(f"filtering = {filtering} is not possible")
         rest = {name: value for name, value in schedule.items() if name != "filtering"}
         if filtering:
             return {"filtering": 1, **_filtered(self.window, unit, rest)}
-        direct = _blocked(self.problem, "right", unit, rest)
+        direct = _blocked(self.extents, "right", unit, rest)
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
-            yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.problem, "right", unit))
+            yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.extents, "right", unit))
         else:
-            yield from _blocked_candidates(self.problem, "right", unit)
+            yield from _blocked_candidates(self.extents, "right", unit)
 
 
 def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
@@ -388,29 +388,29 @@ class TransposedConvolution:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
         words += [] if self.at_load else ["activations"]
         return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
-    def problem(self) -> product.Problem:
+    def extents(self) -> product.Extents:
         """The product that it is."""
         batch, depth, height, width = self.image
-        return product.Problem(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
+        return product.Extents(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
-        return self.problem.batch * self.problem.rows * self.problem.columns * self.problem.depth
+        """Does what `Workload` says."""
+        return self.extents.batch * self.extents.rows * self.extents.columns * self.extents.depth
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
-        return _blocked(self.problem, "right", unit, schedule)
+        """Does what `Workload` says."""
+        return _blocked(self.extents, "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
-        yield from _blocked_candidates(self.problem, "right", unit)
+        """Does what `Workload` says."""
+        yield from _blocked_candidates(self.extents, "right", unit)
 
 
 @dataclass(frozen=True)
@@ -420,8 +420,8 @@ class Attention:
     Attributes:
         batch, heads: Independent ones.
         queries, keys: Lengths.
-        channels: Of queries and keys.
-        width: Of values.
+        channels: Channels of queries and keys.
+        width: Channels of values.
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
         causal: Whether keys beyond a diagonal are masked.
         bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
@@ -441,7 +441,7 @@ class Attention:
 
     @property
     def key(self) -> str:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
         words += [f"to {self.width}"] if self.width != self.channels else []
         words += [f"bias {self.bias}"] if self.bias else []
@@ -450,16 +450,16 @@ class Attention:
 
     @property
     def multiplications(self) -> int:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
 
     def few(self, unit: VectorUnit) -> bool:
-        """Whether queries are so few that keys and values are better read as they lie than packed for them."""
+        """Returns whether queries are so few that keys and values are better read as they lie than packed for them."""
         whole = self.channels % unit.lanes == 0 and self.width % unit.lanes == 0
         return whole and 2 * self.queries <= unit.lanes and self.keys >= _LEAST_KEYS
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         if self.few(unit):
             _only(schedule, ("parts",))
             most = ceil_div(self.keys, _KEYS_OF_A_PART)
@@ -480,7 +480,7 @@ class Attention:
         }
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """See `Workload`."""
+        """Does what `Workload` says."""
         if self.few(unit):
             yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
             return
@@ -502,7 +502,7 @@ class Attention:
                     }
 
     def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
-        """Tile of scores, keys × queries: the least work for this many queries, padding included."""
+        """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""
         accumulators = _accumulators(unit)
 
         def work(vectors: int) -> float:
@@ -514,7 +514,7 @@ class Attention:
         return Tile(max(1, min(12, accumulators // vectors)), vectors * unit.lanes, unit.lanes)
 
     def _output(self, unit: VectorUnit, columns: int) -> Tile:
-        """Tile of the result, queries × channels, with a whole number of them in a block of queries."""
+        """Chooses the tile of the result, queries × channels, so that a block of queries has whole tiles."""
         accumulators = _accumulators(unit)
 
         def cost(shape: tuple[int, int]) -> float:
@@ -529,7 +529,7 @@ class Attention:
 
 
 def _dtype_word(dtype: str) -> list[str]:
-    """What a key says of the element type: nothing of float32, so that databases without element types stay valid."""
+    """Returns a key's word for the element type: none for float32, as in databases without element types."""
     return [] if dtype == "float32" else [dtype]
 
 

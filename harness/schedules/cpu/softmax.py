@@ -26,7 +26,7 @@ def _info(log: bool, lines: int, count: int) -> KernelInfo:
 
 
 def row_kernel(rows: int, count: int, log: bool) -> tirx.PrimFunc:
-    """Softmax over each row of [rows, count].
+    """Builds softmax over each row of [rows, count].
 
     -inf gives 0; a row of nothing but -inf, or with +inf or NaN in it, gives NaN, as in PyTorch.
     """
@@ -50,7 +50,7 @@ def row_kernel(rows: int, count: int, log: bool) -> tirx.PrimFunc:
 
 
 def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFunc:
-    """Softmax over the middle of [outer, count, inner], a block of neighbouring columns at a time."""
+    """Builds softmax over the middle of [outer, count, inner], a block of neighbouring columns at a time."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         def block(i: Any, first: Any, width: int) -> None:

@@ -30,14 +30,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class VectorUnit:
-    """What matters of an instruction set: fp32 lanes of one register, and how many registers there are."""
+    """The vector unit of an instruction set: fp32 lanes of one register, and the number of registers."""
 
     lanes: int
     registers: int
 
 
 def vector_unit(target: tvm.target.Target) -> VectorUnit:
-    """The vector registers of an LLVM target, from its processor name and features."""
+    """Returns the vector registers of an LLVM target, from its processor name and features."""
     if codegen.llvm_cpu_has_features("avx512f", target):
         return VectorUnit(lanes=16, registers=32)
     if codegen.llvm_cpu_has_features("avx", target):
@@ -58,7 +58,7 @@ Of 32 registers one must be left besides: LLVM spills a part of 4 × 6 on AArch6
 
 
 def choose_tile(unit: VectorUnit, rows: int, columns: int) -> Tile:
-    """The tile with the least work for a product of this many rows and columns.
+    """Chooses the tile with the least work for a product of this many rows and columns.
 
     The work is that of the padded result, times the loads per multiply-add, of which two fit beside two multiply-adds.
     """

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from harness.schedules.cpu.epilogue import Place
+from harness.schedules.cpu.epilogue import ResultLayout
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a convolution reads and writes.
+    """The geometry of a convolution.
 
     Attributes:
         image: Input shape.
@@ -79,8 +79,8 @@ class Window:
         return self.dilation == (1, 1) and self.groups == 1
 
     @property
-    def place(self) -> Place:
-        """Where the result lies, of a product filters × pixels per image and group."""
+    def layout(self) -> ResultLayout:
+        """How the result of a product filters × pixels per image and group is laid out."""
 
         def flat(b: Any, i: Any, j: Any) -> Any:
             return (b * self.filters + i) * self.pixels + j
@@ -89,4 +89,4 @@ class Window:
             width = self.result[3]
             return [b // self.groups, b % self.groups * self.filters + i, j // width, j % width]
 
-        return Place(self.result, flat, coordinates, frozenset({0, 1}))
+        return ResultLayout(self.result, flat, coordinates, frozenset({0, 1}))

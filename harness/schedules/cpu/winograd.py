@@ -9,8 +9,8 @@ transformed, multiplied place by place with sums over channels only, and transfo
 That takes n² instead of r² m² multiplications for each tile, channel and filter of r × r. U is made when the model is
 loaded. A task takes a few lines of tiles all the way from the image to the result; V and M are its workspace.
 
-Whatever is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by term,
-before it is stored, so that infinities and NaN end up where any other convolution puts them.
+A number that is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by
+term, before it is stored, so that infinities and NaN end up where any other convolution puts them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INFINITE = 0x7F800000
 
 
 def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
-    """The lowering of a convolution by minimal filtering."""
+    """Lowers a convolution by minimal filtering."""
     window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
 
@@ -50,7 +50,7 @@ def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
         function = prim_func(name, arguments, lambda *buffers: _emit(plan, epilogue, *buffers), _info(plan, epilogue))
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
 
-    return Lowering((data, weights), window.place, build)
+    return Lowering((data, weights), window.layout, build)
 
 
 def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
@@ -74,7 +74,7 @@ def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
 
 
 def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
-    """U[place, panel, channel, filter within the panel], in fp64 and rounded once; zero beyond the last filter."""
+    """Builds U[place, panel, channel, filter within the panel], in fp64 and rounded once; zero beyond the last."""
     n, rows = plan.filtering.inputs, plan.blocking.tile.rows
     filters, channels = weight[:2]
     shape = (plan.places, plan.panels, channels, rows)
@@ -103,7 +103,7 @@ def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
 
 
 def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = "float32") -> Any:
-    """Σ factors[k] · value(k); one addition begins with each term whose factor is 1, if there is such a term."""
+    """Computes Σ factors[k] · value(k), beginning with a term whose factor is 1 if there is one."""
     terms = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
     total: Any = None
     for k in terms:
@@ -117,17 +117,17 @@ def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = 
 
 
 def _row(matrix: tirx.Buffer, row: int) -> Callable[[int], Any]:
-    """(column) → element of a row."""
+    """Returns (column) → element of a row."""
     return lambda column: matrix[row, column]
 
 
 def _taps(row: tirx.Buffer, lane: Any) -> Callable[[int], Any]:
-    """(column) → element of a row of vectors."""
+    """Returns (column) → element of a row of vectors."""
     return lambda column: row[column, lane]
 
 
 def _column(matrix: tirx.Buffer, column: int) -> Callable[[int], Any]:
-    """(row) → element of a column."""
+    """Returns (row) → element of a column."""
     return lambda row: matrix[row, column]
 
 
@@ -149,7 +149,7 @@ def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
-    store, _ = epilogue.write_back(window.place, extras, result)
+    store, _ = epilogue.write_back(window.layout, extras, result)
     with T.parallel(0, window.image[0] * blocking.splits * blocks) as task:
         b = T.Bind(task // (blocking.splits * blocks))
         first_line = T.Bind(task % blocks * blocking.lines)

@@ -20,12 +20,12 @@ _PATCH_BYTES = 2560 * 1024
 _PRODUCT_BYTES = 1280 * 1024
 """The products of a group of filters at most."""
 _TRANSFORMING = 20
-"""What transforming a patch costs, in filters that could be multiplied with it meanwhile."""
+"""Cost of transforming a patch, in filters that could be multiplied with it meanwhile."""
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """How a convolution is cut into tasks.
+    """The blocking of a convolution: everything that is decided about it.
 
     Attributes:
         tile: The register tile of the products.
@@ -46,8 +46,8 @@ class Plan:
 
     Attributes:
         window: The convolution.
-        blocking: Its tasks.
-        filtering: The same along both axes.
+        blocking: Its register tile and its tasks.
+        filtering: The filtering of both axes.
     """
 
     window: Window
@@ -88,12 +88,12 @@ class Plan:
 
 
 def grid(window: Window, filtering: Filtering = _FILTERING) -> tuple[int, int]:
-    """Lines of tiles, and tiles in a line."""
+    """Returns the lines of tiles, and tiles in a line."""
     return ceil_div(window.result[2], filtering.outputs), ceil_div(window.result[3], filtering.outputs)
 
 
 def filterable(window: Window) -> bool:
-    """Whether this kernel takes a convolution, if weights are known when the model is loaded: dense 3 × 3, deep."""
+    """Returns whether this kernel takes a convolution with constant weights: dense, 3 × 3, deep enough."""
     return (
         window.kernel == (3, 3)
         and window.strides == window.dilation == (1, 1)
@@ -103,7 +103,7 @@ def filterable(window: Window) -> bool:
 
 
 def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FILTERING) -> Blocking:
-    """The blocks with the least work, counted in multiply-adds on as many threads as there should be tasks."""
+    """Chooses the blocks with the least work, in multiply-adds on as many threads as there should be tasks."""
     lines, across = grid(window, filtering)
     places = filtering.inputs**2
 
@@ -131,7 +131,7 @@ def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FI
 
 
 def choose_groups(window: Window, tile: Tile, lines: int, splits: int, filtering: Filtering = _FILTERING) -> int:
-    """The number of groups of filters whose products are no more than they should be."""
+    """Chooses the number of groups of filters whose products fit `_PRODUCT_BYTES`."""
     bytes_per_panel = 4 * filtering.inputs**2 * tile.rows * lines * grid(window, filtering)[1]
     per_split = ceil_div(ceil_div(window.filters, tile.rows), splits)
     return ceil_div(per_split, max(1, _PRODUCT_BYTES // bytes_per_panel))

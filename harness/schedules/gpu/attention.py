@@ -35,7 +35,7 @@ from harness.schedules.common.graph import static_shape
 from harness.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.gpu.folding import Operands
-from harness.schedules.gpu.loading import LANES, Place, Source
+from harness.schedules.gpu.loading import LANES, BoundOperand, QueryBlock
 from harness.schedules.gpu.threads import (
     MULTIPROCESSORS,
     barrier,
@@ -58,13 +58,13 @@ _MOST_SCORES = 32
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """How the work is divided among the threads of a block.
+class AttentionTile:
+    """The tile of attention that a block of threads computes.
 
     Attributes:
-        queries: Of a block.
-        keys: Of a step.
-        groups: Share the keys of a step.
+        queries: Queries of a block.
+        keys: Keys of a step.
+        groups: Groups of threads that share the keys of a step.
         rows: Threads of a group along the queries.
         columns: Threads of a group along keys and channels; neighbours in a warp.
     """
@@ -77,7 +77,7 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.groups * self.rows * self.columns
 
     @property
@@ -93,14 +93,14 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie in shared memory, in fp32 numbers; rows are padded to whole vectors of four.
+    """The layout of shared memory, in fp32 numbers; rows are padded to whole vectors of four.
 
     Attributes:
-        channels: Of a row of queries or keys.
-        width: Of a row of values, such that every thread has the same number of vectors.
+        channels: Length of a row of queries or keys.
+        width: Length of a row of values; every thread has the same number of vectors.
         keys: Where keys, and then the weights, begin; queries lie before them.
         values: Where values begin.
-        size: Of all; when keys are done, results of groups lie there as well.
+        size: Size of the whole; when keys are done, results of groups lie there as well.
     """
 
     channels: int
@@ -110,30 +110,32 @@ class Layout:
     size: int
 
 
-def layout_of(attention: Attention, tiling: Tiling) -> Layout:
-    """The shared memory of a block."""
+def shared_layout(attention: Attention, tile: AttentionTile) -> Layout:
+    """Returns the shared memory of a block."""
     channels = 4 * ceil_div(attention.channels, 4)
-    width = 4 * tiling.columns * ceil_div(attention.width, 4 * tiling.columns)
-    keys = tiling.queries * channels
-    values = keys + tiling.keys * max(channels, tiling.queries)
-    merged = tiling.groups * tiling.queries * (width + 2) if tiling.groups > 1 else 0
-    return Layout(channels, width, keys, values, max(values + tiling.keys * width, merged))
+    width = 4 * tile.columns * ceil_div(attention.width, 4 * tile.columns)
+    keys = tile.queries * channels
+    values = keys + tile.keys * max(channels, tile.queries)
+    merged = tile.groups * tile.queries * (width + 2) if tile.groups > 1 else 0
+    return Layout(channels, width, keys, values, max(values + tile.keys * width, merged))
 
 
-def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
-    """A good way to divide the work; None if there is none for heads of this size.
+def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionTile | None:
+    """Chooses how to divide the work; None if no way fits heads of this size.
 
     Args:
-        attention: The problem.
-        shared_bytes: Of a block at most.
+        attention: What is computed.
+        shared_bytes: Shared memory of a block at most.
     """
     columns = 8 if attention.width <= 32 else 16
     longest = max(16, power_of_two(attention.keys))
     heads = attention.batch * attention.heads
-    wide = [Tiling(queries, keys, 1, 128 // columns, columns) for queries in (64, 32, 16) for keys in (64, 32, 16)]
-    split = [Tiling(16, keys, 4, 4, 8) for keys in (32, 64)]
+    wide = [
+        AttentionTile(queries, keys, 1, 128 // columns, columns) for queries in (64, 32, 16) for keys in (64, 32, 16)
+    ]
+    split = [AttentionTile(16, keys, 4, 4, 8) for keys in (32, 64)]
     few = power_of_two(attention.queries)
-    narrow = [Tiling(few, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
+    narrow = [AttentionTile(few, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
     if few <= 8:
         candidates = [*narrow, *split, *wide]
     elif heads * ceil_div(attention.queries, 64) < MULTIPROCESSORS:
@@ -141,48 +143,48 @@ def tiling_of(attention: Attention, shared_bytes: int) -> Tiling | None:
     else:
         candidates = [*wide, *split]
 
-    def fits(tiling: Tiling) -> bool:
-        layout = layout_of(attention, tiling)
+    def fits(tile: AttentionTile) -> bool:
+        layout = shared_layout(attention, tile)
         return (
-            tiling.rows_each > 0
-            and tiling.keys_each > 0
-            and tiling.rows_each * tiling.keys_each <= _MOST_SCORES
-            and tiling.rows_each * (layout.width // tiling.columns) <= _MOST_RESULTS
+            tile.rows_each > 0
+            and tile.keys_each > 0
+            and tile.rows_each * tile.keys_each <= _MOST_SCORES
+            and tile.rows_each * (layout.width // tile.columns) <= _MOST_RESULTS
             and 4 * layout.size <= shared_bytes
         )
 
-    fitting = [tiling for tiling in candidates if fits(tiling)]
-    return next((tiling for tiling in fitting if tiling.keys <= longest), fitting[0] if fitting else None)
+    fitting = [tile for tile in candidates if fits(tile)]
+    return next((tile for tile in fitting if tile.keys <= longest), fitting[0] if fitting else None)
 
 
-def attention_kernel(attention: Attention, tiling: Tiling, operands: Operands) -> tirx.PrimFunc:
-    """The kernel, see `kernel_of`."""
-    tile = {"queries": tiling.queries, "keys": tiling.keys, "groups": tiling.groups, "threads": tiling.threads}
-    return kernel_of(attention, operands, ATTENTION, tile, partial(_Emitter, attention, tiling))
+def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operands) -> tirx.PrimFunc:
+    """Builds the kernel, see `kernel_of`."""
+    sizes = {"queries": tile.queries, "keys": tile.keys, "groups": tile.groups, "threads": tile.threads}
+    return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, attention, tile))
 
 
 def kernel_of(
     attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Any]
 ) -> tirx.PrimFunc:
-    """A kernel: parameters inputs of the operands, bias if there is one, result [batch, query, head, channel].
+    """Builds a kernel of the operands' inputs, the bias if there is one, and the result [batch, query, head, channel].
 
     Args:
-        attention: The problem.
+        attention: What is computed.
         operands: How queries, keys and values are loaded.
         algorithm: Its name among the facts of the kernel.
         tile: Queries and threads of a block, keys of a step, and whatever else describes how the work is divided.
-        emitter: (place, thread, buffer of the bias in a list, result) → what has `emit`, of three sources.
+        emitter: (queries, thread, buffer of the bias in a list, result) → what has `emit`, of three operands.
     """
     heads, queries = attention.heads, tile["queries"]
     blocks = ceil_div(attention.queries, queries)
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
-        sources = [Source(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
+        sources = [BoundOperand(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
         with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
             m = T.Bind(block // blocks)
-            place = Place(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
-            emitter(place, thread, inputs[len(operands.inputs) :], result).emit(*sources)
+            own = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
+            emitter(own, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
     info = kernel_info.attention(
         algorithm,
@@ -198,7 +200,7 @@ def kernel_of(
 
 
 def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
-    """Parameters of a kernel."""
+    """Returns the parameters of a kernel."""
     result = (attention.batch, attention.queries, attention.heads, attention.width)
     return [
         *(
@@ -211,24 +213,24 @@ def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
 
 
 def masked(
-    attention: Attention, bias: Any, place: Place, score: Any, query: Any, key: Any, queries: int, keys: int
+    attention: Attention, bias: Any, block: QueryBlock, score: Any, query: Any, key: Any, queries: int, keys: int
 ) -> Any:
-    """The score of a query and a key with its bias; -inf where it is masked.
+    """Adds the bias to the score of a query and a key; the result is -inf where it is masked.
 
     Args:
-        attention: The problem.
+        attention: What is computed.
         bias: The buffer of the bias, if there is one, in a list.
-        place: Batch and head.
-        score: Without it.
-        query: Position.
-        key: Position.
-        queries: Of a block, which may reach beyond the last.
-        keys: Of a step, which may as well.
+        block: Batch and head.
+        score: The score without bias.
+        query: Position of the query.
+        key: Position of the key.
+        queries: Queries of a block, which may reach beyond the last.
+        keys: Keys of a step, which may as well.
     """
     if attention.bias is not None:
         row = T.min(query, attention.queries - 1) if attention.queries % queries else query
         column = T.min(key, attention.keys - 1) if attention.keys % keys else key
-        index = (place.batch, place.head, row, column)[4 - len(attention.bias) :]
+        index = (block.batch, block.head, row, column)[4 - len(attention.bias) :]
         stored = bias[0][tuple(0 if e == 1 else x for e, x in zip(attention.bias, index, strict=True))]
         masks = attention.bias_dtype == "bool"
         score = T.Select(stored, score, fp32(-math.inf)) if masks else score + fp32(stored)
@@ -239,19 +241,19 @@ def masked(
     return score
 
 
-def steps_of(attention: Attention, queries: int, keys: int, place: Place) -> Any:
-    """Steps over the keys that any query of a block sees.
+def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> Any:
+    """Counts the steps over the keys that any query of a block sees.
 
     Args:
-        attention: The problem.
-        queries: Of a block.
-        keys: Of a step.
-        place: The block's first query.
+        attention: What is computed.
+        queries: Queries of a block.
+        keys: Keys of a step.
+        block: The block's queries.
     """
     every = ceil_div(attention.keys, keys)
     if attention.diagonal is None:
         return every
-    seen = place.first + (queries + attention.diagonal)  # by the last query, one after its last key
+    seen = block.first + (queries + attention.diagonal)  # by the last query, one after its last key
     return T.Bind(T.max(0, T.min(every, (seen + (keys - 1)) // keys)))
 
 
@@ -259,39 +261,39 @@ class _Emitter:
     """Emits the body of the kernel for one thread."""
 
     def __init__(
-        self, attention: Attention, tiling: Tiling, place: Place, thread: Any, bias: Any, result: tirx.Buffer
+        self, attention: Attention, tile: AttentionTile, block: QueryBlock, thread: Any, bias: Any, result: tirx.Buffer
     ) -> None:
-        self.attention, self.tiling, self.place, self.thread = attention, tiling, place, thread
+        self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
         self.bias, self.result = bias, result
-        self.layout = layout_of(attention, tiling)
-        self.column = T.Bind(thread % tiling.columns)
-        self.row = T.Bind(thread // tiling.columns % tiling.rows * tiling.rows_each)
-        self.group_keys = tiling.keys // tiling.groups
-        self.group = T.Bind(thread // (tiling.columns * tiling.rows)) if tiling.groups > 1 else 0
+        self.layout = shared_layout(attention, tile)
+        self.column = T.Bind(thread % tile.columns)
+        self.row = T.Bind(thread // tile.columns % tile.rows * tile.rows_each)
+        self.group_keys = tile.keys // tile.groups
+        self.group = T.Bind(thread // (tile.columns * tile.rows)) if tile.groups > 1 else 0
         # Vectors of keys are permuted within their row, so that threads that read other rows meet other banks; weights
         # likewise, so that rows of threads that write at once do.
         whole = self.layout.channels // 4
         self.key_twist = min(whole & -whole, 8)
-        rows_at_once = min(32 // tiling.columns, tiling.rows, max(1, self.group_keys // tiling.columns))
-        self.weight_twist = thread // tiling.columns % rows_at_once * tiling.columns if rows_at_once > 1 else 0
-        self.vectors = self.layout.width // (4 * tiling.columns)
+        rows_at_once = min(32 // tile.columns, tile.rows, max(1, self.group_keys // tile.columns))
+        self.weight_twist = thread // tile.columns % rows_at_once * tile.columns if rows_at_once > 1 else 0
+        self.vectors = self.layout.width // (4 * tile.columns)
         self.shared = shared_memory(self.layout.size)
-        self.scores = local(tiling.rows_each * tiling.keys_each)
-        self.sums = local(tiling.rows_each * 4 * self.vectors)
-        self.results = local(tiling.rows_each * 4 * self.vectors)
-        self.highest, self.totals = local(tiling.rows_each), local(tiling.rows_each)
+        self.scores = local(tile.rows_each * tile.keys_each)
+        self.sums = local(tile.rows_each * 4 * self.vectors)
+        self.results = local(tile.rows_each * 4 * self.vectors)
+        self.highest, self.totals = local(tile.rows_each), local(tile.rows_each)
 
-    def emit(self, query: Source, key: Source, value: Source) -> None:
-        attention, tiling = self.attention, self.tiling
-        for i in range(tiling.rows_each):
+    def emit(self, query: BoundOperand, key: BoundOperand, value: BoundOperand) -> None:
+        attention, tile = self.attention, self.tile
+        for i in range(tile.rows_each):
             T.buffer_store(self.highest, fp32(LOWEST), [i])
             T.buffer_store(self.totals, fp32(0.0), [i])
         fill(self.results)
-        self._load(query, self.place.first, tiling.queries, attention.queries, 0, attention.scale)
-        with T.serial(0, steps_of(attention, tiling.queries, tiling.keys, self.place)) as step:
-            first = T.Bind(step * tiling.keys)
-            self._load(key, first, tiling.keys, attention.keys, self.layout.keys, twist=self.key_twist)
-            self._load(value, first, tiling.keys, attention.keys, self.layout.values)
+        self._load(query, self.block.first, tile.queries, attention.queries, 0, attention.scale)
+        with T.serial(0, steps_of(attention, tile.queries, tile.keys, self.block)) as step:
+            first = T.Bind(step * tile.keys)
+            self._load(key, first, tile.keys, attention.keys, self.layout.keys, twist=self.key_twist)
+            self._load(value, first, tile.keys, attention.keys, self.layout.values)
             barrier()
             self._multiply_keys()
             barrier()
@@ -299,26 +301,26 @@ class _Emitter:
             barrier()
             self._multiply_values()
             barrier()
-        for i in range(tiling.rows_each):
-            (total,) = merge_lanes([self.totals[i]], [lambda a, b: a + b], tiling.columns, self.thread)
+        for i in range(tile.rows_each):
+            (total,) = merge_lanes([self.totals[i]], [lambda a, b: a + b], tile.columns, self.thread)
             T.buffer_store(self.totals, total, [i])
-        if tiling.groups == 1:
+        if tile.groups == 1:
             self._store()
         else:
             self._merge_groups()
 
     def _load(
-        self, source: Source, first: Any, rows: int, length: int, base: int, scale: float = 1.0, twist: int = 1
+        self, source: BoundOperand, first: Any, rows: int, length: int, base: int, scale: float = 1.0, twist: int = 1
     ) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         width = self.layout.width if base == self.layout.values else self.layout.channels
-        whole, threads = width // LANES, self.tiling.threads
+        whole, threads = width // LANES, self.tile.threads
 
         def copy(index: Any) -> None:
             row, vector = T.Bind(index // whole), T.Bind(index % whole)
             position = T.Bind(first + row)
-            values = source.load(self.place, position, vector, inside=length % rows == 0, padded=width > channels)
+            values = source.load(self.block, position, vector, inside=length % rows == 0, padded=width > channels)
             staged = local(LANES)
             for v, value in enumerate(values):
                 T.buffer_store(staged, _scaled(fp32(value), scale), [v])
@@ -330,16 +332,16 @@ class _Emitter:
 
     def _multiply_keys(self) -> None:
         """Emits the scores of the thread's queries and keys."""
-        tiling, channels = self.tiling, self.layout.channels
-        each = tiling.keys_each
+        tile, channels = self.tile, self.layout.channels
+        each = tile.keys_each
         keys, queries = local(4 * each), local(4)
         row = self.layout.keys + (self.group * self.group_keys + self.column) * channels
         fill(self.scores)
         with T.serial(0, channels // 4) as vector:
             place = T.bitwise_xor(vector, self.column % self.key_twist) if self.key_twist > 1 else vector
             for j in range(each):
-                self._take(keys, 4 * j, row + tiling.columns * j * channels + 4 * place)
-            for i in range(tiling.rows_each):
+                self._take(keys, 4 * j, row + tile.columns * j * channels + 4 * place)
+            for i in range(tile.rows_each):
                 self._take(queries, 0, (self.row + i) * channels + 4 * vector)
                 for j in range(each):
                     for v in range(4):
@@ -347,20 +349,20 @@ class _Emitter:
 
     def _weigh(self, first: Any) -> None:
         """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""
-        tiling, each = self.tiling, self.tiling.keys_each
+        tile, each = self.tile, self.tile.keys_each
         column = self.group * self.group_keys + self.column
         tops = []
-        for i in range(tiling.rows_each):
-            query = self.place.first + self.row + i
+        for i in range(tile.rows_each):
+            query = self.block.first + self.row + i
             for j in range(each):
-                key, score = first + column + tiling.columns * j, self.scores[i * each + j]
-                score = masked(self.attention, self.bias, self.place, score, query, key, tiling.queries, tiling.keys)
+                key, score = first + column + tile.columns * j, self.scores[i * each + j]
+                score = masked(self.attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
                 T.buffer_store(self.scores, score, [i * each + j])
             top = self.scores[i * each]
             for j in range(1, each):
                 top = T.max(top, self.scores[i * each + j])
             tops.append(top)
-        tops = merge_lanes(tops, [T.max] * len(tops), tiling.columns, self.thread)
+        tops = merge_lanes(tops, [T.max] * len(tops), tile.columns, self.thread)
         before = local(1)
         for i, top in enumerate(tops):
             T.buffer_store(before, self.highest[i], [0])
@@ -373,10 +375,10 @@ class _Emitter:
             for j in range(each):
                 at = i * each + j
                 T.buffer_store(self.scores, T.exp(self.scores[at] - self.highest[i]), [at])
-                place = column + tiling.columns * j
+                place = column + tile.columns * j
                 if not isinstance(self.weight_twist, int):
                     place = T.bitwise_xor(place, self.weight_twist)
-                T.buffer_store(self.shared, self.scores[at], [self.layout.keys + (self.row + i) * tiling.keys + place])
+                T.buffer_store(self.shared, self.scores[at], [self.layout.keys + (self.row + i) * tile.keys + place])
             weights = self.scores[i * each]
             for j in range(1, each):
                 weights = weights + self.scores[i * each + j]
@@ -384,7 +386,7 @@ class _Emitter:
 
     def _multiply_values(self) -> None:
         """Emits the sum over a step of weighted values, and its addition to the result."""
-        tiling, vectors, width = self.tiling, self.vectors, self.layout.width
+        tile, vectors, width = self.tile, self.vectors, self.layout.width
         values, weights = local(16 * vectors), local(4)
         first = self.group * self.group_keys
         fill(self.sums)
@@ -392,41 +394,41 @@ class _Emitter:
             for u in range(4):
                 row = self.layout.values + (first + 4 * k + u) * width
                 for n in range(vectors):
-                    self._take(values, 4 * (u * vectors + n), row + 4 * (self.column + tiling.columns * n))
+                    self._take(values, 4 * (u * vectors + n), row + 4 * (self.column + tile.columns * n))
             place = 4 * k if isinstance(self.weight_twist, int) else T.bitwise_xor(4 * k, self.weight_twist)
-            for i in range(tiling.rows_each):
-                self._take(weights, 0, self.layout.keys + (self.row + i) * tiling.keys + first + place)
+            for i in range(tile.rows_each):
+                self._take(weights, 0, self.layout.keys + (self.row + i) * tile.keys + first + place)
                 for u in range(4):
                     for n in range(4 * vectors):
                         _accumulate(self.sums, i * 4 * vectors + n, weights[u] * values[4 * u * vectors + n])
-        for n in range(tiling.rows_each * 4 * vectors):
+        for n in range(tile.rows_each * 4 * vectors):
             _accumulate(self.results, n, self.sums[n])
 
     def _store(self) -> None:
-        tiling, vectors = self.tiling, self.vectors
-        for i in range(tiling.rows_each):
+        tile, vectors = self.tile, self.vectors
+        for i in range(tile.rows_each):
             for n in range(vectors):
                 self._write(
                     self.row + i,
-                    self.column + tiling.columns * n,
+                    self.column + tile.columns * n,
                     [self.results[(i * vectors + n) * 4 + v] for v in range(4)],
                     self.totals[i],
                 )
 
     def _merge_groups(self) -> None:
         """Emits the results of all groups, rescaled to the highest score of all and added."""
-        tiling, vectors, width = self.tiling, self.vectors, self.layout.width
-        statistics = tiling.groups * tiling.queries * width
+        tile, vectors, width = self.tile, self.vectors, self.layout.width
+        statistics = tile.groups * tile.queries * width
 
         def row_of(group: Any, query: Any) -> Any:
-            return group * tiling.queries + query
+            return group * tile.queries + query
 
         barrier()
-        for i in range(tiling.rows_each):
+        for i in range(tile.rows_each):
             row = row_of(self.group, self.row + i)
             for n in range(vectors):
                 with T.vectorized(0, 4) as v:
-                    place = row * width + 4 * (self.column + tiling.columns * n) + v
+                    place = row * width + 4 * (self.column + tile.columns * n) + v
                     T.buffer_store(self.shared, self.results[(i * vectors + n) * 4 + v], [place])
             with T.If(tirx.EQ(self.column, 0)), T.Then():
                 T.buffer_store(self.shared, self.highest[i], [statistics + 2 * row])
@@ -439,9 +441,9 @@ class _Emitter:
             T.buffer_store(top, fp32(LOWEST), [0])
             T.buffer_store(total, fp32(0.0), [0])
             fill(sums)
-            with T.serial(0, tiling.groups) as g:
+            with T.serial(0, tile.groups) as g:
                 T.buffer_store(top, T.max(top[0], self.shared[statistics + 2 * row_of(g, query)]), [0])
-            with T.serial(0, tiling.groups) as g:
+            with T.serial(0, tile.groups) as g:
                 row = T.Bind(row_of(g, query))
                 T.buffer_store(factor, T.exp(self.shared[statistics + 2 * row] - top[0]), [0])
                 _accumulate(total, 0, factor[0] * self.shared[statistics + 2 * row + 1])
@@ -450,22 +452,22 @@ class _Emitter:
                     _accumulate(sums, v, factor[0] * part[v])
             self._write(query, vector, [sums[v] for v in range(4)], total[0])
 
-        _each(tiling.queries * width // 4, tiling.threads, self.thread, merge)
+        _each(tile.queries * width // 4, tile.threads, self.thread, merge)
 
     def _write(self, row: Any, vector: Any, values: list[Any], total: Any) -> None:
         """Emits the store of four channels of a query's result, divided by the sum of weights."""
         attention = self.attention
         width, dtype = attention.width, attention.dtype
-        query = self.place.first + row
+        query = self.block.first + row
         staged = local(4, dtype)
         for v, value in enumerate(values):
             mean = T.Select(tirx.EQ(total, fp32(0.0)), fp32(0.0), value / total)
             T.buffer_store(staged, converted(mean, dtype), [v])
 
         def store(v: Any) -> None:
-            T.buffer_store(self.result, staged[v], [self.place.batch, query, self.place.head, 4 * vector + v])
+            T.buffer_store(self.result, staged[v], [self.block.batch, query, self.block.head, 4 * vector + v])
 
-        conditions = [] if attention.queries % self.tiling.queries == 0 else [query < attention.queries]
+        conditions = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
         if width % 4 == 0:
             when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
         else:

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 Values = dict[tirx.Var, Any]
-"""What stands for a loop variable."""
+"""Expressions by the loop variables that they stand for."""
 
 _REDUCTION = 2
 """`tirx.IterVar.CommReduce`."""
@@ -36,7 +36,7 @@ class Group:
         return math.prod(self.extents)
 
     def values(self, index: Any) -> Values:
-        """The variables at a value of the index."""
+        """Returns the variables at a value of the index."""
         values: Values = {}
         stride = self.size
         for variable, extent in zip(self.variables, self.extents, strict=True):
@@ -67,14 +67,14 @@ class Strides:
 
     Attributes:
         start: Offset of the first element.
-        digits: Of each group: extent and stride of each digit, the last one fastest.
+        digits: For each group, extent and stride of each digit, the last one fastest.
     """
 
     start: int
     digits: tuple[tuple[tuple[int, int], ...], ...]
 
     def offset(self, indices: Sequence[Any]) -> Any:
-        """The offset of an element, by the index of each group."""
+        """Returns the offset of an element, by the index of each group."""
         offset: Any = _number(self.start)
         for index, digits in zip(indices, self.digits, strict=True):
             size = rest = math.prod(extent for extent, _ in digits)
@@ -85,7 +85,7 @@ class Strides:
         return offset
 
     def runs_along(self, group: int, lanes: int = 1) -> bool:
-        """Whether neighbours of a group are neighbours in memory, in aligned runs of `lanes`."""
+        """Returns whether neighbours of a group are neighbours in memory, in aligned runs of `lanes`."""
         if not self.digits[group] or self.digits[group][-1][1] != 1:
             return False
         others = [d for g, digits in enumerate(self.digits) for d in (digits[:-1] if g == group else digits)]
@@ -93,7 +93,7 @@ class Strides:
 
 
 def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
-    """Where the elements of a tensor lie; None if that is not linear in the loop variables."""
+    """Returns where the elements of a tensor lie; None if that is not linear in the loop variables."""
     offset: Any = _number(0)
     for at, size in zip(element.index, element.tensor.ty.shape, strict=True):
         offset = offset * int(size) + at
@@ -128,9 +128,9 @@ class Contraction:
     """A sum of products.
 
     Attributes:
-        parameters: Of the kernel.
+        parameters: Parameters of the kernel.
         batch, rows, columns: Loop variables that both operands depend on, the left one alone, the right one alone.
-        terms: Those of the sum.
+        terms: Loop variables of the sum.
         left, right: Expressions for an element of the operands.
         total: Stands for the sum in what is stored.
         result: The element that is stored.
@@ -147,27 +147,27 @@ class Contraction:
     result: Element
 
     def transposed(self) -> Contraction:
-        """The same with left and right exchanged."""
+        """Exchanges left and right."""
         return replace(self, rows=self.columns, columns=self.rows, left=self.right, right=self.left)
 
 
 def substituted(expression: Any, values: Mapping[tirx.Var, Any]) -> Any:
-    """An expression with other expressions in place of variables."""
+    """Substitutes other expressions for variables."""
     return tvm_ffi.structural_map(expression, (tirx.Var, lambda variable: values.get(variable, variable)))
 
 
 def stored(operand: Any) -> Any:
-    """An operand before it is converted to the type of the sum."""
+    """Returns an operand before it is converted to the type of the sum."""
     return operand.value if isinstance(operand, tirx.Cast) else operand
 
 
 def plain_load(operand: Any) -> Element | None:
-    """The element that an operand is; None if more is computed."""
+    """Returns the element that an operand is; None if more is computed."""
     return Element(operand.source, tuple(operand.indices), operand) if isinstance(operand, ir.TensorLoad) else None
 
 
 def recognized(function: tirx.PrimFunc) -> Contraction | None:
-    """The sum of products that a kernel is; None if it is anything else, or of unknown extents.
+    """Returns the sum of products that a kernel is; None if it is anything else, or of unknown extents.
 
     Args:
         function: As fused: one reduction, what is computed of its operands before and of its result afterwards.
@@ -224,7 +224,7 @@ def _as_module(function: tirx.PrimFunc) -> Any:
 
 
 def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
-    """The only reduction and what stores the result (None: the reduction itself); everything else is inlined."""
+    """Inlines all blocks but the only reduction and the one that stores the result (None: the reduction does)."""
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     kinds = [any(v.iter_type == _REDUCTION for v in schedule.get(block).iter_vars) for block in blocks]
     if kinds.count(True) != 1:
@@ -238,7 +238,7 @@ def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
 
 
 def _product(block: Any) -> tuple[Any, Any] | None:
-    """The factors of what a block adds up, beginning with zero."""
+    """Returns the factors of what a block adds up, beginning with zero."""
     store, init = block.body, block.init
     if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
         return None
@@ -251,7 +251,7 @@ def _product(block: Any) -> tuple[Any, Any] | None:
 
 
 def _result(reduction: Any, last: Any, total: tirx.Var) -> Element | None:
-    """What is stored for a sum, in the variables of its loops; None if that cannot be told."""
+    """Returns what is stored for a sum, in the variables of its loops; None if that cannot be told."""
     place = tuple(reduction.body.indices)
     if last is None:
         return Element(reduction.body.buffer, place, total)

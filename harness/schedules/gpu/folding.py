@@ -27,22 +27,22 @@ _PER_BYTE = 8
 _PRODUCTS = frozenset(f"relax.{name}" for name in ("matmul", "nn.conv2d", "nn.conv2d_transpose"))
 _UNARY = frozenset(f"relax.{name}" for name in ("nn.relu", "nn.gelu", "nn.silu", "sigmoid", "negative"))
 _FINISHES = frozenset((*_UNARY, *BINARY, "relax.astype"))
-"""What a product does to its sums before it stores them."""
+"""Operators that a product applies to its sums before it stores them."""
 
 
 def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
-    """Whether computing an operand where it is loaded takes less time than a pass that reads and writes it.
+    """Returns whether computing an operand where it is loaded takes less time than a pass that reads and writes it.
 
     Args:
         folded: The operand.
-        item_bytes: Of an element.
+        item_bytes: Bytes of an element.
         turns: How often each element is loaded.
     """
     return folded.operations * turns <= 2 * item_bytes * _PER_BYTE
 
 
 def follow(folded: Folded, channels: int) -> bool:
-    """Whether an operand [batch, position, head, channel] can be loaded four channels at a time without a question."""
+    """Returns whether an operand [batch, position, head, channel] can be loaded four channels at a time."""
     analyzer = sym.Analyzer()
     place = [tirx.Var(name, "int32") for name in ("batch", "position", "head", "vector")]
     extents = (*folded.shape[:3], math.ceil(channels / 4))
@@ -79,7 +79,7 @@ class Operands:
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
-        """What they read from memory, each once."""
+        """The tensors that they read from memory, each once."""
         found: list[relax.Expr] = []
         for value in (value for folded in self.all for value in folded.inputs):
             if not any(value.same_as(other) for other in found):
@@ -87,12 +87,12 @@ class Operands:
         return tuple(found)
 
     def places(self, folded: Folded) -> list[int]:
-        """Which of the inputs an operand reads."""
+        """Returns which of the inputs an operand reads."""
         return [next(n for n, x in enumerate(self.inputs) if x.same_as(value)) for value in folded.inputs]
 
 
 class Folding:
-    """What may be folded in one function."""
+    """The operands of attention that may be folded in one function."""
 
     def __init__(self, function: relax.Function, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> None:
         facts = facts_of(function)
@@ -102,11 +102,11 @@ class Folding:
         self._scope = Scope(self.bindings, results=_finished_products(self.bindings), functions=functions)
 
     def operands(self, attention: relax.Var, item_bytes: int, turns: int) -> Operands:
-        """The operands of the attention bound to a variable.
+        """Returns the operands of the attention bound to a variable.
 
         Args:
             attention: The variable.
-            item_bytes: Of an element of an operand.
+            item_bytes: Bytes of an element of an operand.
             turns: How often keys and values are loaded: blocks of queries of a head.
         """
         arguments = self.bindings[attention].args[:3]
@@ -126,7 +126,7 @@ class Folding:
             }
             if not shared:
                 return Operands(*folded)
-            # What somebody else reads too is computed once, and stored.
+            # An operand that another operator reads too is computed once, and stored.
             of_shared = {x for x in inside if getattr(self.bindings[x], "tuple_value", None) in shared}
             scope = replace(scope, results=scope.results | shared | of_shared)
 
@@ -139,18 +139,18 @@ class Folding:
         return fold(replace(scope, results=scope.results | computed), value)
 
     def _inside(self, value: relax.Expr, folded: Folded) -> set[relax.Var]:
-        """Variables between an operand and what it reads from memory."""
+        """Returns the variables between an operand and what it reads from memory."""
         return set(between(self.bindings, value, folded.inputs))
 
     def _computes(self, scope: Scope, variable: relax.Var) -> bool:
-        """Whether a variable takes arithmetic, from what is in memory."""
+        """Returns whether a variable takes arithmetic, from what is in memory."""
         if is_call(self.bindings[variable], "relax.call_tir"):
             return True
         return isinstance(variable.ty, relax.TensorType) and fold(scope, variable).operations > 0
 
 
 def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:
-    """What products store: their sums, with what happens to those in the same kernel."""
+    """Returns what products store: their sums, with what happens to those in the same kernel."""
     found: set[relax.Var] = set()
     for variable, value in bindings.items():
         operands = value.args if is_call(value, *_FINISHES) else []

@@ -30,13 +30,13 @@ def multiply(dtype: str, sums: tirx.Buffer, at: int, left: tirx.Buffer, first: i
     """Emits sums += left · right, for 16 rows, 8 columns and 16 terms of a warp.
 
     Args:
-        dtype: Of the operands.
-        sums: fp32 registers, the four from `at` on.
-        at: Of the sums.
-        left: Registers of 32 bits, the four from `first` on.
-        first: Of the left operand.
-        right: Registers of 32 bits, the two from `n` on.
-        n: Of the right operand.
+        dtype: Element type of the operands.
+        sums: fp32 registers.
+        at: First of the four registers of the sums.
+        left: Registers of 32 bits.
+        first: First of the four registers of the left operand.
+        right: Registers of 32 bits.
+        n: First of the two registers of the right operand.
     """
     kind, name = SHORT[dtype], f"multiply_{SHORT[dtype]}_matrix_sync"
     source = f"""
@@ -63,9 +63,9 @@ def load(dtype: str, registers: tirx.Buffer, first: int, row: Any, *, transposed
     """Emits the load of four matrices [8, 8] from shared memory, the register from `first` on for each.
 
     Args:
-        dtype: Of the elements.
-        registers: Of 32 bits.
-        first: Of the four.
+        dtype: Element type.
+        registers: Registers of 32 bits.
+        first: First of the four registers.
         row: Pointer to 16 bytes: row `lane % 8` of matrix `lane / 8`.
         transposed: A lane gets neighbours along the columns of a matrix, not along its rows.
     """
@@ -91,7 +91,7 @@ static inline void {name}(unsigned* d, const void* row) {{
 
 
 def packed(dtype: str, low: Any, high: Any) -> Any:
-    """Two fp32 values, rounded, in 32 bits."""
+    """Rounds two fp32 values and packs them in 32 bits."""
     name = f"pack_{SHORT[dtype]}"
     source = f"""
 #ifdef __CUDACC__

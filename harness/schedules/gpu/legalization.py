@@ -11,7 +11,7 @@ from harness.schedules.common.graph import Legalize, default
 
 
 def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """A transposed convolution whose stride is its kernel: a product over pixels, whose results are scattered.
+    """Legalizes a transposed convolution whose stride is its kernel: a product over pixels, which is scattered.
 
     No two pixels meet in the result. TVM's legalization would stretch the image with zeros and convolve it, which is
     as many multiplications again as the kernel has pixels.
@@ -48,7 +48,7 @@ def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Exp
 
 
 def attention(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Attention that no kernel of this project takes; of half operands, on widened ones, and its result rounded.
+    """Legalizes attention that no kernel of this project takes; half operands are widened, the result is rounded.
 
     TVM's legalization would add half operands up in half.
     """
@@ -68,4 +68,4 @@ LEGALIZE: dict[str, Legalize] = {
     "relax.nn.attention": attention,
     "relax.nn.attention_bias": attention,
 }
-"""By Relax operator."""
+"""Legalizations, by Relax operator."""

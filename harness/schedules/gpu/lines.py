@@ -26,7 +26,7 @@ _HELD = 16
 _EACH = 8
 """Elements of a line that a thread has at least, if that leaves a warp."""
 _THREADS = 256
-"""Of a line at most."""
+"""Threads that reduce a line at most."""
 _BLOCK = 128
 """Threads of a block at least; short lines share one."""
 
@@ -47,7 +47,7 @@ class Fold:
 
 
 def added(term: Callable[[Any, Any], Any]) -> Fold:
-    """The sum of a term of each element and its index."""
+    """Makes the fold that adds a term of each element and its index."""
     return Fold(0.0, lambda partial, value, k: partial + term(value, k), lambda a, b: a + b)
 
 
@@ -56,7 +56,7 @@ class Line:
 
     Args:
         count: Elements at most.
-        threads: That reduce it, a power of two.
+        threads: Threads that reduce it, a power of two.
         thread: Index in the block.
         read: Index of an element → its fp32 value.
         limit: Elements, where that depends on the block.
@@ -171,6 +171,6 @@ def store(condition: Any, buffer: tirx.Buffer, value: Any, index: Sequence[Any])
 
 
 def chunk_of(count: int, chunk: Any) -> tuple[Any, Any]:
-    """Where a chunk of a line begins, and how long it is: `CHUNK`, but for the last."""
+    """Returns where a chunk of a line begins, and how long it is: `CHUNK`, but for the last."""
     first = T.Bind(chunk * CHUNK)
     return first, CHUNK if count % CHUNK == 0 else T.Bind(T.min(CHUNK, count - first))

@@ -18,12 +18,12 @@ from harness.schedules.gpu.threads import local
 LANES = 4
 """Channels that are loaded together."""
 _VECTOR_BYTES = 16
-"""Of the longest load of a thread."""
+"""Bytes of the longest load of a thread."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a block works on: batch, head, first query."""
+class QueryBlock:
+    """The queries that a block of threads works on: batch, head, first query."""
 
     batch: Any
     head: Any
@@ -31,8 +31,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A folded operand with its memory.
+class BoundOperand:
+    """A folded operand with the buffers that it reads.
 
     Attributes:
         folded: The operand, [batch, position, head, channel].
@@ -43,12 +43,12 @@ class Source:
     buffers: Sequence[tirx.Buffer]
 
     def load(
-        self, place: Place, position: Any, vector: Any, *, inside: bool, padded: bool, lanes: int = LANES
+        self, block: QueryBlock, position: Any, vector: Any, *, inside: bool, padded: bool, lanes: int = LANES
     ) -> list[Any]:
         """Emits the loads of a few channels of a position; returns them, in the operand's type, zero beyond the edges.
 
         Args:
-            place: The block's batch and head, variables.
+            block: The block's batch and head, variables.
             position: Of the query, key or value, a variable.
             vector: The channels are those from lanes · vector on, a variable.
             inside: No position is beyond the last.
@@ -58,14 +58,14 @@ class Source:
         batch, length, heads, channels = self.folded.shape
         analyzer = sym.Analyzer()
         for variable, extent in (
-            (place.batch, batch),
-            (place.head, heads),
+            (block.batch, batch),
+            (block.head, heads),
             (position, length),
             (vector, ceil_div(channels, lanes)),
         ):
             analyzer.bind(variable, ir.Range(0, extent))  # where anything is read
         conditions = [] if inside else [position < length]
-        places = [[place.batch, position, place.head, lanes * vector + v] for v in range(lanes)]
+        places = [[block.batch, position, block.head, lanes * vector + v] for v in range(lanes)]
         if channels % lanes:
             return [self._alone(index, analyzer, [*conditions, index[3] < channels]) for index in places]
         if padded:
@@ -113,7 +113,7 @@ class _Note:
 
 @dataclass(frozen=True)
 class _Noting:
-    """In place of a buffer: notes what is read, and gives zero."""
+    """Stands in for a buffer: notes what is read, and gives zero."""
 
     number: int
     buffer: tirx.Buffer
@@ -128,7 +128,7 @@ class _Noting:
 
 @dataclass(frozen=True)
 class _Taking:
-    """In place of every buffer: gives what was loaded, in the order in which it was noted."""
+    """Stands in for every buffer: gives what was loaded, in the order in which it was noted."""
 
     loaded: Any
 

@@ -71,13 +71,13 @@ def _centre(line: Line, count: Any) -> tuple[Any, Any, Any]:
 
 
 def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
-    """1/√(variance + ε)."""
+    """Computes 1/√(variance + ε)."""
     variance = T.max(squares / fp32(count), fp32(0.0))
     return fp32(1.0) / T.sqrt(variance + fp32(epsilon))
 
 
 def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
-    """Mean and sum of squared deviations of each chunk of each line: data [lines, count], out [lines, chunks, 2]."""
+    """Builds mean and squared deviations' sum of chunks of lines: data [lines, count], out [lines, chunks, 2]."""
     chunks = ceil_div(count, CHUNK)
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:

@@ -14,11 +14,11 @@ from harness.schedules.gpu.rewrite import call_attention, group_transposed_produ
 from harness.schedules.gpu.rules import schedule_kernels
 
 _LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE}
-"""By Relax operator: our legalization, where TVM's loses accuracy or speed."""
+"""This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
 
 def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass] = ()) -> tvm.transform.Pass:
-    """The pass for a GPU target.
+    """Returns the pass for a GPU target.
 
     Args:
         target: TVM's target, with its host.

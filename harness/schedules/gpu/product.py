@@ -4,7 +4,7 @@
 
 A block of threads computes one tile of the result, slab by slab: a few terms k of the rows and columns of its tile are
 loaded to shared memory, transposed if need be, and each thread multiplies all pairs of its rows and columns. While it
-does, it already loads its part of the next slab into registers. What no tile divides reads as zero and is not stored.
+does, it already loads its part of the next slab into registers. Beyond the edges, a tile reads zeros and is not stored.
 
 An operand's element is any expression: a convolution gathers its columns here, and the column matrix never exists.
 Where elements lie side by side, four are loaded at once.
@@ -32,17 +32,17 @@ from harness.schedules.gpu.threads import barrier
 from harness.schedules.gpu.tile import Tile, choose_tile
 
 _LANES = 4
-"""Of fp32 that a thread loads or stores at once: 16 bytes."""
+"""fp32 numbers that a thread loads or stores at once: 16 bytes."""
 
 _MOST_BLOCKS = 65535
-"""Along the second and third dimension of a grid (CUDA Programming Guide, technical specifications)."""
+"""Blocks along the second and third dimension of a grid at most (CUDA Programming Guide, specifications)."""
 
 
 class Product:
     """The rule for sums of products; it leaves to others a single sum, and few terms of single rows."""
 
     def apply(self, function: tirx.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
-        """The kernel as a schedule that is done; None if the function is no such sum."""
+        """Returns the kernel as a schedule that is done; None if the function is no such sum."""
         contraction = recognized(function)
         if contraction is None or _is_thin(contraction):
             return None
@@ -61,7 +61,7 @@ def _is_thin(contraction: Contraction) -> bool:
 
 
 def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx.PrimFunc:
-    """The sum of products as a function with its threads.
+    """Builds the sum of products as a function with its threads.
 
     Args:
         contraction: What is computed.
@@ -229,7 +229,7 @@ def _store(
 
 
 def _digits(thread: Any, across: int, down: int, split: int) -> tuple[Any, Any, Any]:
-    """A thread's place along columns, rows and groups."""
+    """Returns a thread's place along columns, rows and groups."""
     zero = tirx.const(0, "int32")
     return (
         thread % across if across > 1 else zero,

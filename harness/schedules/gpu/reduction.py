@@ -19,7 +19,7 @@ _SHORTEST = 64
 
 
 def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) -> tirx.PrimFunc:
-    """Softmax over the middle of [outer, count, inner].
+    """Builds softmax over the middle of [outer, count, inner].
 
     -inf gives 0; a line of nothing but -inf, or with +inf or NaN in it, gives NaN, as in PyTorch.
     """
@@ -46,7 +46,7 @@ def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) ->
 
 
 def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[str, str]) -> tirx.PrimFunc:
-    """The sum over the middle of [outer, count, inner], divided; of the first element type, as the second."""
+    """Builds the divided sum over the middle of [outer, count, inner], from the first dtype to the second."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         with each_line(outer * inner, count) as (index, there, threads, thread):
@@ -63,7 +63,7 @@ def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[s
 
 
 def chunk_sums_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
-    """The sum of each chunk of each line: data [lines, count], out [lines, chunks]."""
+    """Builds the sum of each chunk of each line: data [lines, count], out [lines, chunks]."""
     chunks = ceil_div(count, CHUNK)
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:

@@ -13,13 +13,14 @@ from harness.schedules.common.attention import recognized
 from harness.schedules.common.graph import between, call, is_call, permutation, static_shape
 from harness.schedules.common.kernel import ceil_div
 from harness.schedules.common.origins import joined, name_groups
-from harness.schedules.gpu.attention import attention_kernel, tiling_of
+from harness.schedules.gpu.attention import attention_kernel, choose_attention_tile
+from harness.schedules.gpu.capabilities import TENSOR_CORES, has
 from harness.schedules.gpu.folding import Folding
-from harness.schedules.gpu.tensor_attention import WarpTiling, warp_attention_kernel, warp_tiling_of
+from harness.schedules.gpu.tensor_attention import AttentionWarpTile, choose_attention_warp_tile, warp_attention_kernel
 from harness.schedules.gpu.threads import FLOATS
 
 _GROUP = "transpose_matmul_fuse"
-"""What FuseTransposeMatmul calls its groups."""
+"""The name that FuseTransposeMatmul gives its groups."""
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -35,7 +36,7 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="CallAttention")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         module = relax.transform.CanonicalizeBindings()(module)
-        rewriter = _Rewriter(module, shared_bytes, str(target.kind.name) == "cuda")
+        rewriter = _Rewriter(module, shared_bytes, has(target, TENSOR_CORES))
         functions = dict(module.functions_items())
         for variable, function in functions.items():
             if isinstance(function, relax.Function):
@@ -103,7 +104,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
 
     def _unexpanded(self, bias: relax.Expr) -> relax.Expr:
-        """What a bias was before it was broadcast, or reshaped to the shape that it had."""
+        """Returns what a bias was before it was broadcast, or reshaped to the shape that it had."""
         definition = self._definition(bias)
         if not is_call(definition, "relax.broadcast_to", "relax.reshape"):
             return bias
@@ -118,19 +119,19 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         attention = recognized(node, FLOATS, bias)
         if attention is None:
             return None
-        warps = warp_tiling_of(attention) if self.tensor_cores else None
-        tiling = warps or tiling_of(attention, self.shared_bytes)
-        if tiling is None:
+        warps = choose_attention_warp_tile(attention) if self.tensor_cores else None
+        tile = warps or choose_attention_tile(attention, self.shared_bytes)
+        if tile is None:
             return None
-        turns = ceil_div(attention.queries, tiling.queries)
+        turns = ceil_div(attention.queries, tile.queries)
         folded = self.folding.operands(self.current, _BYTES[attention.dtype], turns)
         arguments = self.folding.bindings[self.current].args[:3]
         for argument, operand in zip(arguments, folded.all, strict=True):
             self.folded += between(self.folding.bindings, argument, operand.inputs)
         kernel = (
-            warp_attention_kernel(attention, tiling, folded)
-            if isinstance(tiling, WarpTiling)
-            else attention_kernel(attention, tiling, folded)
+            warp_attention_kernel(attention, tile, folded)
+            if isinstance(tile, AttentionWarpTile)
+            else attention_kernel(attention, tile, folded)
         )
         inputs: list[Any] = [*map(self.visit_expr, folded.inputs), *([] if bias is None else [bias])]
         return call(self.builder_, "attention", kernel, inputs)

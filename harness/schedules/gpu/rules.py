@@ -21,7 +21,7 @@ class Rule(Protocol):
     """A schedule rule, as DLight's are."""
 
     def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> Any:
-        """A schedule, several of which the first is taken, or None where the rule does not fit."""
+        """Returns a schedule, several of which the first is taken, or None where the rule does not fit."""
 
 
 class OuterLoops:
@@ -32,7 +32,7 @@ class OuterLoops:
     """
 
     def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, _tunable: bool) -> s_tir.Schedule:
-        """A schedule with every outer block on threads; TVM raises where that would be wrong."""
+        """Returns a schedule with every outer block on threads; TVM raises where that would be wrong."""
         schedule = s_tir.Schedule(function)
         threads = min(256, int(target.attrs["max_threads_per_block"]))
         for block in schedule.get_child_blocks(schedule.get_sblock("root")):
@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
     dlight.gpu.Fallback(),
     OuterLoops(),
 )
-"""In the order in which they are tried; DLight's `Matmul` is not among them, products are this project's own."""
+"""The rules in the order in which they are tried; products are this project's own, not DLight's `Matmul`."""
 
 _REFUSALS = (
     ScheduleError,
@@ -86,10 +86,10 @@ _REFUSALS = (
     TypeError,
     ValueError,
 )
-"""What rules raise where TVM refuses a step of theirs, or their arithmetic meets a shape that it does not expect."""
+"""Errors of rules, where TVM refuses a step, or their arithmetic meets a shape that it does not expect."""
 
 _THREADS = "threads as TVM's operator has them"
-"""In place of a rule's name."""
+"""Stands for a rule's name where the loops have threads already."""
 
 
 def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
@@ -118,7 +118,7 @@ def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
 def schedule_kernel(
     name: str, function: tirx.PrimFunc, target: tvm.target.Target, rules: Sequence[Rule]
 ) -> tirx.PrimFunc:
-    """The kernel scheduled by the first rule that fits and neither crashes nor leaves loops outside of any thread.
+    """Schedules a kernel by the first rule that fits and neither crashes nor leaves loops outside of threads.
 
     Its facts name the rule, unless the rule attaches facts of its own, and every rule that crashed.
 
@@ -150,7 +150,7 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 
 def _launches_threads(statement: Any) -> bool:
-    """Whether the statement is written with its threads, as TVM's operators for GPUs are (scatter, sort)."""
+    """Returns whether the statement is written with its threads, as TVM's operators for GPUs are (scatter, sort)."""
     if isinstance(statement, s_tir.SBlockRealize):
         return _launches_threads(statement.block.body)
     if isinstance(statement, tirx.SeqStmt):

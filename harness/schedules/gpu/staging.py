@@ -13,11 +13,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.kernel import ceil_div
+from harness.schedules.gpu.capabilities import VECTORS_OF_FOUR, has
 from harness.schedules.gpu.contraction import Contraction, Group, plain_load, stored, strides, substituted
 from harness.schedules.gpu.threads import FLOATS, converted
 
 _BYTES = 16
-"""That a thread loads or stores at once, at most."""
+"""Bytes that a thread loads or stores at once, at most."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Operand:
         load: (batch, row or column, term, lane) → element; several lanes only if they are neighbours.
         extent: Its rows or columns.
         count: Its terms.
-        dtype: Of an element in memory.
+        dtype: Element type in memory.
         along_terms: Whether neighbours in memory are neighbouring terms.
         runs: Elements that may be loaded at once, the largest number first; 1 at last.
     """
@@ -42,13 +43,13 @@ class Operand:
 
 
 def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
-    """An operand by its element, an expression of loop variables.
+    """Makes an operand of its element, an expression of loop variables.
 
     Args:
         element: The expression.
         batch: Loop variables of the batch.
-        along: Of rows or columns.
-        terms: Of the terms.
+        along: Loop variables of rows or columns.
+        terms: Loop variables of the terms.
     """
     element = stored(element)
     plain = plain_load(element)
@@ -74,9 +75,8 @@ def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
 
 
 def _most_lanes() -> int:
-    """Of a vector: Metal's have four elements at most (Metal Shading Language Specification 2.2)."""
-    target = tvm.target.Target.current(allow_none=True)
-    return 4 if target is not None and str(target.kind.name) == "metal" else 8
+    """Returns the largest number of elements that a vector has here."""
+    return 4 if has(tvm.target.Target.current(allow_none=True), VECTORS_OF_FOUR) else 8
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class Stage:
         operand: What is loaded.
         span: Rows or columns of the tile.
         slab: Terms.
-        threads: That load it.
+        threads: Threads that load it.
         by_term: Whether it lies as [term, row or column] in shared memory, and not the other way around.
         pitch: Distance of two neighbours of the first dimension there.
-        dtype: Of an element there.
+        dtype: Element type there.
     """
 
     operand: Operand
@@ -118,11 +118,11 @@ class Stage:
         return ceil_div(self.slab * self.span // self.lanes, self.threads) * self.lanes
 
     def place(self, at: Any, term: Any) -> Any:
-        """Where an element lies in shared memory.
+        """Returns where an element lies in shared memory.
 
         Args:
             at: Row or column in the tile.
-            term: In the slab.
+            term: Term in the slab.
         """
         return term * self.pitch + at if self.by_term else at * self.pitch + term
 
@@ -190,7 +190,7 @@ class Stage:
 
 
 class Result:
-    """What follows a sum, and where it is stored."""
+    """The arithmetic after a sum, and where the result is stored."""
 
     def __init__(self, contraction: Contraction) -> None:
         self._contraction = contraction
@@ -245,7 +245,7 @@ class Result:
 def launch_tiles(
     contraction: Contraction, height: int, width: int, threads: int
 ) -> Iterator[tuple[Any, tuple[Any, Any], Any]]:
-    """The body of a kernel whose blocks compute tiles of the result.
+    """Emits a kernel whose blocks compute tiles of the result.
 
     Yields:
         The product of the batch; first row and first column of the block's tile; the thread's index in the block.

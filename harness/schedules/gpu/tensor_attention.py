@@ -27,7 +27,7 @@ from harness.schedules.common.kernel_info import TENSOR_CORES
 from harness.schedules.gpu import fragments
 from harness.schedules.gpu.attention import LOWEST, fill, kernel_of, masked, steps_of, when
 from harness.schedules.gpu.folding import Operands
-from harness.schedules.gpu.loading import Place, Source
+from harness.schedules.gpu.loading import BoundOperand, QueryBlock
 from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
 
 _ROWS = 16
@@ -39,12 +39,12 @@ _WIDEST = 64
 
 
 @dataclass(frozen=True)
-class WarpTiling:
-    """How the work is divided.
+class AttentionWarpTile:
+    """The tile of attention that a block of warps computes.
 
     Attributes:
-        warps: Of a block, each with sixteen queries.
-        keys: Of a step.
+        warps: Warps of a block, each with sixteen queries.
+        keys: Keys of a step.
     """
 
     warps: int
@@ -52,37 +52,43 @@ class WarpTiling:
 
     @property
     def queries(self) -> int:
-        """Of a block."""
+        """Queries of a block."""
         return _ROWS * self.warps
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return WARP * self.warps
 
 
-def warp_tiling_of(attention: Attention) -> WarpTiling | None:
-    """How to divide the work; None for a few queries, keys or channels and for wide heads: the other kernel's."""
+def choose_attention_warp_tile(attention: Attention) -> AttentionWarpTile | None:
+    """Divides the work; None for few queries, keys or channels and for wide heads, which the other kernel takes."""
     extents = (attention.queries, attention.keys, attention.channels, attention.width)
     if attention.dtype not in fragments.SHORT or min(extents) < _ROWS or max(extents[2:]) > _WIDEST:
         return None
     blocks = attention.batch * attention.heads * ceil_div(attention.queries, 4 * _ROWS)
-    return WarpTiling(4 if blocks >= MULTIPROCESSORS else 2, 64 if attention.keys > 32 else 32)
+    return AttentionWarpTile(4 if blocks >= MULTIPROCESSORS else 2, 64 if attention.keys > 32 else 32)
 
 
-def warp_attention_kernel(attention: Attention, tiling: WarpTiling, operands: Operands) -> tirx.PrimFunc:
-    """The kernel, see `harness.schedules.gpu.attention.kernel_of`."""
-    tile = {"queries": tiling.queries, "keys": tiling.keys, "threads": tiling.threads}
-    return kernel_of(attention, operands, TENSOR_CORES, tile, partial(_Emitter, attention, tiling))
+def warp_attention_kernel(attention: Attention, tile: AttentionWarpTile, operands: Operands) -> tirx.PrimFunc:
+    """Builds the kernel, see `harness.schedules.gpu.attention.kernel_of`."""
+    sizes = {"queries": tile.queries, "keys": tile.keys, "threads": tile.threads}
+    return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, attention, tile))
 
 
 class _Emitter:
     """Emits the body of the kernel for one thread."""
 
     def __init__(
-        self, attention: Attention, tiling: WarpTiling, place: Place, thread: Any, bias: Any, result: tirx.Buffer
+        self,
+        attention: Attention,
+        tile: AttentionWarpTile,
+        block: QueryBlock,
+        thread: Any,
+        bias: Any,
+        result: tirx.Buffer,
     ) -> None:
-        self.attention, self.tiling, self.place, self.thread = attention, tiling, place, thread
+        self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
         self.bias, self.result, self.dtype = bias, result, attention.dtype
         self.depth, self.width = (_ROWS * ceil_div(n, _ROWS) for n in (attention.channels, attention.width))
         lane = T.Bind(thread % WARP)
@@ -92,31 +98,31 @@ class _Emitter:
         self.below, self.beside = T.Bind(lane % 16), T.Bind(lane // 16 * 8)
         # The other way round for keys, whose matrices lie along the terms first.
         self.key_below, self.key_beside = T.Bind(lane // 16 * 8 + lane % 8), T.Bind(lane // 8 % 2 * 8)
-        rows = max(tiling.keys, tiling.queries)  # queries come to lie where keys will
+        rows = max(tile.keys, tile.queries)  # queries come to lie where keys will
         self.keys = T.alloc_buffer((rows * (self.depth + _PADDING),), self.dtype, scope="shared")
-        self.values = T.alloc_buffer((tiling.keys * (self.width + _PADDING),), self.dtype, scope="shared")
+        self.values = T.alloc_buffer((tile.keys * (self.width + _PADDING),), self.dtype, scope="shared")
         self.queries = local(self.depth // 4, "uint32")
-        self.scores = local(tiling.keys // 2)
+        self.scores = local(tile.keys // 2)
         self.results = local(self.width // 2)
         self.highest, self.totals = local(2), local(2)
         self.right, self.weights = local(4, "uint32"), local(4, "uint32")
 
-    def emit(self, query: Source, key: Source, value: Source) -> None:
-        attention, tiling = self.attention, self.tiling
+    def emit(self, query: BoundOperand, key: BoundOperand, value: BoundOperand) -> None:
+        attention, tile = self.attention, self.tile
         for i in range(2):
             T.buffer_store(self.highest, fp32(LOWEST), [i])
             T.buffer_store(self.totals, fp32(0.0), [i])
         fill(self.results)
-        self._load(query, self.place.first, tiling.queries, attention.queries, self.keys, self.depth)
+        self._load(query, self.block.first, tile.queries, attention.queries, self.keys, self.depth)
         barrier()
         for k in range(0, self.depth, _ROWS):
             row = (self.first + self.below) * (self.depth + _PADDING) + k + self.beside
             fragments.load(self.dtype, self.queries, k // 4, self._pointer(self.keys, row))
-        with T.serial(0, steps_of(attention, tiling.queries, tiling.keys, self.place)) as step:
-            first = T.Bind(step * tiling.keys)
+        with T.serial(0, steps_of(attention, tile.queries, tile.keys, self.block)) as step:
+            first = T.Bind(step * tile.keys)
             barrier()
-            self._load(key, first, tiling.keys, attention.keys, self.keys, self.depth)
-            self._load(value, first, tiling.keys, attention.keys, self.values, self.width)
+            self._load(key, first, tile.keys, attention.keys, self.keys, self.depth)
+            self._load(value, first, tile.keys, attention.keys, self.values, self.width)
             barrier()
             self._multiply_keys()
             self._weigh(first)
@@ -127,18 +133,18 @@ class _Emitter:
     def _pointer(self, buffer: tirx.Buffer, place: Any) -> Any:
         return buffer.access_ptr("r", offset=place)
 
-    def _load(self, source: Source, first: Any, rows: int, length: int, target: tirx.Buffer, width: int) -> None:
+    def _load(self, source: BoundOperand, first: Any, rows: int, length: int, target: tirx.Buffer, width: int) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         lanes = 8 if channels % 8 == 0 else 4
-        whole, threads = width // lanes, self.tiling.threads
+        whole, threads = width // lanes, self.tile.threads
         count = rows * whole
 
         def copy(index: Any) -> None:
             row, vector = T.Bind(index // whole), T.Bind(index % whole)
             position = T.Bind(first + row)
             values = source.load(
-                self.place, position, vector, inside=length % rows == 0, padded=width > channels, lanes=lanes
+                self.block, position, vector, inside=length % rows == 0, padded=width > channels, lanes=lanes
             )
             staged = local(lanes, self.dtype)
             for v, value in enumerate(values):
@@ -146,7 +152,7 @@ class _Emitter:
             with T.vectorized(0, lanes) as v:
                 T.buffer_store(target, staged[v], [row * (width + _PADDING) + lanes * vector + v])
 
-        # What is computed takes registers while it is: one after the other, so that none are spilled.
+        # Computing an operand takes registers: one after the other, so that none are spilled.
         annotations = {"disable_unroll": True} if source.folded.operations else None
         with T.serial(0, ceil_div(count, threads), annotations=annotations) as n:
             index = T.Bind(n * threads + self.thread)
@@ -155,7 +161,7 @@ class _Emitter:
     def _multiply_keys(self) -> None:
         """Emits the scores of the warp's queries with the keys of a step."""
         fill(self.scores)
-        for j in range(0, self.tiling.keys, _ROWS):
+        for j in range(0, self.tile.keys, _ROWS):
             for k in range(0, self.depth, _ROWS):
                 row = (j + self.key_below) * (self.depth + _PADDING) + k + self.key_beside
                 fragments.load(self.dtype, self.right, 0, self._pointer(self.keys, row))
@@ -165,14 +171,14 @@ class _Emitter:
 
     def _weigh(self, first: Any) -> None:
         """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""
-        attention, tiling, count = self.attention, self.tiling, self.tiling.keys // 2
+        attention, tile, count = self.attention, self.tile, self.tile.keys // 2
         plain = attention.bias is None
         factor = attention.scale * math.log2(math.e) if plain else attention.scale
         for at in range(count):
-            query = self.place.first + self.first + self.row + at // 2 % 2 * 8
+            query = self.block.first + self.first + self.row + at // 2 % 2 * 8
             key = first + (at // 4 * 8 + self.pair + at % 2)
             score = self.scores[at] * fp32(factor)
-            score = masked(attention, self.bias, self.place, score, query, key, tiling.queries, tiling.keys)
+            score = masked(attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
             T.buffer_store(self.scores, score if plain else score * fp32(math.log2(math.e)), [at])
         tops = []
         for i in range(2):
@@ -198,7 +204,7 @@ class _Emitter:
 
     def _multiply_values(self) -> None:
         """Emits the addition of a step's weighted values to the results."""
-        for k in range(0, self.tiling.keys, _ROWS):
+        for k in range(0, self.tile.keys, _ROWS):
             for n in range(4):
                 at = k // 2 + 2 * n
                 pair = fragments.packed(self.dtype, self.scores[at], self.scores[at + 1])
@@ -215,13 +221,13 @@ class _Emitter:
         staged = local(2, self.dtype)
         for at in range(0, self.width // 2, 2):
             i = at // 2 % 2
-            query = T.Bind(self.place.first + self.first + self.row + 8 * i)
+            query = T.Bind(self.block.first + self.first + self.row + 8 * i)
             channel = T.Bind(at // 4 * 8 + self.pair)
             for n in range(2):
                 value = self.results[at + n] / totals[i]
                 value = T.Select(tirx.EQ(totals[i], fp32(0.0)), fp32(0.0), value)
                 T.buffer_store(staged, tirx.Cast(self.dtype, value), [n])
-            inside = [] if attention.queries % self.tiling.queries == 0 else [query < attention.queries]
+            inside = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
             if width % 2 == 0:
                 conditions = [*inside, *([channel < width] if width < self.width else [])]
                 when(conditions, partial(self._put_pair, query, channel, staged))
@@ -234,4 +240,4 @@ class _Emitter:
             self._put(query, channel + v, values[v])
 
     def _put(self, query: Any, channel: Any, value: Any) -> None:
-        T.buffer_store(self.result, value, [self.place.batch, query, self.place.head, channel])
+        T.buffer_store(self.result, value, [self.block.batch, query, self.block.head, channel])

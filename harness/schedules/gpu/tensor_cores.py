@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.kernel import ceil_div
+from harness.schedules.gpu.capabilities import TENSOR_CORES, has
 from harness.schedules.gpu.contraction import Contraction, stored
 from harness.schedules.gpu.staging import Result, Stage, launch_tiles, operand
 from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier
@@ -59,7 +60,7 @@ class WarpTile:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.down * self.across * WARP
 
 
@@ -68,14 +69,14 @@ TILES = (WarpTile(4, 2, 2, 4, rate=1.0), WarpTile(2, 2, 2, 2, rate=0.6))
 
 
 def fits(contraction: Contraction, target: Any) -> bool:
-    """Whether tensor cores are worth it: both operands of one half type, and two fragments of everything."""
+    """Returns whether there are tensor cores and they pay: both operands of one half type, two fragments of everything."""
     types = {str(stored(side).ty) for side in (contraction.left, contraction.right)}
     extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
-    return str(target.kind.name) == "cuda" and len(types) == 1 and types <= _HALVES and min(extents) >= 2 * _SIDE
+    return has(target, TENSOR_CORES) and len(types) == 1 and types <= _HALVES and min(extents) >= 2 * _SIDE
 
 
 def choose_warp_tile(batch: int, rows: int, columns: int) -> WarpTile:
-    """The tile with the least work for the busiest multiprocessor."""
+    """Chooses the tile with the least work for the busiest multiprocessor."""
 
     def cost(tile: WarpTile) -> float:
         blocks = batch * ceil_div(rows, tile.height) * ceil_div(columns, tile.width)

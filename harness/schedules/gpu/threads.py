@@ -26,18 +26,18 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @contextmanager
 def launch(blocks: int, threads: int) -> Iterator[tuple[Any, Any]]:
-    """The body of a kernel: the index of the block, and of the thread in it."""
+    """Emits a kernel's body; yields the index of the block, and of the thread in it."""
     with T.launch_thread("blockIdx.x", blocks) as block, T.launch_thread("threadIdx.x", threads) as thread:
         yield block, thread
 
 
 def barrier() -> None:
-    """Every thread of the block waits here for the others, and sees what they wrote to shared memory."""
+    """Emits a barrier: threads of the block wait for each other, and see what the others wrote to shared memory."""
     T.evaluate(T.tvm_storage_sync("shared"))
 
 
 def shared(size: int) -> tirx.Buffer:
-    """fp32 memory of a block."""
+    """Declares fp32 shared memory of a block."""
     return T.alloc_buffer((size,), "float32", scope="shared")
 
 
@@ -54,19 +54,19 @@ def scalar(value: Any) -> Any:
 
 
 def fp32(value: Any) -> Any:
-    """A number as a constant, an expression of another float type converted."""
+    """Converts a number to a constant, and an expression of another float type to fp32."""
     if isinstance(value, int | float):
         return tirx.const(float(value), "float32")
     return value if str(value.ty) == "float32" else tirx.Cast("float32", value)
 
 
 def converted(value: Any, dtype: str) -> Any:
-    """An fp32 value rounded to the type of a result."""
+    """Rounds an fp32 value to the type of a result."""
     return value if dtype == "float32" else tirx.Cast(dtype, value)
 
 
 def power_of_two(least: int) -> int:
-    """The smallest power of two that is not less."""
+    """Returns the smallest power of two that is not less."""
     return 1 << max(0, least - 1).bit_length()
 
 

@@ -42,7 +42,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.down * self.across * self.split
 
     @property
@@ -70,7 +70,7 @@ class Tile:
         return 4 * (self.slab * sum(self.pitches) + self.rows * self.columns * self.threads)
 
     def blocks(self, batch: int, rows: int, columns: int) -> int:
-        """Blocks of a product."""
+        """Returns the blocks of a product."""
         return batch * math.ceil(rows / self.height) * math.ceil(columns / self.width)
 
 
@@ -86,15 +86,15 @@ _FEW = 8
 
 
 def choose_tile(batch: int, rows: int, columns: int, shared_bytes: int, threads: int) -> Tile:
-    """The tile of a product.
+    """Chooses the tile of a product.
 
     Where there are few rows or columns, all of them are in each thread's tile: then memory is the limit, and many
     threads share the terms. Elsewhere it is the tile with the least work for the busiest multiprocessor.
 
     Args:
         batch: Number of products.
-        rows: Of each.
-        columns: Of each.
+        rows: Rows of each.
+        columns: Columns of each.
         shared_bytes: Shared memory that a block may have.
         threads: Threads that a block may have.
     """

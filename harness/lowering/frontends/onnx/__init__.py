@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def import_module(
     module: torch.nn.Module, args: tuple[torch.Tensor, ...]
 ) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
-    """From a PyTorch module and example inputs to a Relax module with the function `main` and its parameters' values.
+    """Exports and imports a PyTorch module: a Relax module with the function `main`, and its parameters' values.
 
-    Both stages at once; what is returned is `import_exported`'s, errors are those of both.
+    It returns what `import_exported` returns, and raises the errors of both stages.
     """
     return import_exported(export_module(module, args))
 

@@ -1,4 +1,4 @@
-"""Defect: one thing that goes wrong between PyTorch's ONNX exporter and Relax, as plain data."""
+"""OnnxDefect: one thing that goes wrong between PyTorch's ONNX exporter and Relax, as plain data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.lowering.frontends.torch_export.defect import TESTED_VERSION, RawOutcome, Reproduction
+from harness.lowering.frontends.defect import Defect
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -23,31 +23,15 @@ ModelPass = Callable[["onnx_ir.Model"], None]
 
 
 @dataclass(frozen=True)
-class OnnxDefect:
+class OnnxDefect(Defect):
     """One defect on the way through ONNX, and what is done about it here.
 
     Attributes:
-        name: Identifier, also the test id.
-        title: One line.
-        where: The function in which the fault lies.
-        what: What happens and why, in a few sentences.
-        reproduction: The smallest module and inputs that show it.
-        raw: What unmodified PyTorch and TVM do with it.
-        workaround: What is done here, in a sentence or two.
         converters: Importer functions that replace TVM's, by ONNX operator.
         translations: What PyTorch's exporter writes instead of its own translation, by PyTorch's operator.
         passes: Rewrites of the ONNX model before the import.
-        upstream: The release of apache-tvm in which it was seen.
     """
 
-    name: str
-    title: str
-    where: str
-    what: str
-    reproduction: Reproduction
-    raw: RawOutcome
-    workaround: str
     converters: Mapping[str, Converter] = field(default_factory=dict)
     translations: Mapping[Callable[..., Any], Translation] = field(default_factory=dict)
     passes: tuple[ModelPass, ...] = ()
-    upstream: str = TESTED_VERSION

@@ -20,7 +20,7 @@ OPSET = 23
 """The first version in which attention is one operator; exact GELU is one since 20, layer normalization since 17."""
 
 PACKAGES = ("onnx", "onnxscript")
-"""What PyTorch's exporter and TVM's importer need besides themselves."""
+"""Packages that PyTorch's exporter and TVM's importer need besides themselves."""
 
 _CHATTY = ("onnxscript", "onnx_ir")
 """Loggers that report each constant that was not folded."""
@@ -63,8 +63,8 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
     check_packages()
     import torch
 
+    from harness.lowering.frontends.exporting import export_program
     from harness.lowering.frontends.onnx.defects import DEFECTS
-    from harness.lowering.frontends.torch_export.exporting import export_program
 
     translations = {operator: function for defect in DEFECTS for operator, function in defect.translations.items()}
     program = export_program(module, args)
@@ -78,7 +78,7 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Within the context, without the exporter's reports on every folded constant."""
+    """Silences the exporter's reports on every folded constant for the duration of the context."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

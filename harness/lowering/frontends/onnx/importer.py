@@ -29,7 +29,7 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._converters = converters
 
     def module(self, model: onnx.ModelProto) -> tvm.IRModule:
-        """The Relax module of a model in operators of ONNX's own domain."""
+        """Returns the Relax module of a model in operators of ONNX's own domain."""
         graph = model.graph
         (self.opset,) = (imported.version for imported in model.opset_import if imported.domain in ("", "ai.onnx"))
         self._shape = {

@@ -45,7 +45,7 @@ STATIC_INPUTS = {
 def lift(model: onnx_ir.Model, inputs: Sequence[str]) -> dict[str, np.ndarray]:
     """Makes inputs of a model's initializers, in place, but for one-element ones and shapes, axes and so on.
 
-    What nothing reads is dropped. All inputs get names that Relax takes.
+    Initializers that nothing reads are dropped. All inputs get names that Relax takes.
 
     Args:
         model: Its inputs are those of the PyTorch module; the lifted ones follow.
@@ -92,7 +92,7 @@ class _Names:
         self._taken: set[str] = set()
 
     def valid(self, name: str) -> str:
-        """The name with other characters replaced, and a number behind it if it is taken."""
+        """Returns the name with other characters replaced, and a number behind it if it is taken."""
         base = re.sub(r"\W", "_", name, flags=re.ASCII)
         base = f"_{base}" if not base or base[0].isdigit() else base
         unique, number = base, 0

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def static_shape(value: onnx_ir.Value | None) -> tuple[int, ...] | None:
-    """A value's shape where all of it is known, else None."""
+    """Returns a value's shape where all of it is known, else None."""
     if value is None or value.shape is None or not value.shape.is_static():
         return None
     return tuple(int(extent) for extent in value.shape.numpy())
 
 
 def is_empty(value: onnx_ir.Value | None) -> bool:
-    """Whether a value is known to have no elements."""
+    """Returns whether a value is known to have no elements."""
     return 0 in (static_shape(value) or ())
 
 
@@ -44,12 +44,12 @@ def drop_dead_nodes(graph: onnx_ir.Graph) -> None:
 
 
 def shape_of(value: relax.Expr) -> list[int]:
-    """The static shape of a Relax tensor."""
+    """Returns the static shape of a Relax tensor."""
     return [int(extent) for extent in value.ty.shape]
 
 
 def constant_of(value: Any) -> NDArray[Any] | None:
-    """The values of a Relax constant, None for anything else."""
+    """Returns the values of a Relax constant, None for anything else."""
     from tvm import ir
 
     return np.asarray(value.value.numpy()) if isinstance(value, ir.GenericConst) else None

@@ -8,7 +8,7 @@ import torch
 
 from harness.lowering.frontends.onnx import import_module
 from harness.lowering.frontends.onnx.exporting import OPSET, quietly
-from harness.lowering.frontends.torch_export.running import Arrays, run_module
+from harness.lowering.frontends.running import Arrays, run_module
 
 if TYPE_CHECKING:
     import tvm
@@ -31,7 +31,7 @@ def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.I
 
 
 def run_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """`run_tvm` without a workaround; TVM's importer returns a single output without a tuple around it."""
+    """Runs without a workaround; TVM's importer returns a single output without a tuple around it."""
     import tvm
     from tvm import relax
 

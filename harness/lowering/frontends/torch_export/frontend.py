@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _export(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
-    from harness.lowering.frontends.torch_export.exporting import export_program
+    from harness.lowering.frontends.exporting import export_program
 
     return export_program(module, args)
 

@@ -72,7 +72,7 @@ def drop_unread(program: ExportedProgram) -> None:
 
 
 def parameter_values(program: ExportedProgram) -> dict[str, np.ndarray]:
-    """The values of a lifted program's parameters, by name, in the order of the imported function's inputs.
+    """Returns the values of a lifted program's parameters, by name, in the order of the imported function's inputs.
 
     Complex values are pairs of real and imaginary parts, [..., 2].
     """

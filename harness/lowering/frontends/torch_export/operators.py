@@ -33,7 +33,7 @@ class Call:
 
 
 def calls_of(program: ExportedProgram) -> set[Call]:
-    """The distinct calls of a program in core ATen operators, as TVM's importer gets to see them."""
+    """Returns the distinct calls of a program in core ATen operators, as TVM's importer gets to see them."""
     from harness.lowering.frontends.torch_export.lifting import decompose_and_lift
 
     return {
@@ -44,7 +44,7 @@ def calls_of(program: ExportedProgram) -> set[Call]:
 
 
 def operators_of(program: ExportedProgram) -> set[str]:
-    """The names of a program's operators."""
+    """Returns the names of a program's operators."""
     return {call.operator for call in calls_of(program)}
 
 
@@ -55,7 +55,7 @@ def load_calls(path: Path = OPERATORS_FILE) -> dict[str, list[list[Any]]]:
 
 
 def dump_calls(calls: Iterable[Call]) -> str:
-    """The text of the stored list: sorted, one call to a line."""
+    """Returns the text of the stored list: sorted, one call to a line."""
     by_operator: dict[str, list[str]] = {}
     for call in sorted(set(calls), key=lambda call: (call.operator, call.arguments)):
         by_operator.setdefault(call.operator, []).append(call.arguments)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 
 def calls(module: GraphModule, *targets: Callable[..., Any]) -> Iterator[Node]:
-    """The nodes that call one of `targets`, in order; the graph may be changed meanwhile."""
+    """Yields the nodes that call one of `targets`, in order; the graph may be changed meanwhile."""
     wanted = set(targets)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in wanted:
@@ -18,7 +18,7 @@ def calls(module: GraphModule, *targets: Callable[..., Any]) -> Iterator[Node]:
 
 
 def value_of(node: Node) -> torch.Tensor:
-    """The fake tensor that stands for a node's result: its shape and dtype are what PyTorch would return."""
+    """Returns the fake tensor that stands for a node's result: its shape and dtype are what PyTorch would return."""
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
     return value
@@ -34,5 +34,5 @@ def insert(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument of a call, given by position or by name."""
+    """Returns an argument of a call, given by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)

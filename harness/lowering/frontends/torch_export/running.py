@@ -1,48 +1,13 @@
-"""Small programs through TVM and back: what the defects' reproductions and the operators' tests run on."""
+"""Small programs through torch.export and TVM and back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 import torch
 import tvm
-from tvm import relax
 
-from harness.lowering.frontends.torch_export.exporting import export_program
+from harness.lowering.frontends.exporting import export_program
+from harness.lowering.frontends.running import Arrays, run_module
 from harness.lowering.frontends.torch_export.importing import import_program
-from harness.schedules.common.code_generation import generate
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Arrays = list["NDArray[np.generic]"]
-
-
-def run_module(
-    module: tvm.IRModule,
-    arguments: Sequence[NDArray[Any]],
-    target: str | tvm.target.Target = "llvm",
-    pipeline: tvm.transform.Pass | None = None,
-) -> Arrays:
-    """Builds a module, with TVM's default pipeline unless another is given, and runs `main` on the CPU.
-
-    Args:
-        module: Imported module.
-        arguments: One array for each parameter of `main`.
-        target: What to compile for.
-        pipeline: Takes the module as imported, returns one that is ready for code generation.
-    """
-    if pipeline is None:
-        executable = relax.build(module, target)
-    else:
-        lowered = pipeline(module)
-        executable = generate(
-            lambda chosen: relax.build(lowered, chosen, relax_pipeline=None), tvm.target.Target(target)
-        )
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    return [output.numpy() for output in machine["main"](*(tvm.runtime.tensor(np.asarray(a)) for a in arguments))]
 
 
 def run_tvm(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
@@ -60,12 +25,5 @@ def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.I
 
 
 def run_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """`run_tvm` without a workaround."""
+    """Exports, imports without a workaround, builds and runs."""
     return run_module(import_raw(module, args), [arg.numpy() for arg in args])
-
-
-def run_torch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """What PyTorch returns, as a list."""
-    with torch.no_grad():
-        result = module(*args)
-    return [output.numpy() for output in (result if isinstance(result, tuple | list) else (result,))]

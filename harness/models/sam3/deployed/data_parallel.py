@@ -12,16 +12,16 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, te, tirx
 
-from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, mixed, places
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, mixed, source_indices
 from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
 from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma, normalized
 from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
 
 _THREADS = 256
-"""Of a block."""
+"""Threads of a block."""
 
 _FMA = {"cuda": "fmaf", "metal": "fma"}
-"""What the languages of GPUs call it; TVM 0.27 knows only LLVM's."""
+"""Fused multiply-add in the languages of GPUs; TVM 0.27 knows only LLVM's."""
 
 
 def _fma(kind: str) -> Fma:
@@ -29,7 +29,7 @@ def _fma(kind: str) -> Fma:
 
 
 def preprocess_module(kind: str) -> tvm.IRModule:
-    """As `harness.models.sam3.deployed.preprocessing.preprocess_module`.
+    """Builds the function of `harness.models.sam3.deployed.preprocessing.preprocess_module` for a GPU.
 
     Args:
         kind: Kind of TVM's target.
@@ -54,7 +54,7 @@ def preprocess_module(kind: str) -> tvm.IRModule:
 
 
 def resize_masks_module(kind: str) -> tvm.IRModule:
-    """As `harness.models.sam3.deployed.mask_resizing.resize_masks_module`, but numbers of queries are not checked.
+    """Builds the function of `mask_resizing.resize_masks_module` for a GPU; numbers of queries are not checked.
 
     Args:
         kind: Kind of TVM's target.
@@ -96,7 +96,7 @@ def _wide(value: Any) -> Any:
 
 
 def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
-    """First pixel int64 [1008], weights int32 [1008, taps] and their number of bits int64 [1]."""
+    """Computes first pixels int64 [1008], weights int32 [1008, taps] and the weights' bits int64 [1]."""
     size = image.shape[axis]
     reach = tirx.max(size, RESOLUTION) * 2
     taps = tirx.ceildiv(reach, RESOLUTION)
@@ -134,14 +134,14 @@ def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
 
 
 def _byte(total: Any, bits: te.Tensor) -> Any:
-    """The rounded sum as 8 bits."""
+    """Rounds the sum to 8 bits."""
     shift = tirx.Cast("int32", bits[0])
     half = tirx.const(1, "int32") << (shift - 1)
     return tirx.Cast("uint8", tirx.min((total + half) >> shift, 255))
 
 
 def _resampled_rows(image: te.Tensor, first: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
-    """Along x: uint8 [h, 1008, 3]."""
+    """Resamples along x: uint8 [h, 1008, 3]."""
     height, width = image.shape[0], image.shape[1]
     j = te.reduce_axis((0, weights.shape[1]), "j")
 
@@ -154,7 +154,7 @@ def _resampled_rows(image: te.Tensor, first: te.Tensor, weights: te.Tensor, bits
 
 
 def _resampled_columns(fma: Fma, narrow: te.Tensor, first: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
-    """Along y, and normalized: fp32 [1, 3, 1008, 1008]."""
+    """Resamples along y and normalizes: fp32 [1, 3, 1008, 1008]."""
     shape = (1, 3, RESOLUTION, RESOLUTION)
     j = te.reduce_axis((0, weights.shape[1]), "j")
 
@@ -167,11 +167,11 @@ def _resampled_columns(fma: Fma, narrow: te.Tensor, first: te.Tensor, weights: t
 
 
 def _decided(fma: Fma, masks: te.Tensor, kept: te.Tensor, like: te.Tensor) -> te.Tensor:
-    """The masks, bool [k, h, w]."""
+    """Decides the masks, bool [k, h, w]."""
     height, width = like.shape[0], like.shape[1]
 
     def decide(n: Any, y: Any, x: Any) -> Any:
-        rows, columns = places(y, height, fma), places(x, width, fma)
+        rows, columns = source_indices(y, height, fma), source_indices(x, width, fma)
 
         def line(row: Any) -> Any:
             left, right = (masks[0, kept[n], row, column] for column in columns.neighbours)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.deployment.deployable import Deployable
 from harness.models.sam3.deployed.entry_points import ENCODE_TEXT, GROUND, IMAGE_FUNCTIONS, programs
-from harness.runtime.sam3.tokenizer import VOCABULARY_FILE
+from harness.runtime.sam3 import VOCABULARY_FILE
 
 
 def _upstream() -> AbstractContextManager[None]:

@@ -30,6 +30,10 @@ CORNERS_AND_PAD = 3
 """Places of a box's two corners, and of the point that upstream adds to every prompt with points or a box."""
 
 
+_CPU = "cpu"
+"""Among the keys of TVM's target for a CPU, which runs loops in the order in which they are written."""
+
+
 @dataclass(frozen=True)
 class EntryPoint:
     """A function of the compiled model.
@@ -49,7 +53,7 @@ class EntryPoint:
     uses_rope: bool = False
 
     def program(self, model: Any, capacity: Capacity) -> Program:
-        """The entry point of upstream's image model, for prompts of a capacity."""
+        """Returns the entry point of upstream's image model, for prompts of a capacity."""
         return Program(self.name, self.build(model).eval(), self.inputs(capacity), self.outputs, self.uses_rope)
 
 
@@ -201,16 +205,20 @@ def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Pro
         yield entry_point.program(model, capacity)
 
 
-def _preprocess(kind: str) -> tvm.IRModule:
+def _preprocess(target: tvm.target.Target) -> tvm.IRModule:
     from harness.models.sam3.deployed import data_parallel, preprocessing
 
-    return preprocessing.preprocess_module() if kind == "llvm" else data_parallel.preprocess_module(kind)
+    if _CPU in target.keys:
+        return preprocessing.preprocess_module()
+    return data_parallel.preprocess_module(str(target.kind.name))
 
 
-def _resize_masks(kind: str) -> tvm.IRModule:
+def _resize_masks(target: tvm.target.Target) -> tvm.IRModule:
     from harness.models.sam3.deployed import data_parallel, mask_resizing
 
-    return mask_resizing.resize_masks_module() if kind == "llvm" else data_parallel.resize_masks_module(kind)
+    if _CPU in target.keys:
+        return mask_resizing.resize_masks_module()
+    return data_parallel.resize_masks_module(str(target.kind.name))
 
 
 PREPROCESS = KernelFunction("preprocess", ("pixels",), _preprocess)

@@ -33,7 +33,7 @@ _GATHERED = 16
 
 
 def resize_masks_module() -> tvm.IRModule:
-    """A module with the function `resize_masks` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
+    """Builds the function `resize_masks` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
 
     The function takes `masks`, logits fp32 [1, q, 288, 288], `kept`, int64 [k], the numbers of some of the q masks, and
     `like`, uint8 [h, w, 3], of which only the shape matters; it returns bool [k, h, w]. k may be zero. A number that no
@@ -71,16 +71,16 @@ def _positions(builder: relax.BlockBuilder, like: relax.Var, axis: int, size: ti
 
 
 def _table(axis: int) -> tirx.PrimFunc:
-    """Both neighbours int32 [2, n] of each output position in the small mask, and their weights fp32 [2, n]."""
+    """Builds the table of each output position's neighbours int32 [2, n] in the small mask and weights fp32 [2, n]."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
 
     def body(_like: tirx.Buffer, neighbours: tirx.Buffer, weights: tirx.Buffer) -> None:
         with T.serial(tirx.const(0, "int64"), size) as i:
-            place = places(i, size)
+            source = source_indices(i, size)
             for end in range(2):
-                T.buffer_store(neighbours, place.neighbours[end], [end, i])
-                T.buffer_store(weights, place.weights[end], [end, i])
+                T.buffer_store(neighbours, source.neighbours[end], [end, i])
+                T.buffer_store(weights, source.weights[end], [end, i])
 
     arguments = [
         Argument("like", shape, "uint8"),
@@ -91,8 +91,8 @@ def _table(axis: int) -> tirx.PrimFunc:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Between which two values of the small mask an output position lies along an axis.
+class SourceIndices:
+    """The two values of the small mask between which an output position lies along an axis.
 
     Attributes:
         neighbours: Their positions, int32.
@@ -103,12 +103,12 @@ class Places:
     weights: tuple[Any, Any]
 
 
-def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
-    """`compute_source_index_and_lambda` in PyTorch's `UpSample.h`, in its fp32.
+def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIndices:
+    """Computes what `compute_source_index_and_lambda` in PyTorch's `UpSample.h` does, in its fp32.
 
     Args:
-        position: In the output.
-        size: Of the output.
+        position: Position in the output.
+        size: Size of the output.
         fma: How the target computes it.
     """
     same = size == SIZE
@@ -119,11 +119,11 @@ def places(position: Any, size: Any, fma: Fma = tirx.op.fma) -> Places:
     left = tirx.min(tirx.Cast("int32", place), SIZE - 1)
     right = tirx.min(left + tirx.Cast("int32", tirx.Not(same)), SIZE - 1)
     share = place - tirx.Cast("float32", left)
-    return Places((left, right), (fp32(1.0) - share, share))
+    return SourceIndices((left, right), (fp32(1.0) - share, share))
 
 
 def _kernel() -> tirx.PrimFunc:
-    """The masks bool [k, h, w], from the logits and the tables of both axes."""
+    """Builds the masks bool [k, h, w] from the logits and the tables of both axes."""
     queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
 
     def body(
@@ -194,5 +194,5 @@ def _each(count: Any, lanes: int, body: Callable[[Any], None]) -> None:
 
 
 def mixed(first: Any, share: Any, second: Any, other: Any, fma: Fma = tirx.op.fma) -> Any:
-    """The mean of two values; PyTorch's compiled code rounds one product and then fuses, so does this."""
+    """Computes the mean of two values; like PyTorch's compiled code, it rounds one product and then fuses."""
     return fma(first, share, second * other)

@@ -19,7 +19,7 @@ class ImageEncoding(nn.Module):
         self.neck = modules.Neck(model.backbone.vision_backbone)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """[1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72."""
+        """Encodes [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72."""
         return self.neck(pixels)[: self.kept]  # type: ignore[no-any-return]
 
 
@@ -50,7 +50,7 @@ class Grounding(nn.Module):
         boxes_mask: Tensor,
         box_labels: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Shapes of inputs and outputs as in `harness.models.sam3.deployed.entry_points.GROUND`."""
+        """Grounds a prompt; `harness.models.sam3.deployed.entry_points.GROUND` has the shapes."""
         img_feats = _tokens(fpn_2)
         geometry, geometry_mask = self.geometry(
             points, points_mask, point_labels, boxes, boxes_mask, box_labels, img_feats, self.img_pos
@@ -79,5 +79,5 @@ class Grounding(nn.Module):
 
 
 def _tokens(features: Tensor) -> Tensor:
-    """[B, C, H, W] to [H·W, B, C]."""
+    """Reshapes [B, C, H, W] to [H·W, B, C]."""
     return features.flatten(2).permute(2, 0, 1)

@@ -40,11 +40,11 @@ LONGEST = 22
 _BLOCK = 63
 """Output positions whose weights one task computes; divides RESOLUTION."""
 _WINDOW = 4
-"""What is known of an output position: first pixel, number of pixels, bits that its largest weight allows, Σa."""
+"""Facts of an output position: first pixel, number of pixels, bits that its largest weight allows, Σa."""
 
 
 def preprocess_module() -> tvm.IRModule:
-    """A module with the function `preprocess` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
+    """Builds the function `preprocess` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
 
     The function takes `image`, uint8 [h, w, 3] with any h and w from 1 on, and returns fp32 [1, 3, 1008, 1008].
     """
@@ -140,7 +140,7 @@ def _table(axis: int) -> tirx.PrimFunc:
 
 
 def _horizontal() -> tirx.PrimFunc:
-    """uint8 [h, w, 3] to uint8 [h, 1008, 4]; the fourth channel means nothing.
+    """Builds the pass from uint8 [h, w, 3] to uint8 [h, 1008, 4], whose fourth channel means nothing.
 
     A task copies a few rows into a strip [pixel, row, channel], so that one vector holds the same pixel of all of them.
     """
@@ -189,7 +189,7 @@ def _horizontal() -> tirx.PrimFunc:
 
 
 def _vertical() -> tirx.PrimFunc:
-    """uint8 [h, 1008, 4] to fp32 [1, 3, 1008, 1008], normalized to -1 … 1."""
+    """Builds the pass from uint8 [h, 1008, 4] to fp32 [1, 3, 1008, 1008], normalized to -1 … 1."""
     height, taps = tirx.Var("h", "int64"), tirx.Var("taps", "int64")
     length = RESOLUTION * _CHANNELS
     chunk = 4 * _LANES
@@ -237,22 +237,22 @@ def _shared_bits(windows: tirx.Buffer) -> Any:
 
 
 def _half(bits: Any) -> Any:
-    """½, with that many bits after the point."""
+    """Returns ½ with that many bits after the point."""
     return tirx.const(1, "int32") << (tirx.Cast("int32", bits) - 1)
 
 
 def _term(weight: Any, value: Any) -> Any:
-    """The product of a 16-bit weight and an 8-bit value; both widths are seen by LLVM, which may use them."""
+    """Multiplies a 16-bit weight and an 8-bit value, in widths that LLVM sees and may use."""
     return tirx.Cast("int32", weight) * tirx.Cast("int32", value)
 
 
 def _byte(total: Any, bits: Any) -> Any:
-    """The integer part of a sum, as 8 bits."""
+    """Returns the integer part of a sum, as 8 bits."""
     return tirx.Cast("uint8", tirx.min(total >> tirx.Cast("int32", bits), 255))
 
 
 def normalized(value: Any, fma: Fma = tirx.op.fma) -> Any:
-    """(v · (1/255) - ½) / ½ as torchvision computes it: with the product rounded to fp32."""
+    """Computes (v · (1/255) - ½) / ½ as torchvision does: with the product rounded to fp32."""
     # A sum with 0, which compilers must keep, because they may not contract it with the subtraction.
     scaled = fma(tirx.Cast("float32", value), fp32(1.0 / 255.0), fp32(0.0))
     return (scaled - fp32(0.5)) * fp32(2.0)

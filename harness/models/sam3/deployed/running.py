@@ -34,7 +34,7 @@ def deployed_model(
     from harness.deployment.compiling import compile_into
     from harness.models.sam3.deployed.deployable import DEPLOYABLE
 
-    progress, place = run.progress, run.place
+    progress, executor = run.progress, run.executor
     with _emptied(folder):
         with progress.announced(_stage_of) as announce:
             compiled = compile_into(
@@ -46,21 +46,21 @@ def deployed_model(
                 run.schedules,
                 announce=announce,
                 without=without,
-                keep_source=place.reads_source,
+                keep_source=executor.reads_source,
             )
         progress.kernels += compiled.kernels
         progress.lost_schedules += compiled.lost_schedules
         sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
-        if place.run_problem(run.case.target) is not None:
+        if executor.run_problem(run.case.target) is not None:
             yield None
             return
         with progress.during(Stage.LOAD):
-            loaded = place.model(folder)
+            loaded = executor.model(folder)
         with progress.during(Stage.RUN):
             yield loaded
-    place.close()  # others may be waiting for the device
+    executor.close()  # others may be waiting for the device
 
 
 @contextmanager

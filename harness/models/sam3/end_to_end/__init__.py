@@ -5,4 +5,4 @@ from __future__ import annotations
 RAW = ("logits", "boxes", "masks", "presence", "semantic")
 """Outputs of the model, under the strict gate; as `harness.models.sam3.deployed.entry_points.GROUND` describes them."""
 FINAL = ("found/queries", "found/masks", "found/boxes", "found/scores")
-"""What is found in the photograph, under the criteria of `harness.parity.detections`."""
+"""The detections in the photograph, under the criteria of `harness.parity.detections`."""

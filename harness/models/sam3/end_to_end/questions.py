@@ -1,4 +1,4 @@
-"""What the whole model is asked: photographs and prompts, as data in `fixtures/end_to_end.toml`."""
+"""The questions to the whole model: photographs and prompts, as data in `fixtures/end_to_end.toml`."""
 
 from __future__ import annotations
 

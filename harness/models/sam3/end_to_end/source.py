@@ -1,4 +1,4 @@
-"""What upstream answers to each question, twice, and in float64; cached on disk, one entry for each question.
+"""Upstream's answers to each question, twice, and in float64; cached on disk, one entry for each question.
 
 A half-precision answer is judged in two steps. The raw outputs are held to float64 beside upstream under autocast, by
 the oracle verdict. What is found is a decision on these outputs, made in fp32 whatever the precision: it is held, by
@@ -24,7 +24,7 @@ from harness.core.subject import Arrays
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
 from harness.models.sam3.source import CAPTURED_BY, ORACLE, SHARED, build, cache_key, shared_trunk
-from harness.parity.detections import Found, Truth
+from harness.parity.detections import Detections, ReferenceDetections
 from harness.parity.references import Reference, first_and_again, reference_of, run_twice
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _FP32 = reference_of(PRECISIONS[DEFAULT_PRECISION])
 
 @dataclass(frozen=True)
 class Answer:
-    """What upstream says to one text or prompt.
+    """Upstream's answer to one text or prompt.
 
     Attributes:
         name: What it is called in reports.
@@ -54,7 +54,7 @@ class Answer:
     reference: Arrays
     again: Arrays
     oracle: Arrays | None
-    truth: Truth
+    truth: ReferenceDetections
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class EndToEndSource:
         self._last_half: tuple[Path, list[list[torch.Tensor]]] | None = None
 
     def answers(self, question: Question) -> Iterator[Answer]:
-        """Upstream's answers to one question: one for each text of a batch.
+        """Yields upstream's answers to one question: one for each text of a batch.
 
         Raises:
             HarnessError: If checkpoint, photograph or cache cannot be used.
@@ -110,7 +110,7 @@ class EndToEndSource:
         raw, raw_again = self._raw(question, first, again)
         size = load_image(question.image).size
         for index, name in enumerate(question.answers):
-            truth = Truth(
+            truth = ReferenceDetections(
                 _found(first, size, index), _found(again, size, index), _rows(first, "undecided", size, index)
             )
             oracle = _raw(exact, index) if question.float64 else None
@@ -121,7 +121,7 @@ class EndToEndSource:
             yield Answer(name, _raw(raw, index), _raw(raw_again, index), oracle, truth)
 
     def _raw(self, question: Question, first: Arrays, again: Arrays) -> tuple[Arrays, Arrays]:
-        """The raw outputs of two runs in the case's precision; `first` and `again` are those of fp32."""
+        """Returns the raw outputs of two runs in the case's precision; `first` and `again` are those of fp32."""
         by = self._reference
         if by.kind == _FP32.kind:
             return first, again
@@ -148,7 +148,7 @@ class EndToEndSource:
         return run_twice(run)
 
     def _half_features(self, image: Path) -> list[list[torch.Tensor]]:
-        """What `Encoding` makes of a photograph in the case's precision, in two runs."""
+        """Returns what `Encoding` makes of a photograph in the case's precision, in two runs."""
         import torch
 
         from harness.models.sam3.end_to_end.upstream import LEVELS, Encoding
@@ -214,18 +214,18 @@ class EndToEndSource:
 
 
 def _raw(arrays: Arrays, index: int) -> Arrays:
-    """The raw outputs for one text."""
+    """Returns the raw outputs for one text."""
     return {name: arrays[name][index : index + 1] for name in RAW}
 
 
-def _found(arrays: Arrays, size: tuple[int, int], index: int) -> Found:
-    """What is found for one text; arrays of a batch have one text after the other."""
+def _found(arrays: Arrays, size: tuple[int, int], index: int) -> Detections:
+    """Selects the detections of one text; arrays of a batch have one text after the other."""
     rows = [_rows(arrays, name, size, index) for name in ("pixel_masks", "pixel_boxes", "scores")]
-    return Found(arrays["queries"][index], *rows)
+    return Detections(arrays["queries"][index], *rows)
 
 
 def _rows(arrays: Arrays, name: str, size: tuple[int, int], index: int) -> npt.NDArray[Any]:
-    """The rows of one text's kept queries."""
+    """Selects the rows of one text's kept queries."""
     kept = arrays["queries"].sum(axis=1)
     array = arrays[name]
     if name in _BITS:
@@ -237,7 +237,7 @@ def _rows(arrays: Arrays, name: str, size: tuple[int, int], index: int) -> npt.N
 
 
 def _pixels(boxes: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """Normalized (cx, cy, w, h) [1, 200, 4] to (x0, y0, x1, y1) in pixels [200, 4]."""
+    """Converts normalized (cx, cy, w, h) [1, 200, 4] to (x0, y0, x1, y1) in pixels [200, 4]."""
     center, extent = boxes[0, :, :2], boxes[0, :, 2:]
     return np.concatenate([center - extent / 2, center + extent / 2], axis=1) * (*size, *size)
 
@@ -248,7 +248,7 @@ def _sigmoid(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class _Answered:
-    """In the place of upstream's model, with an answer that is known."""
+    """Stands in for upstream's model, with an answer that is known."""
 
     def __init__(self, raw: Arrays) -> None:
         self._raw = raw
@@ -267,8 +267,8 @@ class _Answered:
         return {name: torch.from_numpy(self._raw[raw]) for name, raw in zip(names, RAW, strict=True)}
 
 
-def decided(raw: Arrays, size: tuple[int, int]) -> Truth:
-    """What upstream's `Sam3Processor` finds, given raw outputs; to be used inside `upstream()`.
+def decided(raw: Arrays, size: tuple[int, int]) -> ReferenceDetections:
+    """Returns what upstream's `Sam3Processor` finds, given raw outputs; to be used inside `upstream()`.
 
     Args:
         raw: The outputs `RAW` of one answer, fp32.
@@ -279,5 +279,5 @@ def decided(raw: Arrays, size: tuple[int, int]) -> Truth:
 
     asking = Asking(_Answered(raw), Question("", Path(), texts=("visual",)), size)
     arrays = reference(asking, (), OUTPUTS)
-    found = Found(arrays["queries"][0], arrays["pixel_masks"], arrays["pixel_boxes"], arrays["scores"])
-    return Truth(found, found, arrays["undecided"])
+    found = Detections(arrays["queries"][0], arrays["pixel_masks"], arrays["pixel_boxes"], arrays["scores"])
+    return ReferenceDetections(found, found, arrays["undecided"])

@@ -1,4 +1,4 @@
-"""The whole model as a subject."""
+"""The whole model as a subject of cases."""
 
 from __future__ import annotations
 

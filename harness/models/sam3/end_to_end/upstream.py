@@ -41,7 +41,7 @@ class Encoding(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [3, h, w] to feature maps and position encodings [1, 256, S, S], S = 288, 144, 72."""
+        """Encodes uint8 [3, h, w] to feature maps and position encodings [1, 256, S, S], S = 288, 144, 72."""
         encoded = _Processor(self.model, device="cpu").set_image(image)["backbone_out"]
         return (*encoded["backbone_fpn"], *encoded["vision_pos_enc"])
 
@@ -58,7 +58,7 @@ class Asking(nn.Module):
         self._threshold = threshold
 
     def forward(self, *encoded: Tensor) -> tuple[Tensor, ...]:
-        """What `Encoding` returns to raw outputs (B = number of texts) and what is found, K queries in all.
+        """Computes raw outputs (B = number of texts) and detections (K queries in all) from what `Encoding` returns.
 
         Returns:
             Logits [B, 200, 1], boxes [B, 200, 4] (cx, cy, w, h), masks [B, 200, 288, 288], presence [B, 1], semantic
@@ -162,7 +162,7 @@ def _ask_batch(processor: Any, state: dict[str, Any], texts: tuple[str, ...]) ->
 
 
 def _near_half(probabilities: Tensor) -> Tensor:
-    """Where the logit of a probability is within `UNDECIDED` of zero; [K, h, w], one mask at a time to save memory."""
+    """Returns where the logit is within `UNDECIDED` of zero, [K, h, w]; one mask at a time saves memory."""
     limit = 1 / (1 + math.exp(-UNDECIDED)) - 0.5
     near = [(mask - 0.5).abs() <= limit for mask in probabilities]
     return torch.stack(near) if near else torch.zeros_like(probabilities, dtype=torch.bool)

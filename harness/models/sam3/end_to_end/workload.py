@@ -22,7 +22,7 @@ from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
-from harness.parity.detections import Found, Truth, judge_found
+from harness.parity.detections import Detections, ReferenceDetections, judge_detections
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 from harness.runtime.manifest import DEFAULT_CAPACITY
@@ -54,11 +54,11 @@ class EndToEndWorkload:
         return {program.name: program for program in programs(self._case, self._settings, DEFAULT_CAPACITY)}
 
     def run(self, run: Run) -> bool:
-        """See `harness.core.subject.Workload`."""
+        """Does what `harness.core.subject.Workload` says."""
         return _compile_and_run(run, self._source.questions, self._saved)
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """See `harness.core.subject.Workload`."""
+        """Does what `harness.core.subject.Workload` says."""
         return tuple(
             verdict
             for question in self._source.questions
@@ -75,7 +75,7 @@ def judged(
     expectation: Expectation | None = None,
     precision: Precision = PRECISIONS[DEFAULT_PRECISION],
 ) -> tuple[Verdict, ...]:
-    """The verdicts on one answer.
+    """Returns the verdicts on one answer.
 
     Args:
         actual: What the compiled model answers: raw outputs by name, and `queries`, `masks`, `boxes` and `scores` of
@@ -106,20 +106,20 @@ def judged(
         wide = {name: array.astype(np.float64) for name, array in reference.items()}
         gated = judge(named(actual), reference, wide, reference_again=again, max_r_rms=math.inf)
         raw = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
-    found = Found(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
+    found = Detections(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
     truth = _decided(actual, answer) if precision.judged_by_oracle else answer.truth
-    return raw + judge_found(f"{answer.name}/found/", found, truth)
+    return raw + judge_detections(f"{answer.name}/found/", found, truth)
 
 
 def _alike(actual: Arrays, reference: Arrays) -> bool:
-    """Whether raw outputs have the shapes and dtypes that they are to have."""
+    """Returns whether raw outputs have the shapes and dtypes that they are to have."""
     return all(
         (actual[name].shape, actual[name].dtype) == (reference[name].shape, reference[name].dtype) for name in RAW
     )
 
 
 def _presence_beside_logits(arrays: Arrays) -> Arrays:
-    """Raw outputs in which the one presence logit follows the 200 logits that it makes the scores with.
+    """Appends the one presence logit to the 200 logits that it makes the scores with.
 
     The error of a single number says nothing of how large it usually is, and the oracle verdict divides by it.
     """
@@ -127,15 +127,15 @@ def _presence_beside_logits(arrays: Arrays) -> Arrays:
     return arrays | {"presence": np.concatenate(both)}
 
 
-def _decided(actual: Arrays, answer: Answer) -> Truth:
-    """What upstream makes of raw outputs, or of its own where the actual ones are not of the right kind."""
+def _decided(actual: Arrays, answer: Answer) -> ReferenceDetections:
+    """Decides on raw outputs as upstream does, or on upstream's own where the actual ones have other shapes."""
     _, height, width = answer.truth.found.masks.shape
     raw = actual if _alike(actual, answer.reference) else answer.reference
     return decided({name: raw[name] for name in RAW}, (width, height))
 
 
 def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> bool:
-    """From upstream's model to the saved answers of the compiled one; False if it cannot be run."""
+    """Compiles upstream's model, runs it and saves its answers; returns False if it cannot be run."""
     with deployed_model(run, saved / "model") as model:
         if model is None:
             return False
@@ -145,7 +145,7 @@ def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> 
 
 
 def _segmented(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[str, Segmented]]:
-    """The compiled model's answers by name; an image is encoded once."""
+    """Yields the compiled model's answers by name; an image is encoded once."""
     for path, about in groupby(questions, lambda question: question.image):
         image = model.set_image(path)
         for question in about:
@@ -155,7 +155,7 @@ def _segmented(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[s
 
 
 def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:
-    """The question as the runtime takes it, in pixels of a photograph of that width and height."""
+    """Converts a question to the runtime's prompts, in pixels of a photograph of that width and height."""
     centers = np.array(question.boxes, np.float64).reshape(-1, 2, 2) * size
     boxes = np.concatenate([centers[:, 0] - centers[:, 1] / 2, centers[:, 0] + centers[:, 1] / 2], axis=1)
     points = np.array(question.points, np.float64).reshape(-1, 2) * size

@@ -11,7 +11,7 @@ from harness.models.sam3.patches.patch import Patch, replaced, source
 
 
 def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with `device="cuda"` read as `device="cpu"`."""
+    """Wraps the function, so that it reads `device="cuda"` as `device="cpu"`."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What torch.export and a float64 run trip over: values read from tensors, asserts in the graph, fixed fp32 boxes."""
+"""Obstacles to torch.export and to float64: values read from tensors, asserts in the graph, fixed fp32 boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a patch is: one upstream assumption, lifted for the duration of a context and put back afterwards."""
+"""Patch: one upstream assumption, lifted for the duration of a context and put back afterwards."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @cache
 def source(path: str) -> str:
-    """The source text of one file of the installed sam3 package, without importing it; empty if there is none."""
+    """Reads one file of the installed sam3 package without importing it; the text is empty if there is none."""
     spec = find_spec("sam3")
     if spec is None or not spec.submodule_search_locations:
         return ""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -29,7 +29,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Operands are [batch, heads, length, width]; the result too."""
+    """Converts attention; operands and result are [batch, heads, length, width]."""
     from tvm import relax
 
     query, key, value, mask, *others = [*map(builder.normalize, inputs[:3]), *inputs[3:], None]
@@ -56,7 +56,7 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
 
 
 def _bias(mask: relax.Expr, queries: int, keys: int) -> relax.Expr:
-    """The mask as numbers to add, [batch or 1, heads or 1, queries, keys]: 0 where a boolean one is true, else -inf."""
+    """Returns the mask as numbers to add, [batch or 1, heads or 1, queries, keys]; false becomes -inf, true 0."""
     from tvm import relax
 
     shape = [int(extent) for extent in mask.ty.shape]

@@ -1,4 +1,4 @@
-"""Comparing booleans."""
+"""TVM rejects comparisons of booleans."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -26,7 +26,7 @@ class _Positive(torch.nn.Module):
 
 
 def _convert(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
-    """The bound comes first: TVM's maximum and minimum return their second operand where one is NaN."""
+    """Puts the bound first: TVM's maximum and minimum return their second operand where one is NaN."""
     from tvm import relax
 
     value, lowest, highest = [*inputs, None, None][:3]

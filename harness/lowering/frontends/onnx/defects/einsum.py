@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.rewriting import shape_of
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -26,7 +26,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Of two operands: both as [batch, rows, terms] and [batch, terms, columns], multiplied."""
+    """Multiplies two operands as [batch, rows, terms] and [batch, terms, columns]."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Einsum
 

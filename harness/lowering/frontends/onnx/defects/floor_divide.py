@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 
 class _FloorDivide(torch.nn.Module):

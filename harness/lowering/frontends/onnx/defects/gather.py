@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.rewriting import constant_of, shape_of
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -21,7 +21,7 @@ class _Select(torch.nn.Module):
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Negative indices are counted from the front, at once where they are constants."""
+    """Makes negative indices count from the front, at once where they are constants."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Gather
 

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.rewriting import constant_of, shape_of
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
+from harness.lowering.frontends.resize import image, reproduce_antialias, triangle_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm import relax
-
-
-class _Antialias(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.interpolate(x, size=(3, 2), mode="bilinear", antialias=True)
 
 
 class _Scaled(torch.nn.Module):
@@ -26,12 +22,8 @@ class _Scaled(torch.nn.Module):
         return torch.nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear")
 
 
-def _image() -> tuple[torch.Tensor, ...]:
-    return (torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(0)),)
-
-
 def _positions(size: int, target: int, scale: float, mode: str) -> NDArray[Any]:
-    """Where each target pixel lies among the source's, as in ONNX's table of coordinate_transformation_mode."""
+    """Returns where each target pixel lies among the source's, as in ONNX's table of coordinate_transformation_mode."""
     place = np.arange(target, dtype=np.float64)
     if mode == "align_corners":
         return place * ((size - 1) / (target - 1) if target > 1 else 0.0)
@@ -45,25 +37,12 @@ def _positions(size: int, target: int, scale: float, mode: str) -> NDArray[Any]:
 
 
 def _linear_weights(size: int, target: int, scale: float, mode: str, antialias: bool) -> NDArray[Any]:
-    """Weights [target, size] of the triangle filter; with antialias as wide as a target pixel, where that is wider.
-
-    At the border, taps outside the image are left out with antialias, and are the border's pixel without it.
-    """
     step = (size - 1) / max(target - 1, 1) if mode == "align_corners" else 1.0 / scale
-    width = max(step, 1.0) if antialias else 1.0
-    weights = np.zeros((target, size))
-    for row, position in enumerate(_positions(size, target, scale, mode)):
-        taps = np.arange(np.floor(position - width), np.ceil(position + width) + 1)
-        values = np.maximum(0.0, 1.0 - np.abs(taps - position) / width)
-        inside = (taps >= 0) & (taps < size)
-        if antialias:
-            taps, values = taps[inside], values[inside] / values[inside].sum()
-        np.add.at(weights[row], np.clip(taps, 0, size - 1).astype(int), values)
-    return weights.astype(np.float32)
+    return triangle_weights(_positions(size, target, scale, mode), size, step, antialias)
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Linear interpolation as two products with matrices where TVM's operator would be wrong; else TVM's."""
+    """Interpolates by two products with matrices where TVM's operator would be wrong, and by TVM's elsewhere."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Resize
 
@@ -102,7 +81,7 @@ DEFECTS = (
         title="antialias of Resize is ignored",
         where="tvm.relax.frontend.onnx.onnx_frontend.Resize",
         what="The attribute is not read, so that a smaller image is sampled without the filter.",
-        reproduction=lambda: (_Antialias(), _image()),
+        reproduction=reproduce_antialias,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of the unfiltered image"),
         workaround="A converter that writes the filter as two products with matrices of weights.",
         converters={"Resize": _convert},
@@ -115,7 +94,7 @@ DEFECTS = (
             "The scale gives the size of the result and is then forgotten: 7 pixels times 1.7 are 11, and the pixels "
             "are taken 7/11 apart instead of 1/1.7. Right only where the size is a whole number without rounding."
         ),
-        reproduction=lambda: (_Scaled(), _image()),
+        reproduction=lambda: (_Scaled(), image()),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of other places in the image"),
         workaround="The converter of resize_antialias computes the weights from the scale.",
     ),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.rewriting import shape_of
-from harness.lowering.frontends.torch_export.defect import RawOutcome, Symptom
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -21,7 +21,7 @@ class _Put(torch.nn.Module):
 
 
 def _from_the_front(indices: relax.Expr, extents: list[int]) -> relax.Expr:
-    """Indices [..., axes] with negative ones counted from the end of their axis."""
+    """Returns the indices [..., axes] with negative ones counted from the end of their axis."""
     from tvm import relax
 
     dtype = str(indices.ty.dtype)

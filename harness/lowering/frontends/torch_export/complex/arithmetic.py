@@ -65,7 +65,7 @@ def _minus(writer: Writer, a: Node | float | None, b: Node | float | None) -> No
 
 
 def _together(writer: Writer, re: Node | float | None, im: Node | float | None) -> Pair:
-    """A pair of equal shapes, at least one part of which is a node."""
+    """Makes a pair of parts of one shape; at least one of the two is a node."""
     if not isinstance(re, Node):
         assert isinstance(im, Node)
         return Pair(writer.call(_aten.full_like.default, im, re or 0.0), im)
@@ -118,7 +118,7 @@ def _matrix_product(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: d
 
 
 def _added_product(multiply: Any) -> Callable[..., Value]:
-    """Addmm and baddbmm: beta·a + alpha·(b @ c)."""
+    """Makes the rule of addmm and baddbmm: beta·a + alpha·(b @ c)."""
 
     def rule(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         added, b, c = (_parts(writer, value) for value in args[:3])
@@ -175,7 +175,7 @@ def _over(writer: Writer, a: Any, b: Any) -> Node:
 
 
 def _over_number(writer: Writer, a: _Parts, number: complex) -> Pair:
-    """The same with p, q, their ratio and the divisor known now."""
+    """Divides by a number: p, q, their ratio and the divisor are known now."""
     first = abs(number.real) >= abs(number.imag)
     p, q = (number.real, number.imag) if first else (number.imag, number.real)
     ratio = q / p

@@ -12,19 +12,19 @@ from torch.utils import _pytree as pytree
 
 
 def as_real(value: Any) -> Any:
-    """A complex tensor [...] as a real one [..., 2]; everything else as it is."""
+    """Returns a complex tensor [...] as a real one [..., 2]; everything else as it is."""
     if isinstance(value, torch.Tensor) and value.is_complex():
         return torch.view_as_real(value.resolve_conj())
     return value
 
 
 def as_complex(value: torch.Tensor) -> torch.Tensor:
-    """A real tensor [..., 2] as a complex one [...]."""
+    """Returns a real tensor [..., 2] as a complex one [...]."""
     return torch.view_as_complex(value.contiguous())
 
 
 def complex_outputs(program: ExportedProgram) -> tuple[bool, ...]:
-    """Which of the user outputs of a program, in order, are complex tensors."""
+    """Returns which of the user outputs of a program, in order, are complex tensors."""
     (output,) = program.graph.find_nodes(op="output")
     specs = program.graph_signature.output_specs
     return tuple(

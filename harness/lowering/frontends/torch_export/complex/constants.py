@@ -55,7 +55,7 @@ def _is_deterministic(node: Node) -> bool:
 
 
 def _compute(node: Node, values: dict[Node, Any]) -> Any:
-    """The value of a node, with those of its arguments remembered."""
+    """Computes the value of a node, and keeps the values of its arguments."""
     for argument in node.all_input_nodes:
         if argument not in values:
             _compute(argument, values)

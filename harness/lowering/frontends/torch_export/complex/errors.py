@@ -18,7 +18,7 @@ class ComplexOperatorError(NotImplementedError):
 
 
 def unknown(node: Node, problem: str = "has no rule for complex tensors") -> ComplexOperatorError:
-    """The error for a node, with the line of the model that it comes from.
+    """Returns the error for a node, with the line of the model that it comes from.
 
     Args:
         node: The call that cannot be lowered.
@@ -32,7 +32,7 @@ def unknown(node: Node, problem: str = "has no rule for complex tensors") -> Com
 
 
 def source_line(node: Node) -> str:
-    """The innermost line of Python that a node was traced from, as `file:line in function: code`."""
+    """Returns the innermost line of Python that a node was traced from, as `file:line in function: code`."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return "a line that torch.export did not record"

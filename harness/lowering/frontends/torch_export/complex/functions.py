@@ -47,7 +47,7 @@ def _conj(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _abs(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """√(re² + im²) of parts that are scaled by a power of two where their squares would leave the dtype's range."""
+    """Computes √(re² + im²), scaled by a power of two where the squares would leave the dtype's range."""
     pair = args[0]
     re = writer.call(_aten.abs.default, pair.re)
     if pair.im is None:
@@ -69,7 +69,7 @@ def _angle(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _exp(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """e^re·cos(im) and e^re·sin(im), with e^re as a square: it may overflow or underflow where the products do not."""
+    """Computes e^re·cos(im) and e^re·sin(im), with e^re as a square: it may overflow where the products do not."""
     pair = args[0]
     if pair.im is None:
         return Pair(writer.call(_aten.exp.default, pair.re), None)
@@ -120,7 +120,7 @@ RULES: dict[Callable[..., Any], Callable[..., Value]] = {
 
 
 def take_apart(writer: Writer, node: Node, value: Interleaved, args: tuple[Any, ...]) -> Value | None:
-    """What an operator makes of torch.view_as_real without writing that down; None where it needs it."""
+    """Applies an operator to torch.view_as_real without writing that out; None where the operator needs it."""
     pair = value.pair
     if node.target is _aten.select.int:
         _, dimension, index = args

@@ -118,7 +118,7 @@ class _Lowering:
         self._take_parts(node, spec)
 
     def _take_constant(self, node: Node, value: torch.Tensor) -> None:
-        """A tensor that is computed now becomes a constant of the program."""
+        """Makes a tensor that is computed now a constant of the program."""
         _check_dtype(node)
         target = f"computed_{node.name}"
         self.folded[target] = value
@@ -140,7 +140,7 @@ class _Lowering:
         return node
 
     def _part_names(self, target: str) -> tuple[str, str]:
-        """Names of the two parts of a parameter, buffer or constant, that nothing else has."""
+        """Returns the names of the two parts of a parameter, buffer or constant, that nothing else has."""
         if target not in self.parts:
             taken = {spec.target for spec in self.program.graph_signature.input_specs}
             stem = target
@@ -177,7 +177,7 @@ class _Lowering:
         return rule(self.writer, node, args, kwargs)
 
     def _copy(self, node: Node) -> Node:
-        """A real operator on real tensors, as it is."""
+        """Copies a real operator on real tensors as it is."""
         writer = self.writer
         changed = False
         for argument in node.all_input_nodes:
@@ -244,7 +244,7 @@ class _Lowering:
         )
 
     def _split(self, held: dict[str, Any]) -> dict[str, Any]:
-        """Parameters, buffers or constants by name, complex ones as their two parts."""
+        """Returns the parameters, buffers or constants by name, complex ones as their two parts."""
         result: dict[str, Any] = {}
         for name, value in held.items():
             if not isinstance(value, torch.Tensor) or not value.is_complex():

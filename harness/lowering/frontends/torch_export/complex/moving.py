@@ -36,7 +36,7 @@ _WRITTEN_AS = {
 
 
 def _part_by_part(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """The tensor comes first, other arguments are real and the same for both parts."""
+    """Acts on each part: the tensor comes first, other arguments are real and the same for both parts."""
     target = _WRITTEN_AS.get(node.target, node.target)
     if node.target is _aten.index.Tensor and any(
         isinstance(index, Node) and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -65,7 +65,7 @@ def _pairs(writer: Writer, re: Node, im: Node | None) -> Value:
 
 
 def _on_both(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """The first two arguments are tensors of the result."""
+    """Acts on both parts of the first two arguments, which are tensors."""
     a, b = (writer.pair(value, writer.part_dtype) for value in args[:2])
     re = writer.call(node.target, a.re, b.re, *args[2:], **kwargs)
     if a.im is None and b.im is None:
@@ -107,7 +107,7 @@ def _pad(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _to_copy(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Dtype and device, between complex, and from and to real."""
+    """Changes dtype and device, between complex dtypes, and from and to real ones."""
     (value,) = args
     dtype = kwargs.get("dtype")
     if dtype is not None and not dtype.is_complex:
@@ -131,7 +131,7 @@ def _is_nonzero(writer: Writer, pair: Pair) -> Node:
 
 
 def _fill(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """full, full_like and scalar_tensor: a Python number is the last argument."""
+    """Lowers full, full_like and scalar_tensor, whose last argument is a Python number."""
     *first, number = args
     if first and isinstance(first[0], Pair):
         first[0] = first[0].re
@@ -144,7 +144,7 @@ def _fill(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _filled_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """full_like that takes the shape of a complex tensor for a real one."""
+    """Lowers a full_like that takes the shape of a complex tensor for a real one."""
     if node.meta["val"].is_complex():
         return _fill(writer, node, args, kwargs)
     assert isinstance(args[0], Pair)
@@ -152,7 +152,7 @@ def _filled_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict
 
 
 def _equal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Eq and ne, of tensors and numbers."""
+    """Lowers eq and ne of tensors and numbers."""
     same = node.target in (_aten.eq.Tensor, _aten.eq.Scalar)
     combine = _aten.logical_and.default if same else _aten.logical_or.default
     dtypes = [real_dtype(value.meta["val"].dtype) for value in node.args if isinstance(value, Node)]
@@ -171,7 +171,7 @@ def _equal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _metadata_only(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """sym_size, sym_numel: the parts have the shape of the whole."""
+    """Lowers sym_size and sym_numel: the parts have the shape of the whole."""
     if not isinstance(args[0], Pair):
         raise unknown(node)
     return writer.call(node.target, args[0].re, *args[1:], **kwargs)

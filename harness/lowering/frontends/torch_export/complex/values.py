@@ -1,4 +1,4 @@
-"""What stands for a complex tensor in the lowered graph, and the writing of that graph."""
+"""Complex tensors as values of the lowered graph, and the writing of that graph."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Interleaved:
 
 
 Value: TypeAlias = Node | Pair | Interleaved | list[Pair]
-"""What a node of the original graph is in the lowered one; a list for an operator that returns several tensors."""
+"""A node of the original graph in the lowered one; a list for an operator that returns several tensors."""
 
 
 def is_complex(node: Node) -> bool:
-    """Whether a node's result is a complex tensor, or holds one."""
+    """Returns whether a node's result is a complex tensor, or holds one."""
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(part, torch.Tensor) and part.is_complex() for part in parts)
@@ -83,11 +83,11 @@ class Writer:
         return real_dtype((value[0] if isinstance(value, list | tuple) else value).dtype)
 
     def cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """The node in a dtype."""
+        """Returns the node in a dtype."""
         return node if node.meta["val"].dtype == dtype else self.call(_aten._to_copy.default, node, dtype=dtype)
 
     def pair(self, value: Value, dtype: torch.dtype) -> Pair:
-        """A complex or real tensor as a pair in a real dtype."""
+        """Returns a complex or real tensor as a pair in a real dtype."""
         if isinstance(value, Interleaved):
             value = self.packed(value.pair)
         if isinstance(value, Node):
@@ -98,11 +98,11 @@ class Writer:
         return Pair(self.cast(value.re, dtype), None if value.im is None else self.cast(value.im, dtype))
 
     def imaginary(self, pair: Pair) -> Node:
-        """The imaginary part, written out where it is zero."""
+        """Returns the imaginary part, written out where it is zero."""
         return self.call(_aten.full_like.default, pair.re, 0.0) if pair.im is None else pair.im
 
     def packed(self, pair: Pair) -> Node:
-        """The two parts interleaved along a last dimension of 2; written once for each pair."""
+        """Returns the two parts interleaved along a last dimension of 2; written once for each pair."""
         if pair.packed is not None:
             return pair.packed
         key = (pair.re, pair.im)
@@ -111,13 +111,13 @@ class Writer:
         return self._packed[key]
 
     def unpacked(self, packed: Node) -> Pair:
-        """The pair in a real tensor with a last dimension of 2."""
+        """Returns the pair in a real tensor with a last dimension of 2."""
         last = packed.meta["val"].dim() - 1
         re, im = (self.call(_aten.select.int, packed, last, part) for part in (0, 1))
         return Pair(re, im, packed)
 
     def real(self, value: Value) -> Node:
-        """A real tensor of the original graph as a node of the lowered one."""
+        """Returns a real tensor of the original graph as a node of the lowered one."""
         if isinstance(value, Interleaved):
             return self.packed(value.pair)
         assert isinstance(value, Node)
@@ -132,5 +132,5 @@ class Writer:
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the parts of a complex dtype; other dtypes as they are."""
+    """Returns the dtype of the parts of a complex dtype; other dtypes as they are."""
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

@@ -26,7 +26,7 @@ ComplexConverter = Callable[[Node, "ComplexImporter"], "Expr"]
 
 
 def is_complex(value: object) -> bool:
-    """Whether an argument of a node is complex: a node with a complex result, or a complex number."""
+    """Returns whether an argument of a node is complex: a node with a complex result, or a complex number."""
     if isinstance(value, Node):
         fake = value.meta.get("val")
         results = fake if isinstance(fake, list | tuple) else (fake,)
@@ -35,12 +35,12 @@ def is_complex(value: object) -> bool:
 
 
 def _real_dtype(node: Node) -> str:
-    """The dtype of the parts of a node's complex result."""
+    """Returns the dtype of the parts of a node's complex result."""
     return str(value_of(node).dtype.to_real()).removeprefix("torch.")
 
 
 def _real(value: Any, importer: ComplexImporter, dtype: str) -> Expr:
-    """A real operand: a tensor cast to `dtype`, or a number as a constant."""
+    """Returns a real operand: a tensor cast to `dtype`, or a number as a constant."""
     if not isinstance(value, Node):
         return relax.const(float(value), dtype)
     x = importer.env[value]
@@ -48,7 +48,7 @@ def _real(value: Any, importer: ComplexImporter, dtype: str) -> Expr:
 
 
 def _complex(value: Any, importer: ComplexImporter, dtype: str) -> Expr:
-    """A real or complex operand as pairs of `dtype`."""
+    """Returns a real or complex operand as pairs of `dtype`."""
     if not isinstance(value, Node):
         return pairs.constant(complex(value), dtype)
     x = _real(value, importer, dtype)
@@ -96,7 +96,7 @@ def _negative(emit: pairs.Emit, x: Expr) -> Expr:
 
 
 def _from_parts(function: Callable[[pairs.Emit, Expr, Expr], Expr]) -> ComplexConverter:
-    """Of operators with two real arguments, which are broadcast."""
+    """Makes the converter of an operator with two real arguments, which are broadcast."""
 
     def convert(node: Node, importer: ComplexImporter) -> Expr:
         emit = importer.block_builder.emit
@@ -152,7 +152,7 @@ def _concatenate(node: Node, importer: ComplexImporter) -> Expr:
 
 
 def _filled(position: int) -> ComplexConverter:
-    """Of operators whose argument at `position` is the value of every element."""
+    """Makes the converter of an operator whose argument at `position` is the value of every element."""
 
     def convert(node: Node, importer: ComplexImporter) -> Expr:
         value = pairs.constant(complex(node.args[position]), _real_dtype(node))
@@ -162,7 +162,7 @@ def _filled(position: int) -> ComplexConverter:
 
 
 def _cast(node: Node, importer: ComplexImporter) -> Expr:
-    """Complex to complex, real to complex, or complex to real, which drops the imaginary parts."""
+    """Casts complex to complex, real to complex, or complex to real, which drops the imaginary parts."""
     emit = importer.block_builder.emit
     if value_of(node).is_complex():
         return _complex(node.args[0], importer, _real_dtype(node))
@@ -184,7 +184,7 @@ def _unchanged(arguments: Sequence[Any], _rank: int) -> Sequence[Any]:
 
 
 def _dims_first(count: int, extra: int = 0) -> Arguments:
-    """The first `count` arguments are dimensions of a tensor of `extra` more dimensions than the operand."""
+    """Counts the first `count` arguments as dimensions of a tensor with `extra` more dimensions than the operand."""
     return lambda arguments, rank: [
         *(argument % (rank + extra) for argument in arguments[:count]),
         *arguments[count:],
@@ -212,7 +212,7 @@ def _split(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
 
 
 def _structural(arguments: Arguments) -> ComplexConverter:
-    """Of operators that move elements: the real operator on the tensor of pairs."""
+    """Makes the converter of an operator that moves elements: the real operator on the tensor of pairs."""
 
     def convert(node: Node, importer: ComplexImporter) -> Expr:
         source, *rest = node.args

@@ -42,12 +42,12 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         return ExportedProgramImporter._convert_pytorch_tensor_to_tvm(tensor_value)
 
     def create_convert_map(self) -> dict[str, Callable[[Node], Any]]:
-        """Also the lazy negation, which is what taking imaginary parts of a conjugate leaves on a real tensor."""
+        """Adds the lazy negation, which taking imaginary parts of a conjugate leaves on a real tensor."""
         own: dict[str, Callable[[Node], Any]] = super().create_convert_map()
         return {"_neg_view.default": self._unary_op(relax.op.negative), **own}
 
     def create_input_vars(self, exported_program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """The variables of parameters and of user inputs, complex ones with a last dimension of 2, and the ranges."""
+        """Makes the variables of parameters and inputs, complex ones with a last dimension of 2, and the ranges."""
         parameters, inputs, ranges = super().create_input_vars(exported_program)
         for placeholder in exported_program.graph.find_nodes(op="placeholder"):
             if is_complex(placeholder):
@@ -65,7 +65,7 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         no_bind_return_tuple: bool,
         custom_convert_map: Mapping[str, Converter] | None,
     ) -> tvm.IRModule:
-        """As its base class; converters in `custom_convert_map` get the calls without complex operands or results."""
+        """Imports a program; converters in `custom_convert_map` get the calls without complex operands or results."""
         self._real = {name: _taking_importer(converter) for name, converter in self.convert_map.items()}
         self._real |= dict(custom_convert_map or {})
         return super().from_exported_program(
@@ -91,7 +91,7 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
 
 
 def source_of(node: Node) -> str:
-    """Where the model calls what a node does: `in forward at model.py:12: y = x.erfinv()`, as far as it is known."""
+    """Returns the line of the model that a node comes from, if known: `in forward at model.py:12: y = x.erfinv()`."""
     frames = str(node.meta.get("stack_trace") or "").strip().splitlines()
     places = [index for index, line in enumerate(frames) if line.lstrip().startswith("File ")]
     if not places:

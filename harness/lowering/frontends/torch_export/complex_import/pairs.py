@@ -19,64 +19,64 @@ Emit = Callable[["Expr"], "Expr"]
 
 
 def dtype_of(x: Expr) -> str:
-    """The dtype of an emitted tensor, for instance `float32`."""
+    """Returns the dtype of an emitted tensor, for instance `float32`."""
     return str(x.ty.dtype.dtype)
 
 
 def constant(value: complex, dtype: str) -> Expr:
-    """A number as pairs of shape [2]."""
+    """Returns a number as pairs of shape [2]."""
     import numpy as np
 
     return relax.const(np.array([value.real, value.imag], dtype), dtype)
 
 
 def parts(emit: Emit, x: Expr) -> tuple[Expr, Expr]:
-    """Real and imaginary parts, each without the last dimension."""
+    """Returns the real and imaginary parts, each without the last dimension."""
     re, im = (emit(relax.op.take(x, relax.const(part, "int64"), axis=-1)) for part in (0, 1))
     return re, im
 
 
 def join(emit: Emit, re: Expr, im: Expr) -> Expr:
-    """Pairs of real and imaginary parts of one shape."""
+    """Returns the pairs of real and imaginary parts of one shape."""
     return emit(relax.op.stack([re, im], axis=-1))
 
 
 def from_real(emit: Emit, re: Expr) -> Expr:
-    """Pairs with imaginary parts of zero."""
+    """Returns the pairs with imaginary parts of zero."""
     return join(emit, re, emit(relax.op.zeros_like(re)))
 
 
 def polar(emit: Emit, length: Expr, angle: Expr) -> Expr:
-    """length·(cos angle + i·sin angle) of real tensors of one shape."""
+    """Computes length·(cos angle + i·sin angle) of real tensors of one shape."""
     cos, sin = emit(relax.op.cos(angle)), emit(relax.op.sin(angle))
     return join(emit, emit(relax.op.multiply(length, cos)), emit(relax.op.multiply(length, sin)))
 
 
 def conjugate(emit: Emit, x: Expr) -> Expr:
-    """(re, -im)."""
+    """Computes (re, -im)."""
     return emit(relax.op.multiply(x, constant(1 - 1j, dtype_of(x))))
 
 
 def times_i(emit: Emit, x: Expr) -> Expr:
-    """(-im, re)."""
+    """Computes (-im, re)."""
     re, im = parts(emit, x)
     return join(emit, emit(relax.op.negative(im)), re)
 
 
 def scale(emit: Emit, x: Expr, factor: Expr) -> Expr:
-    """Product of pairs and a real tensor, of a number's shape or [...]."""
+    """Returns the product of pairs and a real tensor, of a number's shape or [...]."""
     return emit(relax.op.multiply(x, emit(relax.op.expand_dims(factor, -1))))
 
 
 def multiply(emit: Emit, x: Expr, y: Expr) -> Expr:
-    """(a + ib)(c + id) = (ac - bd) + i(ad + bc)."""
+    """Computes (a + ib)(c + id) = (ac - bd) + i(ad + bc)."""
     (a, b), (c, d) = parts(emit, x), parts(emit, y)
     ac, bd, ad, bc = (emit(relax.op.multiply(*factors)) for factors in ((a, c), (b, d), (a, d), (b, c)))
     return join(emit, emit(relax.op.subtract(ac, bd)), emit(relax.op.add(ad, bc)))
 
 
 def divide(emit: Emit, x: Expr, y: Expr) -> Expr:
-    """(a + ib)/(c + id) as R. L. Smith does it (CACM 5(8), 1962): numerator and denominator divided by the larger part.
+    """Computes (a + ib)/(c + id) as R. L. Smith does (CACM 5(8), 1962): the larger part divides both first.
 
     A division by 0 gives a/0 and b/0.
     """
@@ -98,7 +98,7 @@ def divide(emit: Emit, x: Expr, y: Expr) -> Expr:
 
 
 def exponential(emit: Emit, x: Expr) -> Expr:
-    """e^re·(cos im + i·sin im); on the real axis the imaginary part is 0 even where e^re overflows."""
+    """Computes e^re·(cos im + i·sin im); on the real axis the imaginary part is 0 even where e^re overflows."""
     re, im = parts(emit, x)
     length = emit(relax.op.exp(re))
     zero = relax.const(0.0, dtype_of(x))
@@ -108,7 +108,7 @@ def exponential(emit: Emit, x: Expr) -> Expr:
 
 
 def absolute(emit: Emit, x: Expr) -> Expr:
-    """|z| = large·√(1 + (small/large)²), a real tensor [...]."""
+    """Computes |z| = large·√(1 + (small/large)²), a real tensor [...]."""
     re, im = (emit(relax.op.abs(part)) for part in parts(emit, x))
     swap = emit(relax.op.less(re, im))
     large, small = emit(relax.op.where(swap, im, re)), emit(relax.op.where(swap, re, im))
@@ -121,13 +121,13 @@ def absolute(emit: Emit, x: Expr) -> Expr:
 
 
 def angle(emit: Emit, x: Expr) -> Expr:
-    """Angle to the positive real axis, in radians from -π to π, a real tensor [...]."""
+    """Returns the angle to the positive real axis, in radians from -π to π, a real tensor [...]."""
     re, im = parts(emit, x)
     return emit(relax.op.atan2(im, re))
 
 
 def matmul(emit: Emit, x: Expr, y: Expr) -> Expr:
-    """Product of [..., m, k] and [..., k, n] as one real product [..., m, 2k] × [..., 2k, 2n].
+    """Returns the product of [..., m, k] and [..., k, n] as one real product [..., m, 2k] × [..., 2k, 2n].
 
     A row of x is (a₁, b₁, a₂, b₂, …) as it lies in memory; row 2j of the right factor is row j of y, row 2j + 1 is i
     times that.

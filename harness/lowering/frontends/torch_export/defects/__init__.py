@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.lowering.frontends.torch_export.defect import Defect
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.defects import (
     assertions,
     attention,
@@ -24,7 +24,7 @@ from harness.lowering.frontends.torch_export.defects import (
     stable_sort,
 )
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[TorchDefect, ...] = (
     *assertions.DEFECTS,
     *attention.DEFECTS,
     *empty_tensors.DEFECTS,

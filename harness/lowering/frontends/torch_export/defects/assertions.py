@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import calls
 
 
@@ -25,7 +26,7 @@ def _remove(module: GraphModule) -> None:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="assertion_stops_optimization",
         title="One runtime assertion keeps a whole function from being optimized",
         where="ExportedProgramImporter.from_exported_program",

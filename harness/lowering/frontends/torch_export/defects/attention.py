@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
 KEPT = (torch.ops.aten.scaled_dot_product_attention.default,)
@@ -26,7 +27,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _four_dimensions(shape: tuple[int, ...]) -> list[int]:
-    """[..., length, width] as [batch, heads, length, width]."""
+    """Returns the shape [..., length, width] as [batch, heads, length, width]."""
     leading = shape[:-2]
     return [math.prod(leading[:-1]), *(leading[-1:] or (1,)), *shape[-2:]]
 
@@ -64,7 +65,7 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 def _bias(node: Node, importer: Any, batch: int, heads: int, scores: tuple[int, int]) -> Any:
-    """The mask as numbers to add, [batch or 1, heads or 1, queries, keys]: 0 where a boolean one is true, else -inf."""
+    """Returns the mask as numbers to add, [batch or 1, heads or 1, queries, keys]; false becomes -inf, true 0."""
     from tvm import relax
 
     mask = argument(node, 3, "attn_mask")
@@ -85,7 +86,7 @@ def _bias(node: Node, importer: Any, batch: int, heads: int, scores: tuple[int, 
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="attention_decomposed",
         title="Attention is imported as single operations on the score matrix",
         where="from_exported_program(run_ep_decomposition=True)",

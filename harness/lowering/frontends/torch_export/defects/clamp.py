@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
 
@@ -22,7 +23,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _clamp(node: Node, importer: Any, lowest: Any, highest: Any) -> Any:
-    """The bound comes first: TVM's maximum and minimum return their second operand where one is NaN."""
+    """Puts the bound first: TVM's maximum and minimum return their second operand where one is NaN."""
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -51,7 +52,7 @@ def _convert_clamp_max(node: Node, importer: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="clamp_integer",
         title="clamp of an integer tensor with one bound is rejected",
         where="BaseFXGraphImporter._clamp",
@@ -68,7 +69,7 @@ DEFECTS = (
             "clamp_max.default": _convert_clamp_max,
         },
     ),
-    Defect(
+    TorchDefect(
         name="clamp_nan",
         title="clamp turns NaN into a bound",
         where="LLVM code generation of tirx.Max and tirx.Min",

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 
 
 class _FloorDivide(torch.nn.Module):
@@ -45,12 +46,12 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 def _is_power_of_two(number: float) -> bool:
-    """Whether dividing by it is exact."""
+    """Returns whether dividing by it is exact."""
     return abs(math.frexp(number)[0]) == 0.5
 
 
 def _truncate(left: Any, right: Any, emit: Any) -> Any:
-    """Integer division towards zero, from the division towards minus infinity."""
+    """Divides integers towards zero, by way of the division towards minus infinity."""
     from tvm import relax
 
     floored = emit(relax.op.floor_divide(left, right))
@@ -61,7 +62,7 @@ def _truncate(left: Any, right: Any, emit: Any) -> Any:
 
 
 def _floor(left: Any, right: Any, dtype: str, emit: Any) -> Any:
-    """Floor of the exact quotient: (left - mod) / right is nearly whole, so that rounding it is safe."""
+    """Computes the floor of the exact quotient: (left - mod) / right is nearly whole, so that rounding it is safe."""
     from tvm import relax
 
     zero, one = relax.const(0, dtype), relax.const(1, dtype)
@@ -79,7 +80,7 @@ def _floor(left: Any, right: Any, dtype: str, emit: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="floor_divide_by_number",
         title="// by a Python number is rejected",
         where="BaseFXGraphImporter._div",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import calls, insert, value_of
 
 
@@ -40,7 +41,7 @@ def _drop_empty(module: GraphModule) -> None:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="empty_transpose",
         title="permute of a tensor without elements does not compile",
         where="relax.transform.RewriteDataflowReshape",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 
 _METHODS = ("bilinear", "nearest", "bicubic")
 _PADDINGS = ("zeros", "border", "reflection")
@@ -41,7 +42,7 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="grid_sample_layout",
         title="grid_sample reads the grid in the wrong layout",
         where="ExportedProgramImporter._grid_sampler_2d",

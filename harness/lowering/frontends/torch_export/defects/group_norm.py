@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 
 
 class _Normalize(torch.nn.Module):
@@ -35,7 +36,7 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="group_norm_without_weight",
         title="group_norm without weight and bias is rejected",
         where="ExportedProgramImporter._native_group_norm",

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 
 
 class _Take(torch.nn.Module):
@@ -27,7 +28,7 @@ class _Put(torch.nn.Module):
 
 
 def _from_the_front(index: Any, size: int, emit: Any) -> Any:
-    """Index tensor with `size` added to negative entries."""
+    """Returns the index tensor with `size` added to negative entries."""
     from tvm import relax
 
     dtype = index.ty.dtype.dtype
@@ -43,7 +44,7 @@ def _indexed_axes(node: Node, indices: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _convert_index(node: Node, importer: Any) -> Any:
-    """As in NumPy: index tensors are broadcast and zipped; their dimensions come in their place, or first if apart."""
+    """Indexes as NumPy does: index tensors are zipped; their dimensions come in their place, or first if apart."""
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -102,7 +103,7 @@ def _reproduce_put() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="index_negative",
         title="Negative entries of an index tensor read memory before the tensor",
         where="BaseFXGraphImporter._index_tensor",
@@ -114,7 +115,7 @@ DEFECTS = (
         workaround="A converter that adds the size to negative entries.",
         converters={"index.Tensor": _convert_index},
     ),
-    Defect(
+    TorchDefect(
         name="index_beside_slice",
         title="Two index tensors beside a slice give an outer product",
         where="BaseFXGraphImporter._index_tensor",
@@ -126,7 +127,7 @@ DEFECTS = (
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="shape [2, 2, 2] instead of [2, 2]"),
         workaround="The converter of index_negative zips them.",
     ),
-    Defect(
+    TorchDefect(
         name="index_put_fewer_indices",
         title="index_put with fewer index tensors than dimensions is rejected",
         where="BaseFXGraphImporter._index_put",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 
 
 class _Fill(torch.nn.Module):
@@ -24,7 +25,7 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="infinite_fill",
         title="full with an infinite value does not compile",
         where="tvm.topi.full",

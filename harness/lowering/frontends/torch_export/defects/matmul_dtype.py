@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import value_of
 
 
@@ -26,7 +27,7 @@ def _double(*shape: int) -> torch.Tensor:
 
 
 def _matmul(importer: Any, node: Node, a: Node, b: Node) -> Any:
-    """In the result's dtype; half precision is summed in float32, as TVM's importer does, and rounded once."""
+    """Multiplies in the result's dtype; half precision is summed in float32, as in TVM's importer, and rounded once."""
     from tvm import relax
 
     dtype = value_of(node).dtype
@@ -62,7 +63,7 @@ def _convert_addmm(node: Node, importer: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="matmul_float32",
         title="A matrix product of float64 or of integers becomes float32",
         where="ExportedProgramImporter.create_convert_map",
@@ -75,7 +76,7 @@ DEFECTS = (
         workaround="Converters that ask for the result's dtype.",
         converters=dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _convert_matmul),
     ),
-    Defect(
+    TorchDefect(
         name="addmm_float64",
         title="addmm of float64 is rejected",
         where="BaseFXGraphImporter._addmm",

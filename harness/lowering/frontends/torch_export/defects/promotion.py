@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import calls, insert, value_of
 
 _aten = torch.ops.aten
@@ -86,7 +87,7 @@ def _mask() -> torch.Tensor:
 
 
 def _cast(operand: Any, dtype: torch.dtype, before: Node) -> Any:
-    """A tensor as `dtype`, a Python number as the Python type that stands for it."""
+    """Returns a tensor as `dtype`, a Python number as the Python type that stands for it."""
     if isinstance(operand, Node):
         return (
             operand
@@ -152,7 +153,7 @@ def _reproduce(module: Callable[[], torch.nn.Module], *inputs: torch.Tensor) -> 
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="integer_true_division",
         title="An integer tensor with a Python float, or divided, stays an integer",
         where="BaseFXGraphImporter._binary_op",
@@ -165,7 +166,7 @@ DEFECTS = (
         workaround="A pass that casts the operands of elementwise operators to the dtype that PyTorch computes in.",
         passes=(_explicit_alpha, _promote),
     ),
-    Defect(
+    TorchDefect(
         name="boolean_arithmetic",
         title="A boolean tensor plus a Python number is rejected",
         where="BaseFXGraphImporter._binary_op",
@@ -177,7 +178,7 @@ DEFECTS = (
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
         workaround="The pass of integer_true_division.",
     ),
-    Defect(
+    TorchDefect(
         name="boolean_comparison",
         title="Comparing boolean tensors does not compile",
         where="LLVM code generation of equal and not_equal",
@@ -186,7 +187,7 @@ DEFECTS = (
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "Invalid operand types for FCmp"),
         workaround="The pass of integer_true_division compares them as int8.",
     ),
-    Defect(
+    TorchDefect(
         name="not_equal_nan",
         title="NaN is not unequal to itself",
         where="LLVM code generation of tirx.NE",
@@ -195,7 +196,7 @@ DEFECTS = (
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="False for NaN"),
         workaround="The pass of integer_true_division asks for equality and negates.",
     ),
-    Defect(
+    TorchDefect(
         name="boolean_cumsum",
         title="cumsum of a boolean tensor is rejected",
         where="BaseFXGraphImporter._cumsum",
@@ -207,7 +208,7 @@ DEFECTS = (
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
         workaround="The pass of integer_true_division casts to the result's dtype first.",
     ),
-    Defect(
+    TorchDefect(
         name="where_mixed_dtypes",
         title="where with branches of different dtypes is rejected",
         where="BaseFXGraphImporter._where",
@@ -216,7 +217,7 @@ DEFECTS = (
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "must have the same datatype"),
         workaround="The pass of integer_true_division casts the branches to the result's dtype.",
     ),
-    Defect(
+    TorchDefect(
         name="add_alpha",
         title="alpha of add and sub is ignored",
         where="BaseFXGraphImporter._binary_op",

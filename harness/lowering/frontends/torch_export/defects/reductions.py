@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
 
@@ -46,7 +47,7 @@ def _convert_any(node: Node, importer: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="prod_over_dimension",
         title="prod over a dimension is not known",
         where="ExportedProgramImporter.create_convert_map",
@@ -56,7 +57,7 @@ DEFECTS = (
         workaround="A converter.",
         converters={"prod.dim_int": _convert_prod},
     ),
-    Defect(
+    TorchDefect(
         name="any_of_everything",
         title="any without a dimension is not known",
         where="ExportedProgramImporter.create_convert_map",
@@ -66,7 +67,7 @@ DEFECTS = (
         workaround="A converter.",
         converters={"any.default": _convert_any},
     ),
-    Defect(
+    TorchDefect(
         name="any_of_numbers",
         title="any of numbers returns the largest number",
         where="BaseFXGraphImporter._any",

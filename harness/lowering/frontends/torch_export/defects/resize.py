@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.resize import image, reproduce_antialias, triangle_weights
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
 
@@ -18,17 +20,8 @@ class _Nearest(torch.nn.Module):
         return torch.nn.functional.interpolate(x, size=(3, 2), mode="nearest")
 
 
-class _Antialias(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.interpolate(x, size=(3, 2), mode="bilinear", antialias=True)
-
-
-def _image() -> tuple[torch.Tensor, ...]:
-    return (torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(0)),)
-
-
 def _nearest_sources(size: int, target: int, factor: float | None) -> NDArray[Any]:
-    """Index of the pixel that PyTorch takes for each target: floor(target · scale), the scale rounded to float32 first.
+    """Returns the source pixel of each target pixel: floor(target · scale), with the scale rounded to float32 first.
 
     Source: `nearest_neighbor_compute_source_index` in ATen/native/UpSample.h; the scale is 1/factor where one is given.
     """
@@ -38,23 +31,13 @@ def _nearest_sources(size: int, target: int, factor: float | None) -> NDArray[An
     return clipped
 
 
-def _triangle_weights(size: int, target: int, align_corners: bool, factor: float | None) -> NDArray[Any]:
-    """Weights [target, size] of the triangle filter, as wide as a target pixel where the image is made smaller.
-
-    Source: `_compute_indices_weights_aa` in ATen/native/cpu/UpSampleKernel.cpp.
-    """
+def _antialias_weights(size: int, target: int, align_corners: bool, factor: float | None) -> NDArray[Any]:
+    """Computes the weights [target, size] of the filter; PyTorch centres it alike with and without align_corners."""
     if align_corners:
         scale = (size - 1) / (target - 1) if target > 1 else 0.0
     else:
         scale = 1.0 / factor if factor else size / target
-    support = max(scale, 1.0)
-    weights = np.zeros((target, size))
-    for row in range(target):
-        center = scale * (row + 0.5)
-        first, last = max(int(center - support + 0.5), 0), min(int(center + support + 0.5), size)
-        taps = np.maximum(0.0, 1.0 - np.abs((np.arange(first, last) - center + 0.5) / support))
-        weights[row, first:last] = taps / taps.sum()
-    return weights.astype(np.float32)
+    return triangle_weights(scale * (np.arange(target) + 0.5) - 0.5, size, scale, antialias=True)
 
 
 def _factors(node: Node) -> tuple[float | None, float | None]:
@@ -87,15 +70,15 @@ def _convert_antialias(node: Node, importer: Any) -> Any:
     (height, width), (rows, columns) = node.args[0].meta["val"].shape[2:], node.meta["val"].shape[2:]
     tall, wide = _factors(node)
     if columns != width:
-        across = _triangle_weights(width, columns, align_corners, wide)
+        across = _antialias_weights(width, columns, align_corners, wide)
         value = emit(relax.op.matmul(value, relax.const(np.ascontiguousarray(across.T))))
     if rows != height:
-        value = emit(relax.op.matmul(relax.const(_triangle_weights(height, rows, align_corners, tall)), value))
+        value = emit(relax.op.matmul(relax.const(_antialias_weights(height, rows, align_corners, tall)), value))
     return value
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="nearest_half_pixel",
         title="nearest interpolation picks other pixels than PyTorch",
         where="ExportedProgramImporter._upsample_impl",
@@ -103,17 +86,17 @@ DEFECTS = (
             "Pixels are chosen by rounding the position of the pixel's centre; PyTorch's mode `nearest` takes the "
             "floor of the position of its corner. Equal for whole factors, wrong otherwise, without an error."
         ),
-        reproduction=lambda: (_Nearest(), _image()),
+        reproduction=lambda: (_Nearest(), image()),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="other pixels"),
         workaround="A converter that takes PyTorch's pixels by index, or repeats each where the factor is whole.",
         converters={"upsample_nearest2d.vec": _convert_nearest},
     ),
-    Defect(
+    TorchDefect(
         name="antialias_ignored",
         title="antialias of bilinear interpolation is ignored",
         where="ExportedProgramImporter._upsample_bilinear2d_aa",
         what="The image is resized without the filter: a wrong result without an error wherever it gets smaller.",
-        reproduction=lambda: (_Antialias(), _image()),
+        reproduction=reproduce_antialias,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values differ by up to 0.9"),
         workaround="A converter that multiplies by the filter's weights along each axis.",
         converters={

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import calls, value_of
 
 
@@ -26,7 +27,7 @@ def _count_from_the_front(module: GraphModule) -> None:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="select_negative_index",
         title="select with a negative index reads memory before the tensor",
         where="ExportedProgramImporter._select",

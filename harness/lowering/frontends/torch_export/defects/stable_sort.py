@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.defect import Defect, RawOutcome, Symptom
+from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
 
@@ -28,7 +29,7 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 DEFECTS = (
-    Defect(
+    TorchDefect(
         name="stable_sort",
         title="sort(stable=True) is not known",
         where="ExportedProgramImporter.create_convert_map",

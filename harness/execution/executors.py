@@ -1,35 +1,35 @@
-"""Where a case is run: on this machine, or on a device; the stages are the same."""
+"""What runs a case: this machine, or a device elsewhere; the stages are the same."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.core.outcome import Device
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
+from harness.core.settings import Settings
 from harness.targets import TARGETS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from harness.execution.remote.client import DeviceSession, RemoteExecutable
-    from harness.execution.remote.description import Description
     from harness.runtime.executable import Executable
     from harness.runtime.sam3.model import Sam3
 
 
-class Runs(Protocol):
-    """A compiled component with its parameters."""
+class LoadedProgram(Protocol):
+    """A compiled program with its parameters."""
 
     def run(self, inputs: Sequence[npt.NDArray[Any]], /) -> list[npt.NDArray[Any]]:
         """Runs it once; the outputs come back in order."""
 
 
-class Place(Protocol):
-    """A machine that runs what was compiled here.
+class Executor(Protocol):
+    """Runs what was compiled here, on a machine that it knows.
 
     Attributes:
         reads_source: Whether it takes the source of a GPU's kernels, and no machine code.
@@ -38,51 +38,57 @@ class Place(Protocol):
     reads_source: bool
 
     def run_problem(self, target: str) -> str | None:
-        """Why it cannot run code that was compiled here for this target, or None."""
+        """Returns the reason why it cannot run code that was compiled here for a target, or None."""
 
-    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Runs:
-        """A compiled component, loaded with its parameters."""
+    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> LoadedProgram:
+        """Loads a compiled program with its parameters."""
 
     def model(self, folder: Path) -> Sam3:
-        """A compiled model, loaded."""
+        """Loads a compiled model."""
 
     def device(self) -> Device | None:
-        """The machine, once something was loaded, if it is not this one."""
+        """Returns the machine, once something was loaded, if it is not this one."""
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Gives the machine back."""
 
 
-class Here:
-    """This machine."""
+class LocalExecutor:
+    """Runs code on this machine."""
 
     reads_source = False
 
+    def __init__(self, processors: Processors = THIS_MACHINE) -> None:
+        self._processors = processors
+
     def run_problem(self, target: str) -> str | None:
-        """See `Place`."""
-        return TARGETS[target].run_problem()
+        """See `Executor`."""
+        return TARGETS[target].run_problem(self._processors)
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """See `Place`."""
+        """See `Executor`."""
         from harness.runtime.executable import Executable
 
         return Executable(library, TARGETS[target].device(), parameters)
 
     def model(self, folder: Path) -> Sam3:
-        """See `Place`."""
+        """See `Executor`."""
         from harness.runtime.sam3.model import Sam3
 
         return Sam3.load(folder)
 
     def device(self) -> None:
-        """See `Place`."""
+        """See `Executor`."""
 
     def close(self) -> None:
-        """See `Place`."""
+        """See `Executor`."""
 
 
-class Elsewhere:
-    """A device that a tracker knows; a session begins when the first thing is loaded, so that nobody waits before."""
+class RemoteExecutor:
+    """Runs code on a device that a tracker knows.
+
+    A session begins when the first thing is loaded, so that nobody waits for the device before.
+    """
 
     reads_source = False
 
@@ -94,7 +100,7 @@ class Elsewhere:
         self._device: Device | None = None
 
     def run_problem(self, target: str) -> str | None:
-        """See `Place`; this is what the device told its tracker.
+        """Returns what the device told its tracker.
 
         Raises:
             DeviceLostError: No device is registered any more.
@@ -120,14 +126,14 @@ class Elsewhere:
         return None
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> RemoteExecutable:
-        """See `Place`."""
+        """See `Executor`."""
         from harness.execution.remote.client import RemoteExecutable
 
         self._target = target
         return RemoteExecutable(self._opened(), library, target, parameters, self._seconds.append)
 
     def model(self, folder: Path) -> Sam3:
-        """See `Place`."""
+        """See `Executor`."""
         from harness.execution.remote.artifact import RemoteArtifact
         from harness.runtime.sam3.model import Sam3
 
@@ -136,13 +142,13 @@ class Elsewhere:
         return Sam3(artifact)
 
     def device(self) -> Device | None:
-        """See `Place`."""
+        """See `Executor`."""
         if self._session is not None:
             self._device = self._described(self._session)
         return self._device
 
     def close(self) -> None:
-        """See `Place`."""
+        """See `Executor`."""
         if self._session is not None:
             self._device = self._described(self._session)
             self._session.close()
@@ -172,28 +178,6 @@ class Elsewhere:
         return self._session
 
 
-def place(remote: Remote | None) -> Place:
-    """Where a case is run."""
-    return Here() if remote is None else Elsewhere(remote)
-
-
-def compile_for(remote: Remote) -> Description:
-    """Makes this process, and what it starts, compile for a device's processors, unless the environment names others.
-
-    Returns:
-        The device.
-
-    Raises:
-        HarnessError: There is no tracker or no device, or the server is another one.
-    """
-    from harness.execution.remote.client import registered
-    from harness.runtime.cpu import architecture
-    from harness.targets.cuda import ARCHITECTURE_VARIABLE
-    from harness.targets.llvm import MCPU_VARIABLE
-
-    description = registered(remote)
-    if description.architecture == architecture():  # LLVM's names of CPUs are those of one architecture
-        os.environ.setdefault(MCPU_VARIABLE, description.mcpu)
-    if description.cuda_arch:
-        os.environ.setdefault(ARCHITECTURE_VARIABLE, description.cuda_arch)
-    return description
+def executor_for(settings: Settings) -> Executor:
+    """Returns what runs a case with these settings."""
+    return LocalExecutor(settings.processors) if settings.remote is None else RemoteExecutor(settings.remote)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.outcome import VerdictKind
-from harness.parity.detections import BOX_PIXELS, SCORE, Found, Truth, judge_found
+from harness.parity.detections import BOX_PIXELS, SCORE, Detections, ReferenceDetections, judge_detections
 
 QUERIES, KEPT, HEIGHT, WIDTH = 200, 5, 7, 9
 NAMES = ("queries", "masks", "boxes", "scores")
 
 
-def truth(seed: int = 0) -> Truth:
+def truth(seed: int = 0) -> ReferenceDetections:
     """Five of 200 queries are kept; in each mask, the pixels of the first line are undecided."""
     rng = np.random.default_rng(seed)
     queries = np.zeros(QUERIES, bool)
@@ -26,17 +26,19 @@ def truth(seed: int = 0) -> Truth:
     scores = rng.uniform(0.5, 1, KEPT)
     undecided = np.zeros((KEPT, HEIGHT, WIDTH), bool)
     undecided[:, 0] = True
-    found = Found(queries, rng.random((KEPT, HEIGHT, WIDTH)) > 0.5, boxes.astype(np.float32), scores.astype(np.float32))
-    return Truth(found, found, undecided, boxes, scores)
+    found = Detections(
+        queries, rng.random((KEPT, HEIGHT, WIDTH)) > 0.5, boxes.astype(np.float32), scores.astype(np.float32)
+    )
+    return ReferenceDetections(found, found, undecided, boxes, scores)
 
 
-def kinds(actual: Found, expected: Truth) -> dict[str, VerdictKind]:
-    verdicts = judge_found("text/", actual, expected)
+def kinds(actual: Detections, expected: ReferenceDetections) -> dict[str, VerdictKind]:
+    verdicts = judge_detections("text/", actual, expected)
     assert [verdict.name for verdict in verdicts] == [f"text/{name}" for name in NAMES]
     return dict(zip(NAMES, (verdict.kind for verdict in verdicts), strict=True))
 
 
-def changed(found: Found, name: str, index: Any, value: Any) -> Found:
+def changed(found: Detections, name: str, index: Any, value: Any) -> Detections:
     array = getattr(found, name).copy()
     array[index] = value
     return replace(found, **{name: array})
@@ -47,7 +49,7 @@ def only(name: str, kind: VerdictKind = VerdictKind.FAILED) -> dict[str, Verdict
 
 
 def test_what_upstream_finds_is_strict() -> None:
-    verdicts = judge_found("", truth().found, truth())
+    verdicts = judge_detections("", truth().found, truth())
     assert [(verdict.kind, verdict.outside, verdict.reason) for verdict in verdicts] == [
         (VerdictKind.STRICT, 0, "")
     ] * 4
@@ -60,7 +62,7 @@ def test_a_flipped_pixel_is_seen_where_it_is_decided(query: int, y: int, x: int)
     expected = truth()
     at = (query, y, x)
     actual = changed(expected.found, "masks", at, ~expected.found.masks[at])
-    verdict = judge_found("", actual, expected)[1]
+    verdict = judge_detections("", actual, expected)[1]
     if expected.undecided[at]:
         assert kinds(actual, expected) == only("masks", VerdictKind.STRICT)
         assert verdict.reason == "1 pixels differ, all of which have a logit within 0.0001 of zero"
@@ -90,7 +92,7 @@ def test_a_dropped_query_is_seen_everywhere(query: int) -> None:
     expected = truth()
     found = expected.found
     actual = changed(found, "queries", np.flatnonzero(found.queries)[query], False)
-    actual = Found(
+    actual = Detections(
         actual.queries, *(np.delete(getattr(found, name), query, axis=0) for name in ("masks", "boxes", "scores"))
     )
     assert set(kinds(actual, expected).values()) == {VerdictKind.FAILED}

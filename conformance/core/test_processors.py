@@ -1,0 +1,52 @@
+"""The processors to compile for: options win over the environment, and both over a device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, THIS_MACHINE, Processors, chosen_processors
+from harness.core.settings import Settings
+from harness.verify.runner import repro_flags
+
+PROCESSORS = st.builds(
+    Processors, st.sampled_from([None, "x86-64-v3", "znver5"]), st.sampled_from([None, "sm_80", "sm_90"])
+)
+
+
+@given(PROCESSORS, PROCESSORS, PROCESSORS)
+def test_what_is_named_first_wins(a: Processors, b: Processors, c: Processors) -> None:
+    assert a.otherwise(THIS_MACHINE) == a == THIS_MACHINE.otherwise(a) == a.otherwise(a)
+    assert a.otherwise(b).otherwise(c) == a.otherwise(b.otherwise(c))
+    assert a.otherwise(b).cpu in ([a.cpu] if a.cpu else [b.cpu])
+
+
+def test_the_environment_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CPU_VARIABLE, "x86-64-v3")
+    monkeypatch.setenv(CUDA_VARIABLE, "")  # as good as not set
+    assert chosen_processors() == Processors("x86-64-v3") == chosen_processors(None, "")
+    assert chosen_processors("znver5", "sm_89") == Processors("znver5", "sm_89")
+
+
+def test_a_case_is_reproduced_for_the_same_processors() -> None:
+    flags = repro_flags(Settings(processors=Processors("x86-64-v3", "sm_89")))
+    assert " ".join(flags) == "--untuned --cpu x86-64-v3 --cuda-arch sm_89"
+
+
+@pytest.mark.parametrize("command", ["verify", "compile", "explain"])
+def test_an_unknown_cpu_is_one_sentence(command: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp(command)
+    where = {
+        "verify": ("--component", "box_head", "--report", str(folder)),
+        "compile": ("--scale", "shallow", "--out", str(folder / "model")),
+        "explain": ("--component", "box_head"),
+    }
+    options = ("-m", "harness", command, *where[command], "--cpu", "z80")
+    done = subprocess.run([sys.executable, *options], capture_output=True, text=True, timeout=300, check=False)
+    (sentence,) = done.stderr.strip().splitlines()
+    assert done.returncode == 2
+    assert "LLVM knows no CPU 'z80'" in sentence and "leave out --cpu" in sentence
