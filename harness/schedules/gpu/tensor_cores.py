@@ -69,7 +69,7 @@ TILES = (WarpTile(4, 2, 2, 4, rate=1.0), WarpTile(2, 2, 2, 2, rate=0.6))
 
 
 def fits(contraction: Contraction, target: Any) -> bool:
-    """Returns whether there are tensor cores and they pay: both operands of one half type, two fragments of everything."""
+    """Returns whether there are tensor cores that pay: both operands of one half type, two fragments of everything."""
     types = {str(stored(side).ty) for side in (contraction.left, contraction.right)}
     extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
     return has(target, TENSOR_CORES) and len(types) == 1 and types <= _HALVES and min(extents) >= 2 * _SIDE
