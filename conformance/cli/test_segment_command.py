@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -14,7 +15,10 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from harness.runtime import Prompt, Sam3
+from harness.runtime import ObjectPrompt, Prompt, Sam3
+from harness.runtime.artifact import Artifact
+from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.model import GROUNDING, INTERACTIVE
 from harness.segment.journal import JOURNAL
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
@@ -157,6 +161,45 @@ def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: P
     assert len(list((out / "a_masks").iterdir())) == len(objects) == 600
 
 
+def test_clicks_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path) -> None:
+    """One click takes the best of three masks; a box, or several clicks, mean one mask."""
+    image = Sam3.load(shallow_artifact).set_image(CAT)
+    one = image.predict([(200, 150)])
+    assert one.masks.shape == (3, 300, 451) and one.logits.shape == (3, 288, 288) and one.iou.shape == (3,)
+    refined = image.predict([(200, 150), (20, 20)], [1, 0], mask=one.logits[one.best], multimask=False)
+    assert refined.masks.shape == (1, 300, 451)
+    several = image.predict([(200, 150), (20, 20)], [1, 0], (60, 20, 400, 290), multimask=False)
+    for arguments, prediction in (
+        (("--click", "200,150"), one),
+        (("--click", "200,150", "--click-out", "20,20", "--click-box", "60,20,400,290"), several),
+    ):
+        out = tmp_path / str(len(arguments))
+        done = segment(CAT, *arguments, out=out, model=shallow_artifact)
+        assert done.returncode == 0, done.stdout + done.stderr
+        data_set = COCO(str(out / "annotations.json"))
+        (entry,) = data_set.dataset["annotations"]
+        assert entry["score"] == pytest.approx(float(prediction.iou[prediction.best]))
+        np.testing.assert_array_equal(data_set.annToMask(entry).astype(bool), prediction.masks[prediction.best])
+        assert [category["name"] for category in data_set.dataset["categories"]] == ["object"]
+    batch = image.predict_batch([ObjectPrompt([(200, 150)]), ObjectPrompt(box=(60, 20, 400, 290))])
+    np.testing.assert_array_equal(batch[0].masks, one.masks)
+    assert len(batch) == 2
+
+
+def test_half_a_folder_says_what_it_lacks(shallow_artifact: Path) -> None:
+    """A folder of before, or one compiled with --clicks 0, has no entry points for clicks; and the other way round."""
+    loaded = Artifact.load(shallow_artifact, check=False)
+    manifest = loaded.manifest
+    for lacking, ask, sentence in (
+        (INTERACTIVE, lambda model: model.encode_object_prompt(ObjectPrompt([(1, 1)]), (9, 9)), "--clicks 16"),
+        (GROUNDING, lambda model: model.encode_prompt(Prompt("cat"), (9, 9)), "--no-grounding"),
+    ):
+        kept = {name: entry for name, entry in manifest.entries.items() if name not in lacking}
+        loaded.manifest = dataclasses.replace(manifest, entries=kept)
+        with pytest.raises(Sam3Error, match=sentence):
+            ask(Sam3(loaded))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -165,6 +208,9 @@ def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: P
         ([CAT, "--box", "5,5,1"], "is not x0,y0,x1,y1"),
         (["nowhere.png", "--text", "cat"], "nowhere.png does not exist"),
         ([CAT, "--text", "cat", "--text", "dog", "--box", "1,2,30,40"], "Boxes and points go with one text"),
+        ([CAT, "--text", "cat", "--click", "5,5"], "Clicks mean one object"),
+        ([CAT, "--click", "5;5"], "--click '5;5' is not x,y"),
+        ([CAT, "--click-box", "5,5"], "--click-box '5,5' is not x0,y0,x1,y1"),
         ([CAT, "--text", "cat", "--threads", "0"], "cannot run on 0 threads"),
         ([CAT, "--text", "cat", "--threshold", "2"], "--threshold"),
     ],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import stages, tell_artifact
+from harness.cli.console import console, stages, tell_artifact
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
@@ -22,6 +22,7 @@ from harness.cli.options import (
     chosen_deployable,
 )
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
@@ -29,7 +30,7 @@ from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import DEFAULT_MODEL
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
+from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
 from harness.targets import HOST, TARGETS
 from harness.tuning import database
 
@@ -49,6 +50,12 @@ def compile_(
     seed: SeedOption = 0,
     points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = DEFAULT_CAPACITY.points,
     boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
+    clicks: Annotated[
+        int, typer.Option(min=0, help="Most points in a prompt for one object; 0 leaves such prompts out.")
+    ] = DEFAULT_CLICKS,
+    no_grounding: Annotated[
+        bool, typer.Option("--no-grounding", help="Leave out what finds everything that a text or a box means.")
+    ] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
     cpu: CpuOption = None,
@@ -72,9 +79,17 @@ def compile_(
     processors = Processors(cpu, cuda_arch)
     chosen = chosen_database(db, untuned, {target}, processors)
     deployable = chosen_deployable(model)
+    if clicks and not deployable.knows_clicks(checkpoint):
+        if checkpoint is not None:
+            console.print(f"Note: {checkpoint} has no weights for clicks; they are left out.", soft_wrap=True)
+        clicks = 0
+    if no_grounding and not clicks:
+        raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
     schedules = database.chosen_schedules(chosen, target, processors)
     with stages(f"Compiling for {target}") as announce:
-        manifest = compile_model(deployable, case, out, settings, Capacity(points, boxes), schedules, announce)
+        capacity = Capacity(points, boxes, clicks)
+        without = deployable.grounding if no_grounding else ()
+        manifest = compile_model(deployable, case, out, settings, capacity, schedules, announce, without)
     tell_artifact(out, manifest)

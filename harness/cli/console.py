@@ -40,11 +40,12 @@ def stages(title: str) -> Iterator[Callable[[str], None]]:
 def tell_artifact(folder: Path, manifest: Manifest) -> None:
     """Prints what a compiled model is."""
     size = sum(file.bytes for file in manifest.files.values())
+    clicks = f", {manifest.capacity.clicks} clicks on an object" if manifest.capacity.clicks else ""
     console.print(
         f"{folder}: {manifest.scale} scale, {manifest.target} ({manifest.cpu}), {manifest.precision}, "
         f"weights from {manifest.weights}, "
         f"{size / 1e6:.0f} MB in {len(manifest.files) + 1} files; up to {manifest.capacity.points} points "
-        f"and {manifest.capacity.boxes} boxes a prompt.",
+        f"and {manifest.capacity.boxes} boxes a prompt{clicks}.",
         highlight=False,
         soft_wrap=True,
     )

@@ -14,7 +14,7 @@ from harness.core.errors import HarnessError
 from harness.core.remote import chosen_remote
 
 if TYPE_CHECKING:
-    from harness.runtime import Prompt
+    from harness.runtime import ObjectPrompt, Prompt
 
 DEFAULT_MODEL = Path("dist/sam3-llvm")
 
@@ -32,6 +32,11 @@ def segment(
     negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
     point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,
     negative_point: Annotated[list[str] | None, typer.Option(help="It is not here: x,y; repeatable.")] = None,
+    click: Annotated[
+        list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
+    ] = None,
+    click_out: Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")] = None,
+    click_box: Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")] = None,
     model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: ThreadsOption = None,
@@ -49,7 +54,11 @@ def segment(
     from harness.segment import Job, failures, find_images
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
-    prompts = make_prompts(texts, box or (), negative_box or (), point or (), negative_point or ())
+    geometry = (box or (), negative_box or (), point or (), negative_point or ())
+    clicked = make_object_prompt(click or (), click_out or (), click_box)
+    if clicked is not None and (texts or any(geometry)):
+        raise HarnessError("Clicks mean one object, and texts, boxes and points mean all of a kind; give one of both.")
+    prompts = make_prompts(texts, *geometry) if clicked is None else [clicked]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
     devices = chosen_remote(remote, key)
@@ -122,6 +131,22 @@ def make_prompts(
         [True] * len(points) + [False] * len(negative_points),
     )
     return [with_geometry, *(Prompt(text) for text in distinct[1:])]
+
+
+def make_object_prompt(clicks: Sequence[str], clicks_out: Sequence[str], box: str | None) -> ObjectPrompt | None:
+    """Makes the prompt for one object that the options give, or None where they give none.
+
+    Raises:
+        HarnessError: A click or the box is not numbers with commas between them.
+    """
+    from harness.runtime import ObjectPrompt
+
+    if not clicks and not clicks_out and box is None:
+        return None
+    points = [_numbers("--click", "x,y", click) for click in clicks]
+    points += [_numbers("--click-out", "x,y", click) for click in clicks_out]
+    corners = None if box is None else _numbers("--click-box", "x0,y0,x1,y1", box)
+    return ObjectPrompt(points, [1] * len(clicks) + [0] * len(clicks_out), corners)
 
 
 def _numbers(option: str, form: str, given: str) -> list[float]:

@@ -72,6 +72,7 @@ def compile_model(
     capacity: Capacity = DEFAULT_CAPACITY,
     schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     announce: Announce = lambda stage: None,
+    without: Sequence[str] = (),
 ) -> Manifest:
     """Compiles a whole model in a process of its own and writes the folder, or leaves what was there.
 
@@ -83,6 +84,7 @@ def compile_model(
         capacity: The longest prompt.
         schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
+        without: Names of entry points to leave out.
 
     Raises:
         HarnessError: The target does not compile in the precision, the machine cannot compile for the target, the
@@ -90,7 +92,7 @@ def compile_model(
     """
     check_precisions(case.target, (case.precision,))
     with _replaced(out) as folder:
-        _isolated("compile_request", (deployable, case, folder, settings, capacity, schedules), announce)
+        _isolated("compile_request", (deployable, case, folder, settings, capacity, schedules, without), announce)
         return read_manifest(folder)
 
 
@@ -137,10 +139,10 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
 
 
 def compile_request(
-    request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules], announce: Announce
+    request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules, Sequence[str]], announce: Announce
 ) -> None:
     """Calls `compile_into` as `harness.processes` calls functions."""
-    compile_into(*request, announce=announce)
+    compile_into(*request[:6], without=request[6], announce=announce)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
@@ -158,6 +160,7 @@ def compile_into(
     *,
     announce: Announce = lambda stage: None,
     only: Sequence[str] = (),
+    without: Sequence[str] = (),
     keep_source: bool = False,
 ) -> Compiled:
     """Compiles a whole model in this process and fills an empty folder with it.
@@ -171,6 +174,7 @@ def compile_into(
         schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
         only: Names of the entry points to compile, all if there is none; functions written as kernels come in any case.
+        without: Names of entry points to leave out.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Raises:
@@ -185,7 +189,7 @@ def compile_into(
     problem = TARGETS[target].compile_problem()
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
-    imported = list(_imported(deployable, case, settings, capacity, announce, only))
+    imported = list(_imported(deployable, case, settings, capacity, announce, only, without))
     announce("compile")
     tvm_target = TARGETS[target].tvm_target(settings.processors)
     modules = {item.name: item.module for item in imported}
@@ -247,7 +251,7 @@ def pack_into(
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
-    for item in _imported(deployable, case, settings, manifest.capacity, announce):
+    for item in _imported(deployable, case, settings, manifest.capacity, announce, tuple(manifest.entries)):
         name = item.name
         tensors = pack(machine, name, item.parameters)
         if tuple(tensors) != manifest.entries[name].weights:
@@ -275,13 +279,14 @@ def _imported(
     capacity: Capacity,
     announce: Announce,
     only: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> Iterator[Imported]:
     from harness.lowering.route import Route
 
     with deployable.context():
         announce("build")
         for program in deployable.programs(case, settings, capacity):
-            if only and program.name not in only:
+            if (only and program.name not in only) or program.name in without:
                 continue
             route = Route.of(case if program.uses_rope else replace(case, strategy=DEFAULT_STRATEGY))
             announce(f"export {program.name}")

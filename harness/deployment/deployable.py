@@ -40,6 +40,10 @@ def _always(_checkpoint: Path) -> bool:
     return True
 
 
+def _never(_checkpoint: Path | None) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Deployable:
     """A model that `harness.deployment` compiles into a folder.
@@ -53,6 +57,8 @@ class Deployable:
         files: Makes the files that the folder gets besides, by their names there.
         vocabulary: Name of the tokenizer's vocabulary among them; empty if there is none.
         knows_points: Whether a checkpoint's weights know points as prompts.
+        knows_clicks: Whether weights predict masks of one object: those of a checkpoint, or seeded ones.
+        grounding: Names of the entry points that a folder for clicks alone does without.
     """
 
     model: str
@@ -62,3 +68,5 @@ class Deployable:
     files: Callable[[], Mapping[str, Path]] = _no_files
     vocabulary: str = ""
     knows_points: Callable[[Path], bool] = _always
+    knows_clicks: Callable[[Path | None], bool] = _never
+    grounding: tuple[str, ...] = ()

@@ -83,15 +83,33 @@ def judge_detections(prefix: str, actual: Detections, truth: ReferenceDetections
         a, r, second = (getattr(found, name) for found in (actual, first, again))
         return _judge(f"{prefix}{name}", a, r, second, outside, what, exact)
 
-    masks = judged("masks", lambda a, r: (a != r) & ~truth.undecided, "pixels differ, and their logit is not near zero")
-    if masks.kind is VerdictKind.STRICT and (near := metrics.unequal(actual.masks, first.masks)):
-        masks = replace(masks, reason=f"{near} pixels differ, all of which have a logit within {UNDECIDED:g} of zero")
     return (
         judged("queries", np.not_equal, "queries are kept on one side only"),
-        masks,
+        judge_masks(f"{prefix}masks", actual.masks, first.masks, again.masks, truth.undecided),
         judged("boxes", _beyond(BOX_PIXELS), f"coordinates are off by more than {BOX_PIXELS:g} pixel", truth.boxes),
         judged("scores", _beyond(SCORE), f"scores are off by more than {SCORE:g}", truth.scores),
     )
+
+
+def judge_masks(name: str, actual: Array, reference: Array, again: Array, undecided: Array) -> Verdict:
+    """Judges masks: they are equal but for undecided pixels; a strict verdict says how many of these differ.
+
+    Args:
+        name: What the verdict is called.
+        actual: The compiled model's masks, bool [K, h, w].
+        reference: Upstream's.
+        again: Upstream's of a second run.
+        undecided: The pixels whose logit is so near to zero that they may fall on either side, bool [K, h, w].
+    """
+
+    def outside(a: Array, r: Array) -> Array:
+        different: Array = (a != r) & ~undecided
+        return different
+
+    masks = _judge(name, actual, reference, again, outside, "pixels differ, and their logit is not near zero", None)
+    if masks.kind is VerdictKind.STRICT and (near := metrics.unequal(actual, reference)):
+        return replace(masks, reason=f"{near} pixels differ, all of which have a logit within {UNDECIDED:g} of zero")
+    return masks
 
 
 def _beyond(limit: float) -> Outside:

@@ -38,14 +38,23 @@ class ArtifactError(Sam3Error):
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many points and boxes one prompt may have."""
+    """How long one prompt may be.
+
+    Attributes:
+        points, boxes: Of a prompt that says what to look for; with the 32 tokens of the text and the CLS token, the
+            defaults make a prompt of 128 tokens.
+        clicks: Points of a prompt for one object; 0 where the model answers no such prompts.
+    """
 
     points: int = 47
     boxes: int = 48
+    clicks: int = 0
 
 
 DEFAULT_CAPACITY = Capacity()
-"""With the 32 tokens of the text and the CLS token, a prompt of 128 tokens."""
+"""Without prompts for one object."""
+DEFAULT_CLICKS = 16
+"""As many as upstream's tracker reads (`max_point_num_in_prompt_enc` of `Sam3TrackerPredictor`)."""
 
 
 @dataclass(frozen=True)

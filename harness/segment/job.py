@@ -20,13 +20,13 @@ import numpy as np
 from harness.core.errors import HarnessError
 from harness.execution.remote.errors import RemoteError
 from harness.files import make_folder, write_json
-from harness.runtime import EncodedImage, Prompt
+from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Manifest
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import unique_names, write_png
 from harness.segment.journal import Journal
-from harness.segment.objects import Objects, joined, objects_of
+from harness.segment.objects import Objects, joined, object_of, objects_of
 
 ANNOTATIONS = "annotations.json"
 VISUAL = "object"
@@ -41,21 +41,24 @@ class Job:
 
     Attributes:
         images: Files.
-        prompts: What to ask of each of them; each image is encoded once.
+        prompts: What to ask of each of them; each image is encoded once. Of what a prompt for one object gives, the
+            best mask is kept.
         out: Folder for the results: for each image `NAME_overlay.png` and `NAME_masks/000.png` and so on, one for each
             object in the order of `annotations.json`, which is a data set in COCO's format of all images.
         threshold: What scores above it is kept.
     """
 
     images: Sequence[Path]
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt | ObjectPrompt]
     out: Path
     threshold: float
 
     @property
     def categories(self) -> tuple[str, ...]:
         """What the objects of each prompt are called."""
-        return tuple(VISUAL if prompt.text is None else prompt.text for prompt in self.prompts)
+        return tuple(
+            prompt.text if isinstance(prompt, Prompt) and prompt.text is not None else VISUAL for prompt in self.prompts
+        )
 
     @property
     def file_names(self) -> tuple[str, ...]:
@@ -110,6 +113,9 @@ class Model(Protocol):
     def encode_prompt(self, prompt: Prompt, size: tuple[int, int], /) -> object:
         """Checks the rest."""
 
+    def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int], /) -> object:
+        """Checks everything of a prompt for one object."""
+
     def set_image(self, image: Any, /) -> EncodedImage:
         """Encodes an image."""
 
@@ -129,7 +135,8 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
         Sam3Error: A prompt makes no sense for any image.
     """
     for prompt in job.prompts:
-        model.check_prompt(prompt)
+        if isinstance(prompt, Prompt):
+            model.check_prompt(prompt)
     names = unique_names(job.images)
     inputs = {image.resolve() for image in job.images}
     for name in names:
@@ -202,11 +209,15 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
         pixels = to_pixels(image)
         # What is wrong with a prompt is told before the image is encoded, which takes long.
         for prompt in job.prompts:
-            model.encode_prompt(prompt, (pixels.shape[1], pixels.shape[0]))
+            size = pixels.shape[1], pixels.shape[0]
+            if isinstance(prompt, Prompt):
+                model.encode_prompt(prompt, size)
+            else:
+                model.encode_object_prompt(prompt, size)
         encoded = model.set_image(pixels)
         objects = joined(
             [
-                objects_of(encoded.segment_batch([prompt], job.threshold)[0], category)
+                _asked(encoded, prompt, category, job.threshold)
                 for prompt, category in zip(job.prompts, job.categories, strict=True)
             ]
         )
@@ -217,6 +228,16 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
     write_png(overlay_path(job.out, name), draw(pixels, objects, job.prompts))
     _write_masks(job.out / f"{name}_masks", objects)
     return Segmented(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
+
+
+def _asked(image: EncodedImage, prompt: Prompt | ObjectPrompt, category: str, threshold: float) -> Objects:
+    if isinstance(prompt, Prompt):
+        (found,) = image.segment_batch([prompt], threshold)
+        return objects_of(found, category)
+    # One click may mean several things, of which the best is taken; several prompts mean one.
+    ambiguous = prompt.box is None and prompt.points is not None and len(prompt.points) == 1
+    (predicted,) = image.predict_batch([prompt], multimask=ambiguous)
+    return object_of(predicted, category)
 
 
 def overlay_path(out: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime import Found
+from harness.runtime import Found, Prediction
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,22 @@ class Objects:
 def objects_of(found: Found, category: str) -> Objects:
     """Takes the objects out of what one prompt found, and lets go of the model's raw outputs."""
     return Objects(found.masks, found.boxes, found.scores, (category,) * len(found.scores), found.size, found.notes)
+
+
+def object_of(prediction: Prediction, category: str) -> Objects:
+    """Takes the best mask of one object; its box is the mask's, its score the IoU that the model expects."""
+    mask = prediction.masks[prediction.best]
+    height, width = mask.shape
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    box = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else (0, 0, 0, 0)
+    return Objects(
+        masks=mask[None],
+        boxes=np.array([box], np.float32),
+        scores=prediction.iou[[prediction.best]],
+        categories=(category,),
+        size=(width, height),
+        notes=prediction.notes,
+    )
 
 
 def joined(parts: Sequence[Objects]) -> Objects:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime import Prompt
+from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import Coordinates, Labels
 from harness.segment.objects import Objects
 
@@ -52,7 +52,7 @@ class Style:
         return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
 
 
-def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prompt] = ()) -> Image.Image:
+def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prompt | ObjectPrompt] = ()) -> Image.Image:
     """Draws the objects of a photograph into it; what scores highest is on top.
 
     Args:
@@ -121,8 +121,9 @@ def _rectangle(pen: ImageDraw.ImageDraw, box: Sequence[float], color: Color, wid
     pen.rectangle((round(x0), round(y0), round(x1), round(y1)), outline=color, width=width)
 
 
-def _mark_prompt(pen: ImageDraw.ImageDraw, prompt: Prompt, style: Style, size: tuple[int, int]) -> None:
-    """The prompt's boxes, framed in white, and its points, as discs with a plus or a minus."""
+def _mark_prompt(pen: ImageDraw.ImageDraw, given: Prompt | ObjectPrompt, style: Style, size: tuple[int, int]) -> None:
+    """Draws the prompt's boxes, framed in white, and its points, as discs with a plus or a minus."""
+    prompt = given if isinstance(given, Prompt) else _marks(given)
     for box, positive in _labelled(prompt.boxes, prompt.box_labels):
         _rectangle(pen, box, WHITE, style.line * 2, size)
         _rectangle(pen, box, POSITIVE if positive else NEGATIVE, style.line, size)
@@ -134,6 +135,12 @@ def _mark_prompt(pen: ImageDraw.ImageDraw, prompt: Prompt, style: Style, size: t
         pen.line((x - arm, y, x + arm, y), fill=WHITE, width=style.line)
         if positive:
             pen.line((x, y - arm, x, y + arm), fill=WHITE, width=style.line)
+
+
+def _marks(prompt: ObjectPrompt) -> Prompt:
+    box = None if prompt.box is None else np.asarray(prompt.box, np.float64).reshape(1, 4)
+    labels = None if prompt.labels is None else np.asarray(prompt.labels, bool)
+    return Prompt(boxes=box, points=prompt.points, point_labels=labels)
 
 
 def _labelled(places: Coordinates, labels: Labels) -> list[tuple[list[float], bool]]:

@@ -16,10 +16,12 @@ from sam3.model.data_misc import interpolate
 from tvm import relax
 
 from harness.models.sam3.deployed import data_parallel
-from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, resize_masks_module
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, resize_masks_module
 from harness.schedules.common.vm import lower_to_vm
 from harness.targets import TARGETS
 
+QUERIES = 200
+"""Masks that the detector gives; the entry point takes any number of them."""
 SMALL = 128
 """Up to this height + width PyTorch takes another kernel (`_use_vectorized_kernel_cond_2d`), which rounds otherwise."""
 ROUNDING = 4 * 2.0**-23
@@ -120,9 +122,15 @@ def test_every_query_in_any_order() -> None:
     check(NORMAL, [*kept, *kept[:7]], 97, 101)
 
 
+@pytest.mark.parametrize("count", [1, 3, QUERIES + 1])
+def test_any_number_of_masks(count: int) -> None:
+    masks = np.random.default_rng(count).standard_normal((1, count, SIZE, SIZE), np.float32)
+    check(masks, range(count), 97, 101)
+
+
 @pytest.mark.parametrize("query", [-1, QUERIES, 2**40])
 def test_a_query_that_there_is_not(query: int) -> None:
-    with pytest.raises(ValueError, match="from 0 to 199"):
+    with pytest.raises(ValueError, match="numbers of masks, counted from 0"):
         compiled()(NORMAL, [0, query], 480, 640)
 
 

@@ -14,6 +14,7 @@ from harness.runtime.sam3.model import Sam3
 
 if TYPE_CHECKING:
     from harness.runtime.manifest import Manifest
+    from harness.runtime.sam3.interactive import EncodedObjectPrompt, ObjectPrompt
     from harness.runtime.sam3.model import EncodedImage
     from harness.runtime.sam3.prompts import EncodedPrompt, Prompt
 
@@ -66,6 +67,10 @@ class RemoteModel:
     def encode_prompt(self, prompt: Prompt, size: tuple[int, int]) -> EncodedPrompt:
         """Does what `harness.runtime.sam3.model.Sam3` does."""
         return self._model.encode_prompt(prompt, size)
+
+    def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int]) -> EncodedObjectPrompt:
+        """See `harness.runtime.sam3.model.Sam3`."""
+        return self._model.encode_object_prompt(prompt, size)
 
     def set_image(self, image: Any) -> EncodedImage:
         """Does what `harness.runtime.sam3.model.Sam3` does.

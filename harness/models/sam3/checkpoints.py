@@ -86,12 +86,24 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
 
 def has_point_prompts(path: Path) -> bool:
     """Whether a checkpoint that `load_checkpoint` takes has weights for point prompts, told from its names."""
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
+    return not is_hugging_face(_names(path))
 
-        with safe_open(path, framework="numpy") as file:
-            return not is_hugging_face(list(file.keys()))
-    return not is_hugging_face(list(_read(path)))
+
+def has_tracker(path: Path) -> bool:
+    """Whether a checkpoint that `load_checkpoint` takes has the tracker's weights, told from its names."""
+    return any(name.startswith("tracker.sam_") for name in _names(path))
+
+
+def _names(path: Path) -> list[str]:
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                return list(file.keys())
+        except (SafetensorError, OSError):
+            return []  # loading it tells what is wrong
+    return list(_read(path))
 
 
 def _listed(kind: str, names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""The subjects of SAM 3: a workload for each component, and the whole model."""
+"""The subjects of SAM 3: a workload for each component, the whole model, and masks of one object."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from harness.core.subject import Subject, Workload
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.end_to_end.subject import END_TO_END
+from harness.models.sam3.interactive.subject import INTERACTIVE
 
 NAME = "sam3"
 """The name of the model."""
@@ -42,6 +43,7 @@ def open_component(component: Component, case: Case, settings: Settings) -> Work
 
 
 SUBJECTS = {component.name: component_subject(component) for component in COMPONENTS.values()} | {
-    END_TO_END.name: END_TO_END
+    END_TO_END.name: END_TO_END,
+    INTERACTIVE.name: INTERACTIVE,
 }
 """Every subject by name."""

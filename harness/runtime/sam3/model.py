@@ -20,6 +20,17 @@ from harness.runtime.artifact import Artifact, Loaded, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import ArtifactError, Manifest
 from harness.runtime.sam3.images import to_pixels
+from harness.runtime.sam3.interactive import (
+    LARGEST_LOGIT,
+    Box,
+    EncodedObjectPrompt,
+    ObjectLabels,
+    ObjectPrompt,
+    Prediction,
+    encode_object_prompt,
+    selected,
+    without_holes,
+)
 from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
 from harness.runtime.sam3.tokenizer import Tokenizer
 
@@ -34,7 +45,11 @@ THRESHOLD = 0.5
 REMEMBERED_TEXTS = 64
 """Encoded texts that a model keeps, the ones used last; each takes 32 KiB."""
 
-ENTRIES = ("preprocess", "encode_image", "encode_text", "ground", "resize_masks")
+ENTRIES = ("preprocess", "encode_image", "resize_masks")
+GROUNDING = ("encode_text", "ground")
+"""The entry points that find everything that a text, boxes and points mean."""
+INTERACTIVE = ("interactive_features", "predict_masks")
+"""The entry points that predict masks of one object from clicks, a box or a mask."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +116,10 @@ class Sam3:
         found = image.segment(text="cat", boxes=[(x0, y0, x1, y1)], box_labels=[True])
         found.masks, found.boxes, found.scores, found.semantic
 
+        clicked = image.predict(points=[(x, y)])
+        better = image.predict(points=[(x, y), (u, v)], labels=[1, 0], mask=clicked.logits[clicked.best])
+        better.masks, better.iou, better.best
+
     Attributes:
         manifest: What the artifact says about itself.
     """
@@ -111,7 +130,9 @@ class Sam3:
         Raises:
             ArtifactError: It lacks an entry point or its vocabulary.
         """
-        missing = [name for name in ENTRIES if name not in artifact.manifest.entries]
+        entries = artifact.manifest.entries
+        half = GROUNDING if "interactive_features" not in entries else INTERACTIVE
+        missing = [name for name in (*ENTRIES, *half) if name not in entries]
         if missing:
             raise ArtifactError(f"{artifact.folder} has no entry point {missing[0]}: compile the model again")
         self.manifest: Manifest = artifact.manifest
@@ -177,14 +198,39 @@ class Sam3:
         """A prompt for an image of this width and height, as the model takes it.
 
         Raises:
-            Sam3Error: Nothing is asked, or the prompt makes no sense for this image or these weights.
+            Sam3Error: Nothing is asked, or the prompt makes no sense for this image, these weights or this folder.
         """
+        if any(name not in self.manifest.entries for name in GROUNDING):
+            raise Sam3Error("This model was compiled for clicks alone; compile it again without `--no-grounding`.")
         if prompt.points is not None and len(prompt.points) and not self.manifest.point_prompts:
             raise Sam3Error(
                 f"The weights ({self.manifest.weights}) are in the layout of Transformers, which has none for points; "
                 "ask with a text or boxes, or compile with the published sam3.pt."
             )
         return encode_prompt(prompt, size, self.manifest.capacity, self._tokenizer)
+
+    def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int]) -> EncodedObjectPrompt:
+        """A prompt for one object in an image of this width and height, as the model takes it.
+
+        Raises:
+            Sam3Error: Nothing is asked, the prompt makes no sense for this image, or the model was compiled without
+                clicks.
+        """
+        if any(name not in self.manifest.entries for name in INTERACTIVE):
+            raise Sam3Error(
+                "This model was compiled without clicks; compile it again with `sam3-tvm compile --clicks 16`."
+            )
+        return encode_object_prompt(prompt, size, self.manifest.capacity)
+
+    def interactive_features(self, features: Tensors) -> Tensors:
+        """What `predict_masks` reads of an image, from its features."""
+        computed = self._artifact.call("interactive_features", trunk=features["trunk"])
+        self._artifact.release("interactive_features")
+        return computed
+
+    def predict_masks(self, features: Tensors, prompt: EncodedObjectPrompt) -> Tensors:
+        """The outputs of the entry point `predict_masks`, by name."""
+        return self._artifact.call("predict_masks", **features, **prompt.inputs)
 
     def ground(self, features: Tensors, prompt: EncodedPrompt) -> Tensors:
         """The outputs of the entry point `ground`, by name.
@@ -193,7 +239,8 @@ class Sam3:
             features: An image's, from the entry point `encode_image`.
             prompt: What is asked.
         """
-        return self._artifact.call("ground", **features, **self.encode_text(prompt.tokens), **prompt.geometry)
+        levels = {name: tensor for name, tensor in features.items() if name != "trunk"}
+        return self._artifact.call("ground", **levels, **self.encode_text(prompt.tokens), **prompt.geometry)
 
     def resize_masks(self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]) -> Any:
         """The masks bool [k, h, w] of the kept queries; `masks` are an image's logits, `like` its pixels."""
@@ -217,6 +264,8 @@ class EncodedImage:
         self.pixels = pixels
         self.features = features
         self._model = model
+        self._interactive: Tensors | None = None
+        self._lock = threading.Lock()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -263,6 +312,57 @@ class EncodedImage:
             raise Sam3Error(f"The threshold {threshold} is no score; give a number from 0 to 1.")
         encoded = [self._model.encode_prompt(prompt, self.size) for prompt in prompts]
         return [self._found(prompt, float(threshold)) for prompt in encoded]
+
+    def predict(
+        self,
+        points: Coordinates = None,
+        labels: ObjectLabels = None,
+        box: Box = None,
+        mask: Floats | None = None,
+        multimask: bool = True,
+    ) -> Prediction:
+        """Predicts masks of one object.
+
+        Args:
+            points: (x, y) each, in pixels.
+            labels: For each point, whether it is on the object (1) or not (0); all 1 by default.
+            box: (x0, y0, x1, y1) around the object, in pixels.
+            mask: Logits fp32 [288, 288] of an earlier prediction, to refine.
+            multimask: Whether to give three masks, which is better where the prompt is ambiguous, as one click is.
+
+        Raises:
+            Sam3Error: Nothing is asked, the prompt makes no sense for this image, or the model knows no clicks.
+        """
+        (prediction,) = self.predict_batch([ObjectPrompt(points, labels, box, mask)], multimask)
+        return prediction
+
+    def predict_batch(self, prompts: Sequence[ObjectPrompt], multimask: bool = True) -> list[Prediction]:
+        """Predicts masks of several objects; nothing is run before all prompts have been checked.
+
+        Args:
+            prompts: One for each object.
+            multimask: As in `predict`.
+
+        Raises:
+            Sam3Error: As in `predict`.
+        """
+        encoded = [self._model.encode_object_prompt(prompt, self.size) for prompt in prompts]
+        with self._lock:
+            if self._interactive is None and prompts:
+                self._interactive = self._model.interactive_features(self.features)
+        return [self._predicted(prompt, multimask) for prompt in encoded]
+
+    def _predicted(self, prompt: EncodedObjectPrompt, multimask: bool) -> Prediction:
+        tensors = self._model.predict_masks(self._interactive or {}, prompt)
+        outputs = {name: self._model.fetch(tensor) for name, tensor in tensors.items()}
+        logits, iou = selected(outputs["masks"][0], outputs["iou"][0], multimask)
+        return Prediction(
+            masks=self._masks(without_holes(logits)[None], np.arange(len(logits), dtype=np.int64)),
+            iou=iou.copy(),
+            logits=np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT),
+            object_score=float(outputs["object_score"][0, 0]),
+            notes=prompt.notes,
+        )
 
     def _found(self, prompt: EncodedPrompt, threshold: float) -> Found:
         tensors = self._model.ground(self.features, prompt)

@@ -6,7 +6,7 @@ of the image, where (0, 0) is its upper left corner and (width, height) its lowe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.coordinates import boxes_of, check_points, inside, labels_of, numbers_of, shown
 from harness.runtime.sam3.tokenizer import CONTEXT_LENGTH, Tokenizer
 
 Array = npt.NDArray[Any]
@@ -26,8 +27,6 @@ Labels = Sequence[bool] | Array | None
 
 VISUAL = "visual"
 """The text where none is given, as in `Sam3Processor.add_geometric_prompt`."""
-
-_TEXT_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ def encode_prompt(prompt: Prompt, size: tuple[int, int], capacity: Capacity, tok
     """
     checked = _checked(prompt, capacity)
     tokens, notes = _tokens(prompt.text, tokenizer)
-    boxes, clipped = _inside(checked.boxes, size)
-    _check_points(checked.points, size)
+    boxes, clipped = inside(checked.boxes, size)
+    check_points(checked.points, size)
     low, high = boxes[:, :2], boxes[:, 2:]
     scale = np.array(size, np.float64)
     normalized = np.concatenate([(low + high) / 2 / scale, (high - low) / scale], axis=1)
@@ -117,9 +116,9 @@ class _Geometry:
 
 
 def _checked(prompt: Prompt, capacity: Capacity) -> _Geometry:
-    boxes, points = _boxes(prompt.boxes), _numbers(prompt.points, "point", "points", "x, y")
-    box_labels = _labels(prompt.box_labels, len(boxes), "box")
-    point_labels = _labels(prompt.point_labels, len(points), "point")
+    boxes, points = boxes_of(prompt.boxes), numbers_of(prompt.points, "point", "points", "x, y")
+    box_labels = labels_of(prompt.box_labels, len(boxes), "box")
+    point_labels = labels_of(prompt.point_labels, len(points), "point")
     for what, count, most in (("boxes", len(boxes), capacity.boxes), ("points", len(points), capacity.points)):
         if count > most:
             raise Sam3Error(f"The prompt has {count} {what}, this model takes at most {most}; give fewer.")
@@ -132,88 +131,16 @@ def _tokens(text: str | None, tokenizer: Tokenizer) -> tuple[npt.NDArray[np.int6
     if text is None:
         return tokenizer.tokenize([VISUAL]).ids, ()
     if not isinstance(text, str):
-        raise Sam3Error(f"The text is {_shown(text)}; give a string.")
+        raise Sam3Error(f"The text is {shown(text)}; give a string.")
     if not tokenizer.encode(text):
-        raise Sam3Error(f"The text {_shown(text)} is empty; name what to look for, or leave the text out.")
+        raise Sam3Error(f"The text {shown(text)} is empty; name what to look for, or leave the text out.")
     tokens = tokenizer.tokenize([text])
     if not tokens.cut[0]:
         return tokens.ids, ()
     kept = CONTEXT_LENGTH - 2
     count = kept + tokens.cut[0]
-    note = f"The text {_shown(text)} has {count} tokens; the model reads the first {kept} and ignores the rest."
+    note = f"The text {shown(text)} has {count} tokens; the model reads the first {kept} and ignores the rest."
     return tokens.ids, (note,)
-
-
-def _boxes(given: Any) -> npt.NDArray[np.float64]:
-    """Boxes [m, 4] with an area."""
-    boxes = _numbers(given, "box", "boxes", "x0, y0, x1, y1")
-    for index, box in enumerate(boxes.tolist(), 1):
-        x0, y0, x1, y1 = box
-        if x1 <= x0 or y1 <= y0:
-            fault = "reversed" if x1 < x0 or y1 < y0 else "empty"
-            raise Sam3Error(
-                f"Box {index} ({_told(box)}) is {fault}; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1, in pixels."
-            )
-    return boxes
-
-
-def _inside(boxes: npt.NDArray[np.float64], size: tuple[int, int]) -> tuple[npt.NDArray[np.float64], tuple[str, ...]]:
-    """The parts of boxes [m, 4] that are inside the image, and a note for each box that is larger."""
-    width, height = size
-    for index, box in enumerate(boxes.tolist(), 1):
-        x0, y0, x1, y1 = box
-        if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
-            raise Sam3Error(
-                f"Box {index} ({_told(box)}) is outside the image of {width} x {height} pixels; "
-                "give one that overlaps it."
-            )
-    inside = np.clip(boxes, 0, np.array([width, height, width, height], np.float64))
-    notes = tuple(
-        f"Box {index} reaches beyond the image of {width} x {height} pixels; the part inside counts."
-        for index in (np.flatnonzero((boxes != inside).any(axis=1)) + 1).tolist()
-    )
-    return inside, notes
-
-
-def _check_points(points: npt.NDArray[np.float64], size: tuple[int, int]) -> None:
-    """Points [n, 2] must be inside the image or on its edge."""
-    width, height = size
-    for index, (x, y) in enumerate(points.tolist(), 1):
-        if not (0 <= x <= width and 0 <= y <= height):
-            raise Sam3Error(
-                f"Point {index} ({x:g}, {y:g}) is outside the image of {width} x {height} pixels; give one inside."
-            )
-
-
-def _numbers(given: Any, one: str, several: str, coordinates: str) -> npt.NDArray[np.float64]:
-    """Finite float64 [count, number of coordinates]."""
-    length = coordinates.count(",") + 1
-    if given is None:
-        return np.empty((0, length))
-    try:
-        numbers = np.asarray(given, np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Sam3Error(f"The {several} {_shown(given)} are no numbers; give ({coordinates}) for each.") from error
-    if numbers.ndim and not len(numbers):
-        return np.empty((0, length))
-    if numbers.ndim != 2 or numbers.shape[1] != length:
-        raise Sam3Error(f"The {several} {_shown(given)} are no list of ({coordinates}); give such a list.")
-    for index, row in enumerate(numbers, 1):
-        if not np.isfinite(row).all():
-            raise Sam3Error(f"{one.capitalize()} {index} ({_told(row)}) is not finite; give ({coordinates}) in pixels.")
-    return numbers
-
-
-def _labels(given: Any, count: int, one: str) -> npt.NDArray[np.int64]:
-    """int64 [count]; all 1 where none are given."""
-    if given is None:
-        return np.ones(count, np.int64)
-    labels = np.asarray(given)
-    if labels.ndim != 1 or not np.isin(labels, (0, 1)).all():
-        raise Sam3Error(f"The {one} labels {_shown(given)} are no list of True and False; give one for each {one}.")
-    if len(labels) != count:
-        raise Sam3Error(f"The numbers of {one} labels and of prompts differ, {len(labels)} and {count}; give as many.")
-    return labels.astype(np.int64)
 
 
 def _padded(values: Array, capacity: int, dtype: npt.DTypeLike) -> Array:
@@ -226,14 +153,3 @@ def _padded(values: Array, capacity: int, dtype: npt.DTypeLike) -> Array:
 def _padding(count: int, capacity: int) -> npt.NDArray[np.bool_]:
     """[1, capacity], True after the first `count`."""
     return np.arange(capacity)[None] >= count
-
-
-def _told(numbers: Iterable[float]) -> str:
-    return ", ".join(f"{number:g}" for number in numbers)
-
-
-def _shown(value: Any) -> str:
-    """A value, in one line that is not too long."""
-    text = ascii(value) if not isinstance(value, str) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}…"

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, te, tirx
 
-from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, QUERIES, SIZE, mixed, source_indices
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, mixed, source_indices
 from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
 from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma, normalized
 from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
@@ -59,8 +59,8 @@ def resize_masks_module(kind: str) -> tvm.IRModule:
     Args:
         kind: Kind of TVM's target.
     """
-    count, height, width = (tirx.Var(name, "int64") for name in "khw")
-    masks = relax.Var("masks", relax.TensorType([1, QUERIES, SIZE, SIZE], "float32"))
+    queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
+    masks = relax.Var("masks", relax.TensorType([1, queries, SIZE, SIZE], "float32"))
     kept = relax.Var("kept", relax.TensorType([count], "int64"))
     like = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
     builder = relax.BlockBuilder()

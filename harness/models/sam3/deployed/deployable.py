@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from harness.deployment.deployable import Deployable
-from harness.models.sam3.deployed.entry_points import IMAGE_FUNCTIONS, programs
+from harness.models.sam3.deployed.entry_points import ENCODE_TEXT, GROUND, IMAGE_FUNCTIONS, programs
 from harness.runtime.sam3 import VOCABULARY_FILE
 
 
@@ -29,6 +29,12 @@ def _knows_points(checkpoint: Path) -> bool:
     return has_point_prompts(checkpoint)
 
 
+def _knows_clicks(checkpoint: Path | None) -> bool:
+    from harness.models.sam3.checkpoints import has_tracker
+
+    return checkpoint is None or has_tracker(checkpoint)
+
+
 DEPLOYABLE = Deployable(
     model="sam3",
     programs=programs,
@@ -37,5 +43,7 @@ DEPLOYABLE = Deployable(
     files=_files,
     vocabulary=VOCABULARY_FILE,
     knows_points=_knows_points,
+    knows_clicks=_knows_clicks,
+    grounding=(ENCODE_TEXT.name, GROUND.name),
 )
 """The whole model, as `sam3-tvm compile` makes a folder of it."""

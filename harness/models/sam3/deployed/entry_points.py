@@ -25,6 +25,9 @@ TEXT_TOKENS = 32
 FEATURE_SIZES = (288, 144, 72)
 """Height and width of the feature maps that grounding reads."""
 CHANNELS = 256
+TRUNK_CHANNELS = 1024
+CORNERS_AND_PAD = 3
+"""Places of a box's two corners, and of the point that upstream adds to every prompt with points or a box."""
 
 
 _CPU = "cpu"
@@ -125,12 +128,80 @@ ENTRY_POINTS = (ENCODE_IMAGE, ENCODE_TEXT, GROUND)
 """The entry points that are exported from PyTorch."""
 
 
+def _interactive_image_encoding(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.interactive import InteractiveImageEncoding
+
+    return InteractiveImageEncoding(model)
+
+
+def _interactive_features(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.interactive import InteractiveFeatures
+
+    return InteractiveFeatures(model)
+
+
+def _mask_prediction(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.interactive import MaskPrediction
+
+    return MaskPrediction(model)
+
+
+def _trunk(_capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {"trunk": torch.zeros(1, TRUNK_CHANNELS, FEATURE_SIZES[-1], FEATURE_SIZES[-1])}
+
+
+def _object_prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    largest, middle, smallest = FEATURE_SIZES
+    places = capacity.clicks + CORNERS_AND_PAD
+    return {
+        "image_embedding": torch.zeros(1, CHANNELS, smallest, smallest),
+        "high_res_0": torch.zeros(1, CHANNELS // 8, largest, largest),
+        "high_res_1": torch.zeros(1, CHANNELS // 4, middle, middle),
+        "coordinates": torch.full((1, places, 2), 500.0),
+        "labels": torch.ones(1, places, dtype=torch.int64),
+        "mask": torch.zeros(1, 1, largest, largest),
+        "has_mask": torch.ones(1, dtype=torch.bool),
+    }
+
+
+INTERACTIVE_ENCODE_IMAGE = EntryPoint(
+    "encode_image", (*ENCODE_IMAGE.outputs, "trunk"), _interactive_image_encoding, _pixels, uses_rope=True
+)
+"""As `ENCODE_IMAGE`, with the trunk's features fp32 [1, 1024, 72, 72], which `INTERACTIVE_FEATURES` reads."""
+
+INTERACTIVE_FEATURES = EntryPoint(
+    "interactive_features", ("image_embedding", "high_res_0", "high_res_1"), _interactive_features, _trunk
+)
+"""trunk fp32 [1, 1024, 72, 72] to fp32 [1, 256, 72, 72], [1, 32, 288, 288] and [1, 64, 144, 144]."""
+
+PREDICT_MASKS = EntryPoint("predict_masks", ("masks", "iou", "object_score"), _mask_prediction, _object_prompt)
+"""The outputs of `INTERACTIVE_FEATURES` and one object's prompt to four masks; P = capacity.clicks + 3.
+
+Inputs besides: coordinates fp32 [1, P, 2] (x, y) in pixels of the 1008x1008 image; labels int64 [1, P]: 1 for a
+positive and 0 for a negative point, 2 and 3 for a box's corners, -1 for upstream's padding point, -2 for a place that
+is not used; mask, logits fp32 [1, 1, 288, 288], and has_mask bool [1], whether it counts.
+
+Outputs, all fp32: mask logits [1, 4, 288, 288] (upstream's token for a single mask first, then its three for several),
+predicted IoU [1, 4] of each, and the logit [1, 1] of whether there is an object.
+"""
+
+INTERACTIVE_ENTRY_POINTS = (INTERACTIVE_ENCODE_IMAGE, ENCODE_TEXT, GROUND, INTERACTIVE_FEATURES, PREDICT_MASKS)
+"""What takes the place of `ENTRY_POINTS` where the model answers clicks too."""
+
+
 def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Program]:
     """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
     from harness.models.sam3.build import build_model
 
-    model = build_model(case.scale, case.seed, settings.checkpoint, allow_partial=settings.allow_partial)
-    for entry_point in ENTRY_POINTS:
+    interactive = capacity.clicks > 0
+    model = build_model(
+        case.scale, case.seed, settings.checkpoint, interactive=interactive, allow_partial=settings.allow_partial
+    )
+    for entry_point in INTERACTIVE_ENTRY_POINTS if interactive else ENTRY_POINTS:
         yield entry_point.program(model, capacity)
 
 
@@ -154,6 +225,6 @@ PREPROCESS = KernelFunction("preprocess", ("pixels",), _preprocess)
 """image uint8 [h, w, 3] to pixels fp32 [1, 3, 1008, 1008], as `Sam3Processor` resizes and normalizes them."""
 
 RESIZE_MASKS = KernelFunction("resize_masks", ("masks",), _resize_masks)
-"""mask logits fp32 [1, 200, 288, 288], kept int64 [k] and an image uint8 [h, w, 3] to masks bool [k, h, w]."""
+"""mask logits fp32 [1, q, 288, 288], kept int64 [k] and an image uint8 [h, w, 3] to masks bool [k, h, w]."""
 
 IMAGE_FUNCTIONS = (PREPROCESS, RESIZE_MASKS)

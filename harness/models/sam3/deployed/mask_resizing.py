@@ -19,7 +19,6 @@ from harness.models.sam3.deployed.preprocessing import Fma
 from harness.schedules.common.kernel import Argument, fp32, prim_func
 from harness.schedules.common.variables import array, constant
 
-QUERIES = 200
 SIZE = 288
 """Height and width of the masks that the model gives."""
 NAME = "resize_masks"
@@ -36,12 +35,12 @@ _GATHERED = 16
 def resize_masks_module() -> tvm.IRModule:
     """Builds the function `resize_masks` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
 
-    The function takes `masks`, logits fp32 [1, 200, 288, 288], `kept`, int64 [k], the numbers of some queries, and
-    `like`, uint8 [h, w, 3], of which only the shape matters; it returns bool [k, h, w]. k may be zero. A number outside
-    0 … 199 is a ValueError.
+    The function takes `masks`, logits fp32 [1, q, 288, 288], `kept`, int64 [k], the numbers of some of the q masks, and
+    `like`, uint8 [h, w, 3], of which only the shape matters; it returns bool [k, h, w]. k may be zero. A number that no
+    mask has is a ValueError.
     """
-    count, height, width = (tirx.Var(name, "int64") for name in "khw")
-    masks = relax.Var("masks", relax.TensorType([1, QUERIES, SIZE, SIZE], "float32"))
+    queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
+    masks = relax.Var("masks", relax.TensorType([1, queries, SIZE, SIZE], "float32"))
     kept = relax.Var("kept", relax.TensorType([count], "int64"))
     like = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
     builder = relax.BlockBuilder()
@@ -125,7 +124,7 @@ def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIn
 
 def _kernel() -> tirx.PrimFunc:
     """Builds the masks bool [k, h, w] from the logits and the tables of both axes."""
-    count, height, width = (tirx.Var(name, "int64") for name in "khw")
+    queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
 
     def body(
         masks: tirx.Buffer,
@@ -137,8 +136,8 @@ def _kernel() -> tirx.PrimFunc:
         result: tirx.Buffer,
     ) -> None:
         with T.serial(tirx.const(0, "int64"), count) as n:
-            known = tirx.And(kept[n] >= 0, kept[n] < QUERIES)
-            with T.Assert(known, f"kept queries are numbers from 0 to {QUERIES - 1}", "ValueError"):
+            known = tirx.And(kept[n] >= 0, kept[n] < queries)
+            with T.Assert(known, "kept queries are numbers of masks, counted from 0", "ValueError"):
                 T.evaluate(0)
         share = constant(tirx.ceildiv(height, _BLOCKS), "int64")
         with T.parallel(tirx.const(0, "int64"), count * _BLOCKS) as task:
@@ -174,7 +173,7 @@ def _kernel() -> tirx.PrimFunc:
                 _each(width, _LANES, decide)
 
     arguments = [
-        Argument("masks", (1, QUERIES, SIZE, SIZE)),
+        Argument("masks", (1, queries, SIZE, SIZE)),
         Argument("kept", (count,), "int64"),
         Argument("rows", (2, height), "int32"),
         Argument("row_weights", (2, height)),

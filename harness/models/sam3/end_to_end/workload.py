@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -15,11 +13,12 @@ import numpy as np
 
 from harness.core.case import Case
 from harness.core.expectations import Expectation
-from harness.core.outcome import Stage, Verdict
+from harness.core.outcome import Verdict
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.settings import Settings
 from harness.core.subject import Arrays, Program
 from harness.models.sam3.deployed.entry_points import programs
+from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
@@ -137,52 +136,12 @@ def _decided(actual: Arrays, answer: Answer) -> ReferenceDetections:
 
 def _compile_and_run(run: Run, questions: tuple[Question, ...], saved: Path) -> bool:
     """Compiles upstream's model, runs it and saves its answers; returns False if it cannot be run."""
-    from harness.deployment.compiling import compile_into
-    from harness.models.sam3.deployed.deployable import DEPLOYABLE
-
-    progress, executor = run.progress, run.executor
-    with _emptied(saved / "model") as folder:
-        with progress.announced(_stage_of) as announce:
-            compiled = compile_into(
-                DEPLOYABLE,
-                run.case,
-                folder,
-                run.settings,
-                schedules=run.schedules,
-                announce=announce,
-                keep_source=executor.reads_source,
-            )
-        progress.kernels += compiled.kernels
-        progress.lost_schedules += compiled.lost_schedules
-        sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
-        progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
-        progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
-        if executor.run_problem(run.case.target) is not None:
+    with deployed_model(run, saved / "model") as model:
+        if model is None:
             return False
-        with progress.during(Stage.LOAD):
-            loaded = executor.model(folder)
-        with progress.during(Stage.RUN):
-            for answer, found in _segmented(loaded, questions):
-                save_outputs(saved / answer, _arrays(found))
-    executor.close()  # others may be waiting for the device
+        for answer, found in _segmented(model, questions):
+            save_outputs(saved / answer, _arrays(found))
     return True
-
-
-@contextmanager
-def _emptied(folder: Path) -> Iterator[Path]:
-    """Gives an empty folder and removes it afterwards; a killed process may have left gigabytes there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _stage_of(announced: str) -> Stage:
-    """Returns the stage that a step belongs to: `export ground` is of export, packing weights is of compile."""
-    name = announced.split()[0]
-    return Stage(name) if name in list(Stage) else Stage.COMPILE
 
 
 def _segmented(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[str, Segmented]]:

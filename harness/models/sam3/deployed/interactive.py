@@ -1,0 +1,112 @@
+"""The torch modules of interactive segmentation: SAM's prompts on an encoded image, as upstream's `predict_inst`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.models.sam3.patches.patch import replaced
+
+ABSENT = -2
+"""Label of a place for a point that a prompt does not use; upstream has none, its prompts are as long as they are."""
+
+
+class InteractiveImageEncoding(nn.Module):
+    """The trunk and the SAM 3 neck; the trunk's features come out as well, for `InteractiveFeatures`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        neck = model.backbone.vision_backbone
+        self.trunk = neck.trunk
+        self.convs = nn.ModuleList(list(neck.convs)[: len(neck.convs) - model.backbone.scalp])
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """[1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and the trunk's [1, 1024, 72, 72]."""
+        features = self.trunk(pixels)[-1]
+        return (*(conv(features) for conv in self.convs), features)
+
+
+class InteractiveFeatures(nn.Module):
+    """The SAM 2 neck and the mask decoder's projections of it, as in `predict_inst` and `Sam3Processor.set_image`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        tracker = model.inst_interactive_predictor.model
+        neck = model.backbone.vision_backbone
+        self.convs = nn.ModuleList(list(neck.sam2_convs)[: len(neck.sam2_convs) - model.backbone.scalp])
+        self.conv_s0 = tracker.sam_mask_decoder.conv_s0
+        self.conv_s1 = tracker.sam_mask_decoder.conv_s1
+        self.no_mem_embed = tracker.no_mem_embed
+
+    def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
+        """[1, 1024, 72, 72] to [1, 256, 72, 72], [1, 32, 288, 288] and [1, 64, 144, 144]."""
+        first, second, coarsest = (conv(trunk) for conv in self.convs)
+        # No frame before this one: upstream adds one vector in the place of memory.
+        embedding = coarsest + self.no_mem_embed.reshape(1, -1, 1, 1)
+        return embedding, self.conv_s0(first), self.conv_s1(second)
+
+
+class MaskPrediction(nn.Module):
+    """Prompt encoder and mask decoder for prompts of a fixed number of places, of which some are absent.
+
+    A place that is absent is masked out of every attention, so that the result is that of the shorter prompt.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        tracker = model.inst_interactive_predictor.model
+        self.prompt_encoder = tracker.sam_prompt_encoder
+        self.decoder = tracker.sam_mask_decoder
+        self.register_buffer("image_pe", tracker.sam_prompt_encoder.get_dense_pe())
+
+    def forward(
+        self,
+        image_embedding: Tensor,
+        high_res_0: Tensor,
+        high_res_1: Tensor,
+        coordinates: Tensor,
+        labels: Tensor,
+        mask: Tensor,
+        has_mask: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Shapes as in `harness.models.sam3.deployed.entry_points.PREDICT_MASKS`."""
+        encoder, decoder = self.prompt_encoder, self.decoder
+        sparse = encoder._embed_points(coordinates, labels, pad=False)
+        no_mask = encoder.no_mask_embed.weight.reshape(1, -1, 1, 1)
+        dense = torch.where(has_mask[:, None, None, None], encoder._embed_masks(mask), no_mask)
+        # The decoder's own tokens come first, and all of them are there.
+        own = decoder.num_mask_tokens + 2
+        present = F.pad(labels != ABSENT, (own, 0), value=True)
+        with _without_absent_keys(present[:, None, None, :]):
+            masks, iou, _, object_score = decoder.predict_masks(
+                image_embeddings=image_embedding,
+                image_pe=self.image_pe,
+                sparse_prompt_embeddings=sparse,
+                dense_prompt_embeddings=dense,
+                repeat_image=True,
+                high_res_features=[high_res_0, high_res_1],
+            )
+        return masks, iou, object_score
+
+
+@contextmanager
+def _without_absent_keys(present: Tensor) -> Iterator[None]:
+    """Makes upstream's attention leave out keys that are absent, where its keys are the prompt's tokens.
+
+    Args:
+        present: bool [B, 1, 1, T].
+    """
+    import sam3.sam.transformer
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
+        mask = present if key.shape[-2] == present.shape[-1] else None
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+
+    with replaced(sam3.sam.transformer, "F", SimpleNamespace(scaled_dot_product_attention=attention)):
+        yield

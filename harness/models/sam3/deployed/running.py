@@ -1,0 +1,80 @@
+"""Running the whole model inside a case: compiled into a folder, loaded where the case runs, asked by the caller."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.outcome import Stage
+from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
+from harness.runtime.sam3.model import Sam3
+
+if TYPE_CHECKING:
+    from harness.execution.run import Run
+
+
+@contextmanager
+def deployed_model(
+    run: Run, folder: Path, capacity: Capacity = DEFAULT_CAPACITY, without: Sequence[str] = ()
+) -> Iterator[Sam3 | None]:
+    """Compiles the model of a case and loads it; within the context it can be asked.
+
+    Args:
+        run: The case, and where it is run.
+        folder: Is emptied, gets the compiled model, and is removed in the end.
+        capacity: The longest prompt.
+        without: Names of entry points to leave out.
+
+    Yields:
+        The model, or None if it was compiled and cannot be run here.
+    """
+    from harness.deployment.compiling import compile_into
+    from harness.models.sam3.deployed.deployable import DEPLOYABLE
+
+    progress, executor = run.progress, run.executor
+    with _emptied(folder):
+        with progress.announced(_stage_of) as announce:
+            compiled = compile_into(
+                DEPLOYABLE,
+                run.case,
+                folder,
+                run.settings,
+                capacity,
+                run.schedules,
+                announce=announce,
+                without=without,
+                keep_source=executor.reads_source,
+            )
+        progress.kernels += compiled.kernels
+        progress.lost_schedules += compiled.lost_schedules
+        sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
+        progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
+        progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
+        if executor.run_problem(run.case.target) is not None:
+            yield None
+            return
+        with progress.during(Stage.LOAD):
+            loaded = executor.model(folder)
+        with progress.during(Stage.RUN):
+            yield loaded
+    executor.close()  # others may be waiting for the device
+
+
+@contextmanager
+def _emptied(folder: Path) -> Iterator[None]:
+    """Makes a folder empty, and removes it afterwards; a killed process leaves gigabytes there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stage_of(announced: str) -> Stage:
+    """The stage that a step of the compilation belongs to: `export ground` to export, packing of weights to compile."""
+    name = announced.split()[0]
+    return Stage(name) if name in list(Stage) else Stage.COMPILE

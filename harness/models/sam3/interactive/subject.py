@@ -1,0 +1,26 @@
+"""Masks of one object as a subject."""
+
+from __future__ import annotations
+
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.core.subject import Subject, Workload
+from harness.models.sam3.interactive import OUTPUTS
+
+
+def _open(case: Case, settings: Settings) -> Workload:
+    from harness.models.sam3.interactive.workload import InteractiveWorkload
+
+    return InteractiveWorkload(case, settings)
+
+
+INTERACTIVE = Subject(
+    name="interactive",
+    summary="clicks, boxes and masks of fixtures/interactive.toml on photographs to masks of one object, refined",
+    inputs=("photograph", "points", "box", "mask"),
+    outputs=OUTPUTS,
+    open=_open,
+    model="sam3",
+    uses_rope=True,
+    whole=True,
+)

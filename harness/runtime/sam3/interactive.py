@@ -1,0 +1,187 @@
+"""Prompts for one object, SAM's task: points on it and beside it, its box, a mask of it to refine.
+
+The meaning is that of upstream's `SAM3InteractiveImagePredictor.predict`; points and boxes are in pixels of the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.errors import Sam3Error
+from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.coordinates import boxes_of, check_points, inside, labels_of, numbers_of, shown
+from harness.runtime.sam3.prompts import Coordinates
+
+Floats = npt.NDArray[np.float32]
+Box = Sequence[float] | npt.NDArray[Any] | None
+"""(x0, y0, x1, y1) in pixels; None for none."""
+ObjectLabels = Sequence[int] | npt.NDArray[Any] | None
+"""1 or 0 for each point; None for 1 everywhere."""
+
+RESOLUTION = 1008
+"""Height and width of the image that the model sees."""
+MASK_SIZE = 288
+"""Height and width of a mask's logits."""
+CORNERS, PAD, ABSENT = (2, 3), -1, -2
+"""Labels of a box's corners and of upstream's padding point, and of a place that is not used."""
+LARGEST_LOGIT = 32.0
+"""Logits that are given back are clamped to it, as upstream's."""
+LARGEST_HOLE = 256
+"""Pixels of 288 x 288: holes of a mask up to this area are filled (`max_hole_area` of upstream's predictor)."""
+_FILLED = np.float32(10.0)
+_STABILITY_DELTA, _STABILITY_THRESHOLD = np.float32(0.05), np.float32(0.98)
+"""`dynamic_multimask_stability_delta` and `…_thresh` in upstream's `build_tracker`."""
+
+
+@dataclass(frozen=True)
+class ObjectPrompt:
+    """What a user says of one object.
+
+    Attributes:
+        points: (x, y) each, in pixels.
+        labels: For each point, whether it is on the object (1) or not (0); all 1 by default.
+        box: (x0, y0, x1, y1) around the object, in pixels.
+        mask: Logits fp32 [288, 288] of an earlier prediction, to refine.
+    """
+
+    points: Coordinates = None
+    labels: ObjectLabels = None
+    box: Box = None
+    mask: Floats | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Masks of one object in an image of height h and width w: three where several were asked for, otherwise one.
+
+    Attributes:
+        masks: bool [n, h, w].
+        iou: fp32 [n], the IoU with the object that the model expects of each.
+        logits: fp32 [n, 288, 288], between -32 and 32; one of them refines the next prediction.
+        object_score: Logit of whether there is an object.
+        notes: A sentence for each part of the prompt that was not used as it was given.
+    """
+
+    masks: npt.NDArray[np.bool_]
+    iou: Floats
+    logits: Floats
+    object_score: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> int:
+        """Number of the mask with the highest expected IoU."""
+        return int(np.argmax(self.iou))
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedObjectPrompt:
+    """A prompt as the model takes it.
+
+    Attributes:
+        inputs: `coordinates` fp32 [1, P, 2], `labels` int64 [1, P], `mask` fp32 [1, 1, 288, 288], `has_mask` bool [1].
+        notes: A sentence for each thing that the model does not get as it was given.
+    """
+
+    inputs: dict[str, npt.NDArray[Any]]
+    notes: tuple[str, ...] = ()
+
+
+def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: Capacity) -> EncodedObjectPrompt:
+    """Checks a prompt and brings it to the model's form: corners of the box, points, padding point, absent places.
+
+    Args:
+        prompt: What is asked.
+        size: Width and height of the image in pixels.
+        capacity: The most points that the model takes.
+
+    Raises:
+        Sam3Error: Nothing is asked, or the prompt makes no sense for this image.
+    """
+    points = numbers_of(prompt.points, "point", "points", "x, y")
+    labels = labels_of(prompt.labels, len(points), "point")
+    box = None if prompt.box is None else np.asarray(prompt.box, object).reshape(1, -1).tolist()
+    boxes, notes = inside(boxes_of(box), size)
+    check_points(points, size)
+    mask = _checked_mask(prompt.mask)
+    if len(points) > capacity.clicks:
+        raise Sam3Error(f"The prompt has {len(points)} points, this model takes at most {capacity.clicks}; give fewer.")
+    if not len(points) and not len(boxes) and mask is None:
+        raise Sam3Error("Nothing is asked; give a point, a box or a mask.")
+    corners = boxes.reshape(-1, 2)
+    places = capacity.clicks + len(CORNERS) + 1
+    used = len(corners) + len(points)
+    coordinates = np.zeros((1, places, 2), np.float32)
+    # In fp32 and in this order, as upstream's SAM2Transforms.transform_coords.
+    given = np.concatenate([corners, points]).astype(np.float32) / np.array(size, np.float32)
+    coordinates[0, :used] = given * np.float32(RESOLUTION)
+    kinds = np.full((1, places), ABSENT, np.int64)
+    kinds[0, :used] = [*CORNERS[: len(corners)], *labels]
+    if used:
+        kinds[0, used] = PAD
+    return EncodedObjectPrompt(
+        {
+            "coordinates": coordinates,
+            "labels": kinds,
+            "mask": np.zeros((1, 1, MASK_SIZE, MASK_SIZE), np.float32) if mask is None else mask[None, None],
+            "has_mask": np.array([mask is not None]),
+        },
+        notes,
+    )
+
+
+def _checked_mask(mask: Any) -> Floats | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.float32 or mask.shape != (MASK_SIZE, MASK_SIZE):
+        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else shown(mask)
+        raise Sam3Error(
+            f"The mask is {found}; give logits float32 [{MASK_SIZE}, {MASK_SIZE}], one of an earlier prediction's."
+        )
+    if not np.isfinite(mask).all():
+        raise Sam3Error("The mask has logits that are not finite; give those of an earlier prediction.")
+    return np.ascontiguousarray(mask)
+
+
+def selected(logits: Floats, iou: Floats, multimask: bool) -> tuple[Floats, Floats]:
+    """The masks that upstream's `MaskDecoder` gives of its four: three, or the single one if it is stable.
+
+    A single mask that is not stable is replaced by the best of the three.
+
+    Args:
+        logits: fp32 [4, 288, 288].
+        iou: fp32 [4].
+        multimask: Whether three are asked for.
+
+    Returns:
+        Logits [n, 288, 288] and IoU [n].
+    """
+    if multimask:
+        return logits[1:], iou[1:]
+    certain = np.float32((logits[0] > _STABILITY_DELTA).sum())
+    possible = np.float32((logits[0] > -_STABILITY_DELTA).sum())
+    stable = possible == 0 or certain / possible >= _STABILITY_THRESHOLD
+    chosen = 0 if stable else 1 + int(np.argmax(iou[1:]))
+    return logits[chosen : chosen + 1], iou[chosen : chosen + 1]
+
+
+def without_holes(logits: Floats) -> Floats:
+    """Logits [n, 288, 288] with every hole of at most 256 pixels filled, neighbours at corners included.
+
+    Upstream does this where scikit-image is installed (`SAM2Transforms.postprocess_masks`).
+    """
+    from scipy.ndimage import label
+
+    filled = logits.copy()
+    for mask in filled:
+        parts, _ = label(mask <= 0, np.ones((3, 3), np.int8))
+        areas = np.bincount(parts.ravel())
+        small = areas <= LARGEST_HOLE
+        small[0] = False  # what is no part of the background
+        mask[small[parts]] = _FILLED
+    return filled
