@@ -3,8 +3,8 @@
 A block of keys and values is packed once, by all threads, and then meets every query before the next block is packed,
 so that it stays in the second-level cache of each core. In memory lie two blocks of this length (keys, and values), the
 queries as they are multiplied, and the softmax of each query so far: no more than queries and result once again,
-however many keys there are. The last block may be shorter; its loops end earlier, so that nothing is added up for keys
-that do not exist. Only the rows of the last register tile of scores are padded, and those scores are never stored.
+however many keys there are. The last block may be shorter; its loops end earlier. What its last chunk of keys lacks is
+padded: scores of keys that do not exist are never stored, their weights are zero and so are their values.
 
 Keys are packed chunk by chunk of their channels, values panel by panel of theirs, so that each product reads memory
 strictly forward. A chunk of a block of queries stays in the first-level cache and passes all keys of the block.
@@ -26,10 +26,12 @@ from harness.schedules.cpu.emit import After, for_each_vector, multiply, multipl
 from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
 from harness.schedules.cpu.tile import Tile
 
-_BLOCK_BYTES = 256 * 1024
+_BLOCK_BYTES = 384 * 1024
 """Keys and values of a block at most."""
 _MOST_KEYS = 576
 """Keys of a block at most: their scores are a strip of so many lines."""
+_CHUNK = 64
+"""Keys whose exponentials one register adds up, and whose values, at most."""
 _TASKS = 64
 """Blocks of queries wanted at least in a parallel loop; as many heads are taken together as that needs."""
 
@@ -102,13 +104,19 @@ class _Plan:
         return self.panels * self.tiles.output.columns
 
     @property
+    def part(self) -> int:
+        """Keys of a chunk: whole tiles of scores, as many as one register of a result adds up."""
+        rows = self.tiles.scores.rows
+        return max(1, _CHUNK // rows) * rows
+
+    @property
     def keys(self) -> int:
-        """Keys of a block: whole tiles of scores, of blocks that are as equal as these allow."""
-        rows, count = self.tiles.scores.rows, self.attention.key.shape[1]
-        most = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (self.chunks * self.chunk + self.padded))) // rows * rows
-        most = max(rows, most)
+        """Keys of a block: whole chunks, in blocks that are as equal as these allow."""
+        count, part = self.attention.key.shape[1], self.part
+        fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (self.chunks * self.chunk + self.padded)))
+        most = max(1, fitting // part) * part
         wanted = ceil_div(count, ceil_div(count, most)) if isinstance(count, int) else most
-        return ceil_div(wanted, rows) * rows
+        return ceil_div(wanted, part) * part
 
     @property
     def even(self) -> bool:
@@ -256,7 +264,8 @@ def _attend(
     """Emits the passage of all blocks of queries past a block of keys."""
     attention, output, columns, lanes = plan.attention, plan.tiles.output, plan.columns, plan.lanes
     first_key, here = block
-    chunk = chunk_length(plan.keys)
+    chunk = plan.part
+    parts = ceil_div(here, chunk)
     with T.parallel(0, plan.together * plan.blocks) as task:
         m = T.Bind(task // plan.blocks)
         strip = T.alloc_buffer((plan.keys, columns), "float32")
@@ -267,13 +276,17 @@ def _attend(
         _scores(plan, work, (m, task), strip, highest, here, place, bias)
         work.state.raise_to(task, highest, factor, lanes)
         fill(total, columns, lanes, 0.0)
-        with T.serial(0, ceil_div(here, chunk)) as c:
-            count = chunk if plan.even and plan.keys % chunk == 0 else T.min(chunk, here - c * chunk)
+        with T.serial(0, parts) as c:
+            count = chunk if plan.even else T.min(chunk, here - c * chunk)
             exponentials_of(attention, plan.tiles.scores, strip, highest, total, (c * chunk, count))
+        if not plan.even:
+            # Keys that do not exist weigh nothing, so that every chunk has the same length.
+            with T.serial(here, parts * chunk) as key:
+                for_each_vector(columns, lanes, lambda j: T.buffer_store(strip, fp32(0.0), [key, j]))
         with T.serial(0, plan.panels) as panel:
             multiply_panels(
                 output,
-                here,
+                parts * chunk,
                 columns // output.rows,
                 lambda p, first, k, i: strip[first + k, p * output.rows + i],
                 lambda first, k, j: work.values[m, panel, first + k, j],

@@ -131,7 +131,7 @@ def multiply_panels(
 
     Args:
         tile: The register tile.
-        depth: Number of terms of each sum; where it is not constant, chunks are as long as `longest`.
+        depth: Number of terms of each sum; where it is not constant, a multiple of `longest`.
         panels: Number of left panels.
         left: (panel, first term of the chunk, k counted from it, row of the tile) → element.
         right: (first term of the chunk, k counted from it, column of the tile) → element; contiguous in the column.
@@ -152,7 +152,7 @@ def multiply_panels(
     else:
         assert longest is not None and after is None
         chunk = longest
-    whole = isinstance(depth, int) and depth % chunk == 0
+    whole = not isinstance(depth, int) or depth % chunk == 0
     with T.serial(0, panels) as p:
         each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), total(p, i, j, at)))
 
