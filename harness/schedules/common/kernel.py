@@ -47,7 +47,6 @@ class Argument:
     dtype: str = "float32"
 
 
-
 def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
     """The bytes of tensors, given as shape and dtype; None if an extent of one of them is symbolic."""
     total = 0

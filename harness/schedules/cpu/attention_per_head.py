@@ -134,7 +134,8 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                         for_each_vector(width, lanes, write)
 
     tile = {"score rows": scores.rows, "score columns": columns, "rows": output.rows, "columns": output.columns}
-    info = replace(attention.info(ATTENTION), tile=tile, decisions={"parts": parts, "keys at a time": keys_here})
+    info = attention.info(ATTENTION)
+    info = replace(info, tile=tile, decisions={**info.decisions, "parts": parts, "keys at a time": keys_here})
     return prim_func("attention", attention.arguments, body, info)
 
 
