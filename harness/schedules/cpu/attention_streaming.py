@@ -112,7 +112,7 @@ class _Plan:
     @property
     def keys(self) -> int:
         """Keys of a block: whole chunks, in blocks that are as equal as these allow."""
-        count, part = self.attention.key.shape[1], self.part
+        count, part = self.attention.keys, self.part
         fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (self.chunks * self.chunk + self.padded)))
         most = max(1, fitting // part) * part
         wanted = ceil_div(count, ceil_div(count, most)) if isinstance(count, int) else most
@@ -121,7 +121,7 @@ class _Plan:
     @property
     def even(self) -> bool:
         """Whether every block of keys is full."""
-        count = self.attention.key.shape[1]
+        count = self.attention.keys
         return isinstance(count, int) and count % self.keys == 0
 
 
@@ -134,7 +134,7 @@ def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
-        count = attention.key.shape[1]
+        count = attention.keys
         if not isinstance(count, int):
             count = T.Bind(T.Cast("int32", count))
         work = _Workspace.allocated(plan)
@@ -243,19 +243,19 @@ def _pack_keys(
         copy_rows(attention.key, sources[1], head, key, lanes, first + start, count)
         copy_rows(attention.value, sources[2], head, value, lanes, first + start, count)
         with T.serial(0, rows) as i:
+            row = T.Bind(start + i)
             for c in range(plan.chunks):
-                begin = c * plan.chunk
-                for_each_vector(
-                    min(plan.chunk, channels - begin),
-                    lanes,
-                    lambda k, c=c, begin=begin: T.buffer_store(work.keys, key[i, begin + k], [m, c, start + i, k]),
-                )
+
+                def pack_key(k: Any, c: int = c) -> None:
+                    T.buffer_store(work.keys, key[i, c * plan.chunk + k], [m, c, row, k])
+
+                for_each_vector(min(plan.chunk, channels - c * plan.chunk), lanes, pack_key)
             with T.serial(0, plan.panels) as p:
-                for_each_vector(
-                    panel_width,
-                    lanes,
-                    lambda j, p=p: T.buffer_store(work.values, value[i, p * panel_width + j], [m, p, start + i, j]),
-                )
+
+                def pack_value(j: Any) -> None:
+                    T.buffer_store(work.values, value[i, p * panel_width + j], [m, p, row, j])
+
+                for_each_vector(panel_width, lanes, pack_value)
 
 
 def _attend(
