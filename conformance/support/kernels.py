@@ -44,12 +44,18 @@ def run(
     """The result of the compiled operator."""
     target = target or TARGETS["llvm"].tvm_target()
     module = lowered(operator, inputs, weights, target)
-    executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = machine_of(module, target)
     arguments, loaded = ([tvm.runtime.tensor(np.asarray(a, order="C")) for a in group] for group in (inputs, weights))
     if loaded:
         loaded = list(machine["main_transform_params"](loaded))
     return machine["main"](*arguments, *loaded).numpy()
+
+
+def machine_of(module: tvm.IRModule, target: tvm.target.Target | None = None) -> relax.VirtualMachine:
+    """The virtual machine that runs a lowered module."""
+    target = target or TARGETS["llvm"].tvm_target()
+    executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
+    return relax.VirtualMachine(executable, tvm.cpu())
 
 
 def call_function(function: tvm.tirx.PrimFunc, x: np.ndarray, extent: int) -> np.ndarray:
@@ -69,16 +75,22 @@ def hold(
     target: tvm.target.Target | None = None,
     large: bool = False,
 ) -> np.ndarray:
-    """Holds the compiled operator to PyTorch: strict gate, NaN mask, and rms error against float64.
+    """Holds the compiled operator to PyTorch; see `hold_result`."""
+    return hold_result(run(operator, inputs, weights, target), reference, [*inputs, *weights], large=large)
+
+
+def hold_result(
+    actual: np.ndarray, reference: Callable[..., torch.Tensor], arrays: Arrays, *, large: bool = False
+) -> np.ndarray:
+    """Holds a result to PyTorch's of the same arrays: strict gate, NaN mask, and rms error against float64.
 
     Where the result is too small for statistics, errors count from four roundings on, as in the report's r_rms; if it
     is `large`, from the rounding of an exact result on.
     """
-    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in [*inputs, *weights]]
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
     with torch.no_grad():
         expected = reference(*tensors).numpy()
         exact = reference(*[t.double() if t.is_floating_point() else t for t in tensors]).numpy()
-    actual = run(operator, inputs, weights, target)
     assert actual.shape == expected.shape and actual.dtype == expected.dtype
     finite = np.isfinite(exact)
     np.testing.assert_array_equal(actual[~finite], expected[~finite])

@@ -39,9 +39,6 @@ from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.moves import source_of
 from harness.schedules.cpu.value_projection import Projection, projection_of
 
-_MANY = 1 << 20
-"""Stands for a number of keys that is not known where tiles are chosen, which are the same for all large numbers."""
-
 _Kernel = Callable[[Attention], tirx.PrimFunc]
 
 
@@ -75,14 +72,14 @@ def _choose(context: Context, found: Problem) -> tuple[_Kernel, bool]:
         found.batch,
         found.heads,
         found.queries,
-        found.keys if static else _MANY,
+        found.keys if static else 0,
         found.channels,
         found.width,
         None if found.bias is None else found.bias_dtype,
         found.diagonal is not None,
         found.bias or (),
     )
-    if static and problem.few(context.unit):
+    if problem.few(context.unit):
         parts = context.decide(problem)["parts"]
         return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), True
     decided = context.decide(problem) if static else schedule.decided(problem, context.unit, {})

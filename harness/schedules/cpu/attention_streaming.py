@@ -26,7 +26,7 @@ from harness.schedules.cpu.emit import After, for_each_vector, multiply, multipl
 from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
 from harness.schedules.cpu.tile import Tile
 
-_BLOCK_BYTES = 384 * 1024
+_BLOCK_BYTES = 512 * 1024
 """Keys and values of a block at most."""
 _MOST_KEYS = 576
 """Keys of a block at most: their scores are a strip of so many lines."""

@@ -430,7 +430,7 @@ class Attention:
 
     Attributes:
         batch, heads: Independent ones.
-        queries, keys: Lengths.
+        queries, keys: Lengths; 0 for a number of keys that is not known.
         channels: Of queries and keys.
         width: Of values.
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
@@ -473,7 +473,7 @@ class Attention:
     def streams(self) -> bool:
         """Whether keys and values are packed a block at a time for all queries, and not copied whole by each task."""
         uneven = self.keys > _MOST_KEYS and key_blocks(self.keys) == 1
-        return uneven or 4 * self.keys * (self.channels + self.width) > _COPIED_BYTES
+        return self.keys == 0 or uneven or 4 * self.keys * (self.channels + self.width) > _COPIED_BYTES
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """See `Workload`."""
