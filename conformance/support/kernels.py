@@ -19,18 +19,32 @@ RATIO = 1.5
 
 Operator = Callable[..., relax.Expr]
 Arrays = Sequence[np.ndarray]
+Shape = Sequence[int | tvm.tirx.Var]
+"""Extents, which may be symbolic."""
 
 
 def lowered(
     operator: Operator, inputs: Arrays, weights: Arrays = (), target: tvm.target.Target | None = None
 ) -> tvm.IRModule:
     """The operator of inputs and weights, after the CPU pipeline."""
+    types = [relax.TensorType(list(array.shape), str(array.dtype)) for array in [*inputs, *weights]]
+    return _lowered(operator, types, len(inputs), target)
+
+
+def lowered_for(
+    operator: Operator, shapes: Sequence[Shape], target: tvm.target.Target | None = None, inputs: int | None = None
+) -> tvm.IRModule:
+    """The same for fp32 tensors of these shapes, of which the first are inputs (all if None), the others weights."""
+    types = [relax.TensorType(list(shape), "float32") for shape in shapes]
+    return _lowered(operator, types, len(types) if inputs is None else inputs, target)
+
+
+def _lowered(
+    operator: Operator, types: Sequence[relax.TensorType], inputs: int, target: tvm.target.Target | None
+) -> tvm.IRModule:
     builder = relax.BlockBuilder()
-    parameters = [
-        relax.Var(f"x{n}", relax.TensorType(list(array.shape), str(array.dtype)))
-        for n, array in enumerate([*inputs, *weights])
-    ]
-    with builder.function("main", parameters, attrs={"num_input": len(inputs)}):
+    parameters = [relax.Var(f"x{n}", ty) for n, ty in enumerate(types)]
+    with builder.function("main", parameters, attrs={"num_input": inputs}):
         with builder.dataflow():
             result = builder.emit_output(builder.emit(operator(*parameters)))
         builder.emit_func_output(result)

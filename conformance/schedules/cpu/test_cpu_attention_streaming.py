@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,29 +20,12 @@ from tvm import relax, tirx
 
 from conformance.schedules.cpu.test_cpu_targets import target_for
 from conformance.support.attention import attention, kernels, mask_of, operands, reference
-from conformance.support.kernels import hold, hold_result, lowered, machine_of, run
+from conformance.support.kernels import hold, hold_result, lowered, lowered_for, machine_of, run
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import describe
-from harness.schedules.cpu import cpu_pipeline
-from harness.targets import TARGETS
 
 op = relax.op
 MEGABYTE = 1 << 20
-
-Shape = Sequence[int | tirx.Var]
-
-
-def of_any_length(
-    operator: Callable[..., relax.Expr], shapes: Sequence[Shape], target: tvm.target.Target | None = None
-) -> tvm.IRModule:
-    """The operator after the CPU pipeline, for shapes with symbolic extents."""
-    builder = relax.BlockBuilder()
-    parameters = [relax.Var(f"x{i}", relax.TensorType(list(shape), "float32")) for i, shape in enumerate(shapes)]
-    with builder.function("main", parameters):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(operator(*parameters)))
-        builder.emit_func_output(result)
-    return cpu_pipeline(target or TARGETS["llvm"].tvm_target())(builder.get())
 
 
 def compiled(module: tvm.IRModule) -> Callable[..., np.ndarray]:
@@ -75,7 +58,7 @@ def test_one_kernel_for_any_number_of_keys(
 ) -> None:
     n, (channels, width) = length(), extents
     shapes = [(batch, queries, heads, channels), (batch, n, heads, channels), (batch, n, heads, width)]
-    module = of_any_length(attention(), shapes)
+    module = lowered_for(attention(), shapes)
     assert streams(module)
     call = compiled(module)
     for count in keys:
@@ -86,7 +69,7 @@ def test_one_kernel_for_any_number_of_keys(
 @pytest.mark.parametrize("channels", [16, 256])
 def test_numbers_of_keys_around_a_block_and_a_tile(channels: int) -> None:
     n = length()
-    module = of_any_length(attention(), [(1, 30, 1, channels), (1, n, 1, channels), (1, n, 1, channels)])
+    module = lowered_for(attention(), [(1, 30, 1, channels), (1, n, 1, channels), (1, n, 1, channels)])
     block = int(kernels(module)[0].decisions["keys at a time"])
     rows = kernels(module)[0].tile["score rows"]
     call = compiled(module)
@@ -96,11 +79,11 @@ def test_numbers_of_keys_around_a_block_and_a_tile(channels: int) -> None:
 
 
 @pytest.mark.parametrize("shape", ["every", "shared"])
-def test_a_bias_of_any_length(shape: str) -> None:
+def test_a_bias_lowered_for(shape: str) -> None:
     """Some keys are masked; one query has none and gives zero."""
     n = length()
     around = (2, 3, 30) if shape == "every" else (1, 1, 1)
-    module = of_any_length(attention(), [(2, 30, 3, 32), (2, n, 3, 32), (2, n, 3, 32), (*around, n)])
+    module = lowered_for(attention(), [(2, 30, 3, 32), (2, n, 3, 32), (2, n, 3, 32), (*around, n)])
     assert streams(module)
     call = compiled(module)
     for count in (3, 601, 1400):
@@ -116,7 +99,7 @@ def test_a_bias_of_any_length(shape: str) -> None:
 def test_causal_with_any_number_of_keys() -> None:
     n = length()
     shapes = [(2, 40, 2, 32), (2, n, 2, 32), (2, n, 2, 32)]
-    first, last = (compiled(of_any_length(attention(corner), shapes)) for corner in ("TopLeft", "BottomRight"))
+    first, last = (compiled(lowered_for(attention(corner), shapes)) for corner in ("TopLeft", "BottomRight"))
     for count in (17, 40, 700):
         arrays = operands(2, 40, count, 2, 32)
         hold_result(first(*arrays), reference(causal=True), arrays)
@@ -138,7 +121,7 @@ def test_moves_of_keys_of_any_length_are_followed() -> None:
     def expected(*tensors: torch.Tensor) -> torch.Tensor:
         return reference()(*(x.reshape(2, -1, 4, 16) for x in tensors)).reshape(2, 30, 64)
 
-    module = of_any_length(operator, [(2, 30, 64), (2, n, 64), (2, n, 64)])
+    module = lowered_for(operator, [(2, 30, 64), (2, n, 64), (2, n, 64)])
     assert [name for name in names_of(module) if "reshape" not in name] == ["attention"]
     call = compiled(module)
     for count in (5, 700):
@@ -162,7 +145,7 @@ def test_keys_of_memories_and_pointers() -> None:
         keys = torch.cat([memories.reshape(1, -1, 1, 64), pointers.reshape(1, -1, 1, 64)], 1)
         return reference()(q, keys, keys)
 
-    module = of_any_length(operator, [(1, 30, 1, 64), (m, 36, 64), (p, 4, 64)])
+    module = lowered_for(operator, [(1, 30, 1, 64), (m, 36, 64), (p, 4, 64)])
     assert streams(module)
     call = compiled(module)
     for counts in ((1, 1), (7, 16), (10, 19)):
@@ -174,7 +157,7 @@ def test_keys_of_memories_and_pointers() -> None:
 
 def test_facts_of_a_kernel_for_any_number_of_keys() -> None:
     n = length()
-    (info,) = kernels(of_any_length(attention(), [(1, 30, 1, 64), (1, n, 1, 64), (1, n, 1, 64)]))
+    (info,) = kernels(lowered_for(attention(), [(1, 30, 1, 64), (1, n, 1, 64), (1, n, 1, 64)]))
     assert info.extents["keys"] == "n" and info.flop is None and info.bytes_moved is None
     assert "30 queries, n keys, 64 channels" in describe(info)
 
@@ -185,7 +168,7 @@ def test_facts_of_a_kernel_for_any_number_of_keys() -> None:
 def test_what_lies_behind_the_last_key_changes_nothing() -> None:
     """Neither in the tensors, where NaN follows, nor in the workspace, where the keys of a longer call lay."""
     n = length()
-    module = of_any_length(attention(), [(1, 30, 1, 72), (1, n, 1, 72), (1, n, 1, 72)])
+    module = lowered_for(attention(), [(1, 30, 1, 72), (1, n, 1, 72), (1, n, 1, 72)])
     machine = machine_of(module)
     for count in (1, 130, 601):
         q, k, v = operands(1, 30, count, 1, 72)
@@ -206,7 +189,7 @@ def test_padding_with_a_mask_changes_nothing(count: int) -> None:
     """Keys beyond `count` are masked, and there are none: the same numbers, bit by bit."""
     n = length()
     shapes = [(1, 30, 2, 64), (1, n, 2, 64), (1, n, 2, 64), (1, 1, 1, n)]
-    call = compiled(of_any_length(attention(), shapes))
+    call = compiled(lowered_for(attention(), shapes))
     arrays = operands(1, 30, 1300, 2, 64)
     mask = np.zeros((1, 1, 1, 1300), np.float32)
     mask[..., count:] = -np.inf
@@ -307,7 +290,7 @@ def test_workspace_of_many_keys(cpu: str, width: int) -> None:
     target = target_for(cpu)
     for objects, keys in ((1, MANY), (1, length()), (8, length())):
         shapes = [(objects, 5184, 1, 256), (objects, keys, 1, 256), (objects, keys, 1, width)]
-        shared, own = workspace(of_any_length(attention(), shapes, target)["attention"])
+        shared, own = workspace(lowered_for(attention(), shapes, target)["attention"])
         assert 4 * 5184 * (256 + width) < shared and shared + 8 * own <= 16 * MEGABYTE
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from tvm import relax, tirx
 
 from conformance.support.attention import kernels
-from conformance.support.kernels import functions_of, hold, hold_result, lowered, machine_of
+from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.common.provenance import How, Operator, trace
@@ -179,13 +179,7 @@ def test_any_number_of_keys() -> None:
     n = tirx.Var("n", "int64")
     inputs, weights = tensors(50, 1, 16, 64, batch=2)
     shapes = [(2, 50, 32), (2, n, 32), (2, n, 16), (64, 16), (64,)]
-    builder = relax.BlockBuilder()
-    parameters = [relax.Var(f"x{i}", relax.TensorType(list(shape), "float32")) for i, shape in enumerate(shapes)]
-    with builder.function("main", parameters, attrs={"num_input": 3}):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(layer()(*parameters)))
-        builder.emit_func_output(result)
-    module = cpu_pipeline(TARGETS["llvm"].tvm_target())(builder.get())
+    module = lowered_for(layer(), shapes, inputs=3)
     assert projected(module)
     machine = machine_of(module)
     loaded = list(machine["main_transform_params"]([tvm.runtime.tensor(array) for array in weights]))
