@@ -19,18 +19,32 @@ RATIO = 1.5
 
 Operator = Callable[..., relax.Expr]
 Arrays = Sequence[np.ndarray]
+Shape = Sequence[int | tvm.tirx.Var]
+"""Extents, which may be symbolic."""
 
 
 def lowered(
     operator: Operator, inputs: Arrays, weights: Arrays = (), target: tvm.target.Target | None = None
 ) -> tvm.IRModule:
     """The operator of inputs and weights, after the CPU pipeline."""
+    types = [relax.TensorType(list(array.shape), str(array.dtype)) for array in [*inputs, *weights]]
+    return _lowered(operator, types, len(inputs), target)
+
+
+def lowered_for(
+    operator: Operator, shapes: Sequence[Shape], target: tvm.target.Target | None = None, inputs: int | None = None
+) -> tvm.IRModule:
+    """The same for fp32 tensors of these shapes, of which the first are inputs (all if None), the others weights."""
+    types = [relax.TensorType(list(shape), "float32") for shape in shapes]
+    return _lowered(operator, types, len(types) if inputs is None else inputs, target)
+
+
+def _lowered(
+    operator: Operator, types: Sequence[relax.TensorType], inputs: int, target: tvm.target.Target | None
+) -> tvm.IRModule:
     builder = relax.BlockBuilder()
-    parameters = [
-        relax.Var(f"x{n}", relax.TensorType(list(array.shape), str(array.dtype)))
-        for n, array in enumerate([*inputs, *weights])
-    ]
-    with builder.function("main", parameters, attrs={"num_input": len(inputs)}):
+    parameters = [relax.Var(f"x{n}", ty) for n, ty in enumerate(types)]
+    with builder.function("main", parameters, attrs={"num_input": inputs}):
         with builder.dataflow():
             result = builder.emit_output(builder.emit(operator(*parameters)))
         builder.emit_func_output(result)
@@ -44,12 +58,18 @@ def run(
     """The result of the compiled operator."""
     target = target or TARGETS["llvm"].tvm_target()
     module = lowered(operator, inputs, weights, target)
-    executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = machine_of(module, target)
     arguments, loaded = ([tvm.runtime.tensor(np.asarray(a, order="C")) for a in group] for group in (inputs, weights))
     if loaded:
         loaded = list(machine["main_transform_params"](loaded))
     return machine["main"](*arguments, *loaded).numpy()
+
+
+def machine_of(module: tvm.IRModule, target: tvm.target.Target | None = None) -> relax.VirtualMachine:
+    """The virtual machine that runs a lowered module."""
+    target = target or TARGETS["llvm"].tvm_target()
+    executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
+    return relax.VirtualMachine(executable, tvm.cpu())
 
 
 def call_function(function: tvm.tirx.PrimFunc, x: np.ndarray, extent: int) -> np.ndarray:
@@ -69,16 +89,22 @@ def hold(
     target: tvm.target.Target | None = None,
     large: bool = False,
 ) -> np.ndarray:
-    """Holds the compiled operator to PyTorch: strict gate, NaN mask, and rms error against float64.
+    """Holds the compiled operator to PyTorch; see `hold_result`."""
+    return hold_result(run(operator, inputs, weights, target), reference, [*inputs, *weights], large=large)
+
+
+def hold_result(
+    actual: np.ndarray, reference: Callable[..., torch.Tensor], arrays: Arrays, *, large: bool = False
+) -> np.ndarray:
+    """Holds a result to PyTorch's of the same arrays: strict gate, NaN mask, and rms error against float64.
 
     Where the result is too small for statistics, errors count from four roundings on, as in the report's r_rms; if it
     is `large`, from the rounding of an exact result on.
     """
-    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in [*inputs, *weights]]
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
     with torch.no_grad():
         expected = reference(*tensors).numpy()
         exact = reference(*[t.double() if t.is_floating_point() else t for t in tensors]).numpy()
-    actual = run(operator, inputs, weights, target)
     assert actual.shape == expected.shape and actual.dtype == expected.dtype
     finite = np.isfinite(exact)
     np.testing.assert_array_equal(actual[~finite], expected[~finite])

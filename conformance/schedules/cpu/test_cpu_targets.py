@@ -14,10 +14,10 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
-from tvm import relax, te
+from tvm import relax, te, tirx
 
 from conformance.support.assembly import Instruction, ProductLoop, assembly, full_vector, product_loops
-from conformance.support.kernels import hold, lowered
+from conformance.support.kernels import hold, lowered, lowered_for
 from conformance.support.operators import normal
 from harness.runtime.loading import cpu_problem
 from harness.schedules.common.code_generation import generate
@@ -106,6 +106,9 @@ KERNELS = {
     "attention": Kernel(op.nn.attention, attention, TOKENS),
     "attention-few": Kernel(
         op.nn.attention, attention, [normal((2, length, 3, 48), seed) for seed, length in enumerate((2, 300, 300))]
+    ),
+    "attention-streaming": Kernel(
+        op.nn.attention, attention, [normal((2, length, 3, 72), seed) for seed, length in enumerate((39, 601, 601))]
     ),
     "attention-bias": Kernel(op.nn.attention, attention, [*TOKENS, normal((2, 3, 39, 53), 7)]),
     "layer-norm": Kernel(
@@ -252,6 +255,18 @@ def test_attention_keeps_its_tiles_in_registers(cpu: str, length: int, channels:
     text = assembly(lowered(op.nn.attention, operands, target=target), target)
     assert len(product_loops(text)) >= 2
     assert_in_registers(text, cpu, set(range(8, 25)))
+
+
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("cpu", TRIPLES)
+def test_attention_with_streaming_keys_keeps_its_tiles_in_registers(cpu: str, width: int) -> None:
+    """For any number of keys: neither the shorter last block nor masks cost a register."""
+    target, n = target_for(cpu), tirx.Var("n", "int64")
+    for bias in ((), ((1, 1, 1, n),)):
+        shapes = ((1, 5184, 1, 256), (1, n, 1, 256), (1, n, 1, width), *bias)
+        text = assembly(lowered_for(op.nn.attention, shapes, target), target)
+        assert len(product_loops(text)) >= 2
+        assert_in_registers(text, cpu, {12, 24})
 
 
 @pytest.mark.parametrize("queries", [1, 2])

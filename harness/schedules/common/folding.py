@@ -16,7 +16,7 @@ from typing import Any
 from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.graph import is_call, permutation, static_shape
+from harness.schedules.common.graph import extents, is_call, permutation, static_shape
 from harness.schedules.common.kernel import Argument
 from harness.schedules.common.scope import Scope
 
@@ -82,10 +82,7 @@ class Folded:
     @property
     def arguments(self) -> list[Argument]:
         """The kernel's parameters for the inputs."""
-        return [
-            Argument(f"input{n}", static_shape(value, None) or (), str(value.ty.dtype))
-            for n, value in enumerate(self.inputs)
-        ]
+        return [Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(self.inputs)]
 
 
 def fold(scope: Scope, value: relax.Expr) -> Folded:

@@ -35,6 +35,14 @@ def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int,
     return tuple(int(extent) for extent in extents)
 
 
+def extents(value: relax.Expr) -> tuple[Any, ...] | None:
+    """The shape of a tensor, its symbolic extents as they are; None where not even its rank is known."""
+    ty = value.ty
+    if not isinstance(ty, relax.TensorType) or ty.shape is None:
+        return None
+    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in ty.shape)
+
+
 def call(
     builder: relax.BlockBuilder, name: str, function: tirx.PrimFunc, arguments: Sequence[relax.Expr]
 ) -> relax.Expr:

@@ -69,7 +69,7 @@ class KernelInfo:
         kind: Whose loops they are.
         operator: The Relax operator that it computes, without `relax.`; empty for loops of several.
         algorithm: How it computes that, where there are several ways.
-        extents: Its sizes, by name.
+        extents: Its sizes, by name; a word where one is symbolic.
         dtype: Element type of its result.
         tile: Sizes of what a task, a block of threads or the registers hold at once, by name.
         decisions: What else was decided about it, by name.
@@ -85,7 +85,7 @@ class KernelInfo:
     kind: Kind
     operator: str = ""
     algorithm: str = ""
-    extents: Mapping[str, int] = field(default_factory=dict)
+    extents: Mapping[str, int | str] = field(default_factory=dict)
     dtype: str = ""
     tile: Mapping[str, int] = field(default_factory=dict)
     decisions: Mapping[str, int | str] = field(default_factory=dict)
@@ -117,12 +117,12 @@ class KernelInfo:
         return {ATTRIBUTE: self.to_json()}
 
 
-def kernel(operator: str, algorithm: str = "", **extents: int) -> KernelInfo:
+def kernel(operator: str, algorithm: str = "", **extents: int | str) -> KernelInfo:
     """Returns the facts of a kernel: what it computes, how, and its sizes by name."""
     return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
 
 
-def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int) -> KernelInfo:
+def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int | str) -> KernelInfo:
     """Returns the facts of a kernel that computes attention.
 
     Args:
@@ -131,11 +131,15 @@ def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int)
         width: Channels of a value.
         extents: batch, heads, queries, keys and channels.
     """
-    scores = math.prod(extents[name] for name in ("batch", "heads", "queries", "keys"))
+    known = {name: extent for name, extent in extents.items() if isinstance(extent, int)}
+    flop = None
+    if len(known) == len(extents):
+        scores = math.prod(known[name] for name in ("batch", "heads", "queries", "keys"))
+        flop = 2 * scores * (known["channels"] + width)
     return replace(
         kernel("nn.attention", algorithm, **extents, width=width),
         reads=tuple(name for name, computed in zip(("queries", "keys", "values"), reads, strict=True) if computed),
-        flop=2 * scores * (extents["channels"] + width),
+        flop=flop,
     )
 
 
@@ -209,7 +213,8 @@ def _convolution(extents: Mapping[str, int]) -> str:
 
 def _attention(extents: Mapping[str, int]) -> str:
     heads = f"{extents['batch']} x {extents['heads']} heads"
-    return f"{heads}, {extents['queries']} queries, {extents['keys']} keys, {extents['channels']} channels"
+    width = f" to {extents['width']}" if extents["width"] != extents["channels"] else ""
+    return f"{heads}, {extents['queries']} queries, {extents['keys']} keys, {extents['channels']} channels{width}"
 
 
 def _named(extents: Mapping[str, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import relax, tirx
@@ -12,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common import kernel_info
 from harness.schedules.common.folding import Folded
+from harness.schedules.common.graph import extents
 from harness.schedules.common.kernel import Argument, fp32
 from harness.schedules.common.kernel_info import KernelInfo
 
@@ -26,6 +27,7 @@ class Attention:
         scale: Factor of the scores.
         diagonal: Query i sees keys up to i + diagonal; None if it sees all.
         result: For each of batch, length, head and channel, the dimension of the result.
+        projected: Whether a projection of the values follows that usually comes before.
     """
 
     query: Folded
@@ -33,8 +35,14 @@ class Attention:
     value: Folded
     bias: relax.Expr | None
     scale: float
-    diagonal: int | None
+    diagonal: Any
     result: tuple[int, ...] = (0, 1, 2, 3)
+    projected: bool = False
+
+    @property
+    def keys(self) -> Any:
+        """Number of keys; a variable, of which the kernel's parameters have their symbolic extents, if not known."""
+        return self.key.shape[1]
 
     @property
     def operands(self) -> tuple[Folded, Folded, Folded]:
@@ -51,7 +59,7 @@ class Attention:
     def arguments(self) -> list[Argument]:
         """The kernel's parameters, the result last."""
         arguments = [
-            Argument(f"{name}{n}", argument.shape, argument.dtype)
+            Argument(f"{name}{n}", self._extents(argument.shape), argument.dtype)
             for name, operand in zip(("query", "key", "value"), self.operands, strict=True)
             for n, argument in enumerate(operand.arguments)
         ]
@@ -96,17 +104,22 @@ class Attention:
     def info(self, algorithm: str) -> KernelInfo:
         """The facts of a kernel that computes it in this way."""
         batch, queries, heads, channels = self.query.shape
-        return kernel_info.attention(
+        info = kernel_info.attention(
             algorithm,
             [operand.operations > 0 for operand in self.operands],
             self.value.shape[3],
             batch=batch,
             heads=heads,
             queries=queries,
-            keys=self.key.shape[1],
+            keys=self.keys if isinstance(self.keys, int) else str(self.keys),
             channels=channels,
         )
+        return replace(info, decisions={"values": "projected afterwards"}) if self.projected else info
 
     @property
-    def _bias_shape(self) -> tuple[int, ...]:
-        return () if self.bias is None else tuple(int(extent) for extent in self.bias.ty.shape)
+    def _bias_shape(self) -> tuple[Any, ...]:
+        return () if self.bias is None else self._extents(extents(self.bias) or ())
+
+    def _extents(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """A shape whose symbolic extents, which are all the same, are the kernel's own variable."""
+        return tuple(extent if isinstance(extent, int) else self.keys for extent in shape)

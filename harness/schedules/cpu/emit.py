@@ -113,7 +113,7 @@ class After:
 
 def multiply_panels(
     tile: Tile,
-    depth: int,
+    depth: Any,
     panels: Any,
     left: Callable[[Any, Any, Any, int], Any],
     right: Callable[[Any, Any, Any], Any],
@@ -131,7 +131,7 @@ def multiply_panels(
 
     Args:
         tile: The register tile.
-        depth: Number of terms of each sum.
+        depth: Number of terms of each sum; where it is not constant, a multiple of `longest`.
         panels: Number of left panels.
         left: (panel, first term of the chunk, k counted from it, row of the tile) → element.
         right: (first term of the chunk, k counted from it, column of the tile) → element; contiguous in the column.
@@ -147,7 +147,12 @@ def multiply_panels(
     def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
         return (p, at) if place is None else tuple(place(p, i, j))
 
-    chunk = chunk_length(depth) if longest is None else ceil_div(depth, ceil_div(depth, longest))
+    if isinstance(depth, int):
+        chunk = chunk_length(depth) if longest is None else ceil_div(depth, ceil_div(depth, longest))
+    else:
+        assert longest is not None and after is None
+        chunk = longest
+    whole = not isinstance(depth, int) or depth % chunk == 0
     with T.serial(0, panels) as p:
         each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), total(p, i, j, at)))
 
@@ -176,7 +181,7 @@ def multiply_panels(
 
     if after is None:
         with T.serial(0, ceil_div(depth, chunk)) as c:
-            emit_chunk(c, chunk if depth % chunk == 0 else T.min(chunk, depth - c * chunk), None)
+            emit_chunk(c, chunk if whole else T.min(chunk, depth - c * chunk), None)
         return
     others = ceil_div(depth, chunk) - 1
     if others:

@@ -106,7 +106,8 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
         with T.serial(0, batch * heads) as m, T.serial(0, queries) as i:
             _put_together(attention, (m // heads, i, m % heads), lanes, highest, sums, results, result)
 
-    info = replace(attention.info(FEW_QUERIES), decisions={"parts": parts})
+    info = attention.info(FEW_QUERIES)
+    info = replace(info, decisions={**info.decisions, "parts": parts})
     return prim_func("attention", attention.arguments, body, info)
 
 

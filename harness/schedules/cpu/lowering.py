@@ -43,11 +43,13 @@ class Context(Scope):
         unit: The target's vector registers.
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
+        projected_afterwards: Variables of linear layers that follow the attention whose values they are.
     """
 
     unit: VectorUnit
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
+    projected_afterwards: frozenset[relax.Var] = frozenset()
 
     def decide(self, workload: Workload) -> dict[str, int]:
         """Completes the schedule of a workload, and notes the workload.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import ir, relax, tirx
@@ -21,6 +21,7 @@ from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Workload
 from harness.schedules.cpu.tile import vector_unit
+from harness.schedules.cpu.value_projection import movable
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
 
@@ -71,8 +72,8 @@ def _context_of(
     facts = facts_of(function)
     parameters = _parameters(function, facts.bindings)
     functions = dict(module.functions_items())
-    unit = vector_unit(target)
-    return Context(facts.bindings, parameters, functions=functions, unit=unit, schedules=schedules), facts
+    context = Context(facts.bindings, parameters, functions=functions, unit=vector_unit(target), schedules=schedules)
+    return replace(context, projected_afterwards=movable(context, facts)), facts
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,9 @@ def _parameters(function: relax.Function, bindings: Mapping[relax.Var, relax.Exp
 
 def _plan(context: Context, facts: Facts) -> _Plan:
     kernels: dict[relax.Var, _Fused] = {}
-    covered: set[relax.Var] = set()
+    covered: set[relax.Var] = set(context.projected_afterwards)
     for variable, value in context.bindings.items():
-        if not isinstance(value, ir.Call) or getattr(value.op, "name", None) not in KERNELS:
+        if variable in covered or not isinstance(value, ir.Call) or getattr(value.op, "name", None) not in KERNELS:
             continue
         lowering = KERNELS[value.op.name](context, value)
         if lowering is None:

@@ -10,6 +10,7 @@ decisions; a complete one names all decisions of its workload:
     conv2d by minimal filtering         filtering = 1, rows, vectors, lines (of tiles, in a task), splits and groups of
                                         filters
     attention                           rows, vectors (tile of scores), result_rows, result_vectors, parts (of queries)
+    attention with streaming keys       the same without parts
     attention of few queries            parts (of keys)
 
 Sums are cut into chunks of half the usual length at least and of that length at most, because longer ones are less
@@ -50,10 +51,20 @@ _LEAST_KEYS = 128
 """Fewer keys are not worth an attention of few queries."""
 _KEYS_OF_A_PART = 512
 """Keys of one task of such an attention at least."""
+_MOST_KEYS = 576
+"""Keys of a block of attention at most: with values of 64 channels and 48 queries 400 KB, for a cache of 1 MB."""
+_COPIED_BYTES = 4 << 20
+"""Bytes of a head's keys and values up to which each task copies all of them."""
 TILE = frozenset({"rows", "vectors"})
 """Decisions that make one choice together."""
 RESULT_TILE = frozenset({"result_rows", "result_vectors"})
 """Decisions that make one choice of the second product of attention."""
+
+
+def key_blocks(keys: int) -> int:
+    """Returns into how many equal blocks of at most `_MOST_KEYS` keys are cut; 1 where no fitting length divides."""
+    least = ceil_div(keys, _MOST_KEYS)
+    return next((n for n in range(least, 2 * least) if keys % n == 0), 1)
 
 
 class Workload(Hashable, Protocol):
@@ -419,7 +430,7 @@ class Attention:
 
     Attributes:
         batch, heads: Independent ones.
-        queries, keys: Lengths.
+        queries, keys: Lengths; 0 for a number of keys that is not known.
         channels: Channels of queries and keys.
         width: Channels of values.
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
@@ -458,26 +469,35 @@ class Attention:
         whole = self.channels % unit.lanes == 0 and self.width % unit.lanes == 0
         return whole and 2 * self.queries <= unit.lanes and self.keys >= _LEAST_KEYS
 
+    @property
+    def streams(self) -> bool:
+        """Returns whether keys and values are packed a block at a time, and not copied whole by each task."""
+        uneven = self.keys > _MOST_KEYS and key_blocks(self.keys) == 1
+        return self.keys == 0 or uneven or 4 * self.keys * (self.channels + self.width) > _COPIED_BYTES
+
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
         if self.few(unit):
             _only(schedule, ("parts",))
             most = ceil_div(self.keys, _KEYS_OF_A_PART)
             return {"parts": _in_range(schedule, "parts", min(most, ceil_div(_TASKS, self.batch * self.heads)), most)}
-        _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", "parts"))
+        parts_of_queries = () if self.streams else ("parts",)
+        _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", *parts_of_queries))
         scores = _tile(unit, schedule, self._scores(unit, schedule.get("vectors")))
         output = _tile(unit, schedule, self._output(unit, scores.columns), ("result_rows", "result_vectors"))
         if scores.columns % output.rows:
             raise ValueError(f"{scores.columns} queries are no whole number of tiles of {output.rows}")
-        blocks = ceil_div(self.queries, scores.columns)
-        parts = _in_range(schedule, "parts", min(blocks, ceil_div(_TASKS, self.batch * self.heads)), blocks)
-        return {
+        tiles = {
             "rows": scores.rows,
             "vectors": scores.columns // scores.lanes,
             "result_rows": output.rows,
             "result_vectors": output.columns // output.lanes,
-            "parts": ceil_div(blocks, ceil_div(blocks, parts)),
         }
+        if self.streams:
+            return tiles
+        blocks = ceil_div(self.queries, scores.columns)
+        parts = _in_range(schedule, "parts", min(blocks, ceil_div(_TASKS, self.batch * self.heads)), blocks)
+        return {**tiles, "parts": ceil_div(blocks, ceil_div(blocks, parts))}
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
@@ -493,13 +513,11 @@ class Attention:
             for result in (usual, *_tiles(unit, columns, self.width)):
                 if columns % result["rows"]:
                     continue
-                for parts in _parts(ceil_div(self.queries, columns)):
-                    yield {
-                        **shape,
-                        "result_rows": result["rows"],
-                        "result_vectors": result["vectors"],
-                        "parts": parts,
-                    }
+                tiles = {**shape, "result_rows": result["rows"], "result_vectors": result["vectors"]}
+                if self.streams:
+                    yield tiles
+                    continue
+                yield from ({**tiles, "parts": parts} for parts in _parts(ceil_div(self.queries, columns)))
 
     def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
         """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""
@@ -524,6 +542,10 @@ class Attention:
 
         heights = [rows for rows in range(1, 13) if columns % rows == 0]
         shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
+        if self.streams:
+            # Sums, a row of values and a broadcast; with 32 registers LLVM needs one to spare.
+            most = 31 if unit.registers == 32 else unit.registers
+            shapes = [(rows, vectors) for rows, vectors in shapes if (rows + 1) * vectors + 1 <= most]
         rows, vectors = min(shapes, key=cost)
         return Tile(rows, vectors * unit.lanes, unit.lanes)
 

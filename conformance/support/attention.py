@@ -1,0 +1,51 @@
+"""Attention on Relax and in PyTorch, with its operands: for the tests of the CPU's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import tvm
+from torch.nn import functional
+from tvm import relax
+
+from conformance.support.operators import normal
+from harness.schedules.common.kernel_info import KernelInfo, infos_of
+
+
+def attention(causal: str | None = None, scale: float | None = None) -> Callable[..., relax.Expr]:
+    """The operator of [batch, length, head, channel] and a bias, if there is one."""
+    return lambda q, k, v, bias=None: relax.op.nn.attention(q, k, v, bias, scale, causal)
+
+
+def reference(causal: bool = False, scale: float | None = None) -> Callable[..., torch.Tensor]:
+    """PyTorch's, on [batch, length, head, channel]; its plain form, which is the same in fp64."""
+
+    def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        heads = [x.transpose(1, 2) for x in (q, k, v)]
+        return functional.scaled_dot_product_attention(*heads, bias, is_causal=causal, scale=scale).transpose(1, 2)
+
+    return compute
+
+
+def operands(
+    batch: int, queries: int, keys: int, heads: int, channels: int, width: int | None = None, scale: float = 1.0
+) -> list[np.ndarray]:
+    """Seeded queries, keys and values."""
+    return [
+        normal((batch, queries, heads, channels), 0, scale=scale),
+        normal((batch, keys, heads, channels), 1),
+        normal((batch, keys, heads, width or channels), 2),
+    ]
+
+
+def kernels(module: tvm.IRModule) -> list[KernelInfo]:
+    """The facts of the attention kernels of a lowered module."""
+    return [info for info in infos_of(module).values() if info.operator == "nn.attention"]
+
+
+def mask_of(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
+    """The bias that masks what lies right of the diagonal that ends in the last corner."""
+    seen = torch.ones(queries, keys).tril(keys - queries).bool()
+    return torch.zeros(queries, keys, dtype=dtype).masked_fill(~seen, -torch.inf)

@@ -1,0 +1,212 @@
+"""Attention whose tasks each copy the keys and values of a head: for heads that are small enough for that.
+
+One task computes blocks of queries of one head. It first copies the head's keys and values into its workspace, one row
+each, so that whatever moved or rotated them happens on the way. Then it takes a block of keys past some blocks of
+queries, so that what it reads again and again stays in the second-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.common.kernel import at_most, ceil_div, chunk_length, fp32, prim_func, registers
+from harness.schedules.common.kernel_info import ATTENTION
+from harness.schedules.cpu.attention_operands import Attention
+from harness.schedules.cpu.emit import for_each_vector, multiply, multiply_panels
+from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
+from harness.schedules.cpu.schedule import key_blocks
+from harness.schedules.cpu.tile import Tile
+
+_GROUP_BYTES = 256 * 1024
+"""Queries and results of the blocks of queries that share a pass over the keys; they stay in that cache."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Everything that is decided about an attention.
+
+    Attributes:
+        scores: Register tile of the scores, keys × queries.
+        output: Register tile of the result, queries × channels.
+        parts: Parts of the queries of a head.
+    """
+
+    scores: Tile
+    output: Tile
+    parts: int
+
+
+def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
+    """The kernel; keys are as many blocks of equal length as `key_blocks` says."""
+    batch, length, heads, channels = attention.query.shape
+    count, width = attention.key.shape[1], attention.value.shape[3]
+    scores, output = cut.scores, cut.output
+    columns, lanes = scores.columns, scores.lanes
+    blocks = ceil_div(length, columns)
+    per_part = ceil_div(blocks, cut.parts)
+    parts = ceil_div(blocks, per_part)
+    channel_panels = ceil_div(width, output.columns)
+    padded = channel_panels * output.columns
+    blocks_of_keys = key_blocks(count)
+    keys_here = count // blocks_of_keys
+    group = 1 if blocks_of_keys == 1 else max(1, min(per_part, _GROUP_BYTES // (4 * columns * (channels + padded))))
+
+    def body(*buffers: tirx.Buffer) -> None:
+        *inputs, result = buffers
+        sources, bias = attention.split(inputs)
+        with T.parallel(0, batch * heads * parts) as task:
+            m = T.Bind(task // parts)
+            b, h = T.Bind(m // heads), T.Bind(m % heads)
+            keys = T.alloc_buffer((count + scores.rows, channels), "float32")
+            values = T.alloc_buffer((count, padded), "float32")
+            copy_rows(attention.key, sources[1], (b, h), keys, lanes)
+            copy_rows(attention.value, sources[2], (b, h), values, lanes)
+            rotated = T.alloc_buffer((columns, channels), "float32")
+            queries = T.alloc_buffer((group, channels, columns), "float32")
+            state = State(
+                *(T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), (columns, padded)))
+            )
+            strip = T.alloc_buffer((keys_here, columns), "float32")
+            totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
+            first_block = T.Bind(task % parts * per_part)
+            blocks_here = T.Bind(at_most(per_part, blocks, first_block))
+            with T.serial(0, ceil_div(per_part, group)) as g:
+                first_of_group = T.Bind(first_block + g * group)
+                group_here = T.Bind(T.max(0, T.min(group, blocks_here - g * group)))
+
+                def rows_of(q: Any) -> tuple[Any, Any]:
+                    first = T.Bind((first_of_group + q) * columns)
+                    return first, columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
+
+                with T.serial(0, group_here) as q:
+                    first, rows = rows_of(q)
+                    copy_rows(attention.query, sources[0], (b, h), rotated, lanes, first, rows, attention.scale)
+                    with T.serial(0, channels) as d, T.serial(0, columns) as j:
+                        T.buffer_store(queries, rotated[j, d], [q, d, j])
+                    state.clear(q, lanes)
+                with T.serial(0, blocks_of_keys) as block, T.serial(0, group_here) as q:
+                    first_key = T.Bind(block * keys_here)
+                    first = T.Bind((first_of_group + q) * columns)
+                    highest, total, factor = (registers((columns,)) for _ in range(3))
+                    state.read_highest(q, highest, lanes)
+                    _scores(attention, scores, keys, queries, strip, highest, (b, h, first, q, first_key), bias)
+                    state.raise_to(q, highest, factor, lanes)
+                    fill(total, columns, lanes, 0.0)
+
+                    def exponentials(first: Any, here: Any, top: Any = highest, total: Any = total) -> None:
+                        exponentials_of(attention, scores, strip, top, total, (first, here))
+
+                    if channel_panels > 1:
+                        chunk = chunk_length(keys_here)
+                        with T.serial(0, ceil_div(keys_here, chunk)) as c:
+                            exponentials(c * chunk, at_most(chunk, keys_here, c * chunk))
+                    with T.serial(0, channel_panels) as panel:
+                        channel = T.Bind(panel * output.columns)
+
+                        def value_of(first: Any, k: Any, j: Any, channel: Any = channel, key: Any = first_key) -> Any:
+                            return values[key + first + k, channel + j]
+
+                        multiply_panels(
+                            output,
+                            keys_here,
+                            columns // output.rows,
+                            lambda p, first, k, i: strip[first + k, p * output.rows + i],
+                            value_of,
+                            totals,
+                            before=exponentials if channel_panels == 1 else None,
+                        )
+                        state.add(q, output, totals, factor, channel)
+                    state.add_sums(q, total, factor, lanes)
+                with T.serial(0, group_here) as q:
+                    first, rows = rows_of(q)
+                    with T.serial(0, rows) as i:
+                        weight = T.Bind(state.sums[q, i])
+
+                        def write(c: Any, i: Any = i, weight: Any = weight, q: Any = q, first: Any = first) -> None:
+                            value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.results[q, i, c] / weight)
+                            T.buffer_store(result, value, attention.place(b, first + i, h, c))
+
+                        for_each_vector(width, lanes, write)
+
+    tile = {"score rows": scores.rows, "score columns": columns, "rows": output.rows, "columns": output.columns}
+    info = attention.info(ATTENTION)
+    info = replace(info, tile=tile, decisions={**info.decisions, "parts": parts, "keys at a time": keys_here})
+    return prim_func("attention", attention.arguments, body, info)
+
+
+def _scores(
+    attention: Attention,
+    tile: Tile,
+    keys: tirx.Buffer,
+    queries: tirx.Buffer,
+    strip: tirx.Buffer,
+    highest: tirx.Buffer,
+    place: tuple[Any, Any, Any, Any, Any],
+    bias: Sequence[tirx.Buffer],
+) -> None:
+    """Emits the scores of a block of queries and keys, and raises the highest of each query to them.
+
+    Args:
+        attention: The problem.
+        tile: The register tile.
+        keys: Those of the head.
+        queries: Blocks of queries, transposed.
+        strip: Gets the scores, [key, query].
+        highest: Is raised.
+        place: Batch, head, first query, number of the block of queries, first key.
+        bias: Buffer of the bias, if there is one.
+    """
+    b, h, first, q, first_key = place
+    length, channels, count = attention.query.shape[1], attention.query.shape[3], int(strip.shape[0])
+    columns = tile.columns
+
+    def finish(key: Any, j: Any, value: Any) -> Any:
+        query = T.min(first + j, length - 1) if length % columns else first + j
+        return attention.masked(bias, (b, h, query, first_key + key), value)
+
+    with T.serial(0, ceil_div(count, tile.rows)) as panel:
+        product = _tile_of_scores(
+            tile,
+            channels,
+            lambda k, i: keys[first_key + panel * tile.rows + i, k],
+            lambda k, j: queries[q, k, j],
+        )
+
+        def scores_of(i: int, panel: Any = panel, product: Callable[[int, Any], Any] = product) -> None:
+            key = T.Bind(panel * tile.rows + i)
+            for start in range(0, columns, tile.lanes):
+                with T.vectorized(0, tile.lanes) as lane:
+                    j = start + lane
+                    T.buffer_store(strip, finish(key, j, product(i, j)), [key, j])
+                    T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
+
+        for i in range(tile.rows):
+            if count % tile.rows:
+                with T.If(panel * tile.rows + i < count), T.Then():
+                    scores_of(i)
+            else:
+                scores_of(i)
+
+
+def _tile_of_scores(
+    tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
+) -> Callable[[int, Any], Any]:
+    """Emits one register tile of scores; returns (row, column) → element."""
+    if chunk_length(depth) >= depth:
+        rows = multiply(tile, depth, left, right)
+        return lambda i, j: rows[i][j]
+    totals = T.alloc_buffer((1, tile.size), "float32")
+    multiply_panels(
+        tile,
+        depth,
+        1,
+        lambda p, first, k, i: left(first + k, i),
+        lambda first, k, j: right(first + k, j),
+        totals,
+    )
+    return lambda i, j: totals[0, i * tile.columns + j]

@@ -1,0 +1,383 @@
+"""Attention that takes keys and values a block at a time: for many keys, and for a number of them that is not known.
+
+A block of keys and values is packed once, by all threads, and then meets every query before the next block is packed,
+so that it stays in the second-level cache of each core. In memory lie two blocks of this length (keys, and values), the
+queries as they are multiplied, and the softmax of each query so far: no more than queries and result once again,
+however many keys there are. The last block may be shorter; its loops end earlier. What its last chunk of keys lacks is
+padded: scores of keys that do not exist are never stored, their weights are zero and so are their values.
+
+Keys are packed chunk by chunk of their channels, values panel by panel of theirs, so that each product reads memory
+strictly forward. A chunk of a block of queries stays in the first-level cache and passes all keys of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
+from harness.schedules.common.kernel_info import ATTENTION
+from harness.schedules.cpu.attention_operands import Attention
+from harness.schedules.cpu.emit import After, for_each_vector, multiply, multiply_panels
+from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
+from harness.schedules.cpu.tile import Tile
+
+_BLOCK_BYTES = 512 * 1024
+"""Keys and values of a block at most."""
+_MOST_KEYS = 576
+"""Keys of a block at most: their scores are a strip of so many lines."""
+_CHUNK = 64
+"""Keys whose exponentials one register adds up, and whose values, at most."""
+_TASKS = 64
+"""Blocks of queries wanted at least in a parallel loop; as many heads are taken together as that needs."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The register tiles.
+
+    Attributes:
+        scores: Keys × queries.
+        output: Queries × channels.
+    """
+
+    scores: Tile
+    output: Tile
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Sizes that follow from an attention and its tiles.
+
+    Attributes:
+        attention: The operands.
+        tiles: The register tiles.
+    """
+
+    attention: Attention
+    tiles: Tiles
+
+    @property
+    def columns(self) -> int:
+        """Queries of a block."""
+        return self.tiles.scores.columns
+
+    @property
+    def lanes(self) -> int:
+        """fp32 numbers in a vector."""
+        return self.tiles.scores.lanes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of queries of a head."""
+        return ceil_div(self.attention.query.shape[1], self.columns)
+
+    @property
+    def together(self) -> int:
+        """Heads that are computed together: a divisor of their number."""
+        batch, _, heads, _ = self.attention.query.shape
+        count = batch * heads
+        return next((n for n in range(1, count) if count % n == 0 and n * self.blocks >= _TASKS), count)
+
+    @property
+    def chunk(self) -> int:
+        """Channels of a score that one register adds up."""
+        return chunk_length(self.attention.query.shape[3])
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the channels of a score."""
+        return ceil_div(self.attention.query.shape[3], self.chunk)
+
+    @property
+    def panels(self) -> int:
+        """Panels of the channels of a value."""
+        return ceil_div(self.attention.value.shape[3], self.tiles.output.columns)
+
+    @property
+    def padded(self) -> int:
+        """Channels of a value, padded to whole panels."""
+        return self.panels * self.tiles.output.columns
+
+    @property
+    def part(self) -> int:
+        """Keys of a chunk: whole tiles of scores, as many as one register of a result adds up."""
+        rows = self.tiles.scores.rows
+        return max(1, _CHUNK // rows) * rows
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block: whole chunks, in blocks that are as equal as these allow."""
+        count, part = self.attention.keys, self.part
+        fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (self.chunks * self.chunk + self.padded)))
+        most = max(1, fitting // part) * part
+        wanted = ceil_div(count, ceil_div(count, most)) if isinstance(count, int) else most
+        return ceil_div(wanted, part) * part
+
+    @property
+    def even(self) -> bool:
+        """Whether every block of keys is full."""
+        count = self.attention.keys
+        return isinstance(count, int) and count % self.keys == 0
+
+
+def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
+    """The kernel; the number of keys may be a variable."""
+    plan = _Plan(attention, tiles)
+    batch, _, heads, _ = attention.query.shape
+    groups = batch * heads // plan.together
+
+    def body(*buffers: tirx.Buffer) -> None:
+        *inputs, result = buffers
+        sources, bias = attention.split(inputs)
+        count = attention.keys
+        if not isinstance(count, int):
+            count = T.Bind(T.Cast("int32", count))
+        work = _Workspace.allocated(plan)
+        with T.serial(0, groups) as g:
+
+            def head_of(m: Any) -> tuple[Any, Any]:
+                head = T.Bind(g * plan.together + m)
+                return T.Bind(head // heads), T.Bind(head % heads)
+
+            _pack_queries(plan, head_of, sources[0], work)
+            with T.serial(0, ceil_div(count, plan.keys)) as block:
+                first = T.Bind(block * plan.keys)
+                here = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
+                _pack_keys(plan, head_of, sources, work, (first, here))
+                _attend(plan, head_of, bias, work, (first, here))
+            _write(plan, head_of, work, result)
+
+    scores, output = tiles.scores, tiles.output
+    tile = {
+        "score rows": scores.rows,
+        "score columns": scores.columns,
+        "rows": output.rows,
+        "columns": output.columns,
+    }
+    info = attention.info(ATTENTION)
+    decisions = {**info.decisions, "keys at a time": plan.keys, "packed": "by block"}
+    return prim_func("attention", attention.arguments, body, replace(info, tile=tile, decisions=decisions))
+
+
+_HeadOf = Callable[[Any], tuple[Any, Any]]
+"""Number of a head among those that are computed together → its batch and head."""
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """What lies in memory while heads are computed together.
+
+    Attributes:
+        queries: [head · block, channel, query].
+        keys: [head, chunk, key, channel of the chunk].
+        values: [head, panel, key, channel of the panel].
+        state: Of [head · block].
+    """
+
+    queries: tirx.Buffer
+    keys: tirx.Buffer
+    values: tirx.Buffer
+    state: State
+
+    @classmethod
+    def allocated(cls, plan: _Plan) -> _Workspace:
+        """Emits its allocation."""
+        channels, columns, panel = plan.attention.query.shape[3], plan.columns, plan.tiles.output.columns
+        blocks = plan.together * plan.blocks
+
+        def buffer(*shape: int) -> tirx.Buffer:
+            return T.alloc_buffer(shape, "float32")
+
+        return cls(
+            buffer(blocks, channels, columns),
+            buffer(plan.together, plan.chunks, plan.keys, plan.chunk),
+            buffer(plan.together, plan.panels, plan.keys, panel),
+            State(buffer(blocks, columns), buffer(blocks, columns), buffer(blocks, columns, plan.padded)),
+        )
+
+
+def _queries_of(plan: _Plan, q: Any) -> tuple[Any, Any]:
+    """Emits the number of the first query of a block, and how many there are."""
+    length, columns = plan.attention.query.shape[1], plan.columns
+    first = T.Bind(q * columns)
+    return first, columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
+
+
+def _pack_queries(plan: _Plan, head_of: _HeadOf, source: Sequence[tirx.Buffer], work: _Workspace) -> None:
+    """Emits the scaled queries, transposed, and the state before the first key."""
+    attention, columns, lanes = plan.attention, plan.columns, plan.lanes
+    channels = attention.query.shape[3]
+    with T.parallel(0, plan.together * plan.blocks) as task:
+        first, rows = _queries_of(plan, task % plan.blocks)
+        line = T.alloc_buffer((columns, channels), "float32")
+        head = head_of(task // plan.blocks)
+        copy_rows(attention.query, source, head, line, lanes, first, rows, attention.scale)
+        with T.serial(0, channels) as d, T.serial(0, columns) as j:
+            T.buffer_store(work.queries, line[j, d], [task, d, j])
+        work.state.clear(task, lanes)
+
+
+def _pack_keys(
+    plan: _Plan,
+    head_of: _HeadOf,
+    sources: Sequence[Sequence[tirx.Buffer]],
+    work: _Workspace,
+    block: tuple[Any, Any],
+) -> None:
+    """Emits the packing of a block of keys and values; what lies beyond the last key is zero."""
+    attention, lanes, rows = plan.attention, plan.lanes, plan.tiles.scores.rows
+    channels, panel_width = attention.query.shape[3], plan.tiles.output.columns
+    first, here = block
+    tasks = plan.keys // rows
+    with T.parallel(0, plan.together * tasks) as task:
+        m, start = T.Bind(task // tasks), T.Bind(task % tasks * rows)
+        head = head_of(m)
+        count = rows if plan.even else T.Bind(T.max(0, T.min(rows, here - start)))
+        key = T.alloc_buffer((rows, plan.chunks * plan.chunk), "float32")
+        value = T.alloc_buffer((rows, plan.padded), "float32")
+        copy_rows(attention.key, sources[1], head, key, lanes, first + start, count)
+        copy_rows(attention.value, sources[2], head, value, lanes, first + start, count)
+        with T.serial(0, rows) as i:
+            row = T.Bind(start + i)
+            for c in range(plan.chunks):
+
+                def pack_key(k: Any, c: int = c) -> None:
+                    T.buffer_store(work.keys, key[i, c * plan.chunk + k], [m, c, row, k])
+
+                for_each_vector(min(plan.chunk, channels - c * plan.chunk), lanes, pack_key)
+            with T.serial(0, plan.panels) as p:
+
+                def pack_value(j: Any) -> None:
+                    T.buffer_store(work.values, value[i, p * panel_width + j], [m, p, row, j])
+
+                for_each_vector(panel_width, lanes, pack_value)
+
+
+def _attend(
+    plan: _Plan, head_of: _HeadOf, bias: Sequence[tirx.Buffer], work: _Workspace, block: tuple[Any, Any]
+) -> None:
+    """Emits the passage of all blocks of queries past a block of keys."""
+    attention, output, columns, lanes = plan.attention, plan.tiles.output, plan.columns, plan.lanes
+    first_key, here = block
+    chunk = plan.part
+    parts = ceil_div(here, chunk)
+    with T.parallel(0, plan.together * plan.blocks) as task:
+        m = T.Bind(task // plan.blocks)
+        strip = T.alloc_buffer((plan.keys, columns), "float32")
+        totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
+        highest, total, factor = (registers((columns,)) for _ in range(3))
+        work.state.read_highest(task, highest, lanes)
+        place = (*head_of(m), T.Bind(task % plan.blocks * columns), first_key)
+        _scores(plan, work, (m, task), strip, highest, here, place, bias)
+        work.state.raise_to(task, highest, factor, lanes)
+        fill(total, columns, lanes, 0.0)
+        with T.serial(0, parts) as c:
+            count = chunk if plan.even else T.min(chunk, here - c * chunk)
+            exponentials_of(attention, plan.tiles.scores, strip, highest, total, (c * chunk, count))
+        if not plan.even:
+            # Keys that do not exist weigh nothing, so that every chunk has the same length.
+            with T.serial(here, parts * chunk) as key:
+                for_each_vector(columns, lanes, lambda j: T.buffer_store(strip, fp32(0.0), [key, j]))
+        with T.serial(0, plan.panels) as panel:
+            multiply_panels(
+                output,
+                parts * chunk,
+                columns // output.rows,
+                lambda p, first, k, i: strip[first + k, p * output.rows + i],
+                lambda first, k, j: work.values[m, panel, first + k, j],
+                totals,
+                longest=chunk,
+            )
+            work.state.add(task, output, totals, factor, panel * output.columns)
+        work.state.add_sums(task, total, factor, lanes)
+
+
+def _scores(
+    plan: _Plan,
+    work: _Workspace,
+    of: tuple[Any, Any],
+    strip: tirx.Buffer,
+    highest: tirx.Buffer,
+    here: Any,
+    place: tuple[Any, Any, Any, Any],
+    bias: Sequence[tirx.Buffer],
+) -> None:
+    """Emits the scores of a block of queries and keys, and raises the highest of each query to them.
+
+    Args:
+        plan: The sizes.
+        work: Keys and queries.
+        of: Head, and block of queries.
+        strip: Gets the scores, [key, query].
+        highest: Is raised.
+        here: Keys of the block.
+        place: Batch, head, first query, first key.
+        bias: Buffer of the bias, if there is one.
+    """
+    attention, tile, chunk = plan.attention, plan.tiles.scores, plan.chunk
+    length, channels = attention.query.shape[1], attention.query.shape[3]
+    (m, q), (b, h, first, first_key) = of, place
+
+    def finish(p: Any, product: Callable[[int, Any], Any]) -> None:
+        for i in range(tile.rows):
+            key = p * tile.rows + i
+            if plan.even:
+                finish_row(key, i, product)
+            else:
+                with T.If(key < here), T.Then():
+                    finish_row(key, i, product)
+
+    def finish_row(key: Any, i: int, product: Callable[[int, Any], Any]) -> None:
+        key = T.Bind(key)
+        for start in range(0, tile.columns, tile.lanes):
+            with T.vectorized(0, tile.lanes) as lane:
+                j = start + lane
+                query = T.min(first + j, length - 1) if length % tile.columns else first + j
+                score = attention.masked(bias, (b, h, query, first_key + key), product(i, j))
+                T.buffer_store(strip, score, [key, j])
+                T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
+
+    def left(p: Any, depth: Any, k: Any, i: int) -> Any:
+        return work.keys[m, depth // chunk, p * tile.rows + i, k]
+
+    def right(depth: Any, k: Any, j: Any) -> Any:
+        return work.queries[q, depth + k, j]
+
+    tiles = ceil_div(here, tile.rows)
+    if plan.chunks == 1:
+        with T.serial(0, tiles) as p:
+            rows = multiply(tile, channels, lambda k, i: left(p, 0, k, i), lambda k, j: right(0, k, j))
+            finish(p, lambda i, j: rows[i][j])
+        return
+    multiply_panels(
+        tile,
+        channels,
+        tiles,
+        left,
+        right,
+        strip,
+        place=lambda p, i, j: (p * tile.rows + i, j),
+        longest=chunk,
+        after=After(lambda p, k, count: None, lambda p: finish(p, lambda i, j: strip[p * tile.rows + i, j])),
+    )
+
+
+def _write(plan: _Plan, head_of: _HeadOf, work: _Workspace, result: tirx.Buffer) -> None:
+    """Emits the results: what was added up, divided by the sums of exponentials; zero where there are none."""
+    attention, state = plan.attention, work.state
+    with T.parallel(0, plan.together * plan.blocks) as task:
+        b, h = head_of(task // plan.blocks)
+        first, rows = _queries_of(plan, task % plan.blocks)
+        with T.serial(0, rows) as i:
+            weight = T.Bind(state.sums[task, i])
+
+            def write(c: Any) -> None:
+                value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.results[task, i, c] / weight)
+                T.buffer_store(result, value, attention.place(b, first + i, h, c))
+
+            for_each_vector(attention.value.shape[3], plan.lanes, write)
