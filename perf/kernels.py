@@ -1,4 +1,4 @@
-"""Every distinct kernel of SAM 3 as a PyTorch module with inputs, from the recorded calls of the ten components.
+"""Every distinct kernel of SAM 3 as a PyTorch module with inputs, from the recorded calls of the components.
 
 Left out, because they are not kernels of their own:
 
@@ -276,6 +276,8 @@ _MOVEMENT = ("cat", "copy", "max_pool2d_with_indices", "repeat", "slice_scatter"
 _GATHERS = ("embedding", "grid_sampler_2d", "roi_align")
 """They read as much of their first operand as they write, not all of it."""
 _NOT_KERNELS = ("_assert_tensor_metadata", "clone", "expand")
+_COMPARISONS = ("eq", "ge", "gt")
+"""They are the same work whatever number they compare with."""
 _WEIGHTS = {"native_layer_norm": (2, 3), "native_group_norm": (1, 2), "embedding": (0,)}
 """Which arguments are weights."""
 
@@ -289,7 +291,9 @@ def _memory(operator: str, args: list[Any], kwargs: Any) -> Found:
         return
     make = _maker(operator, args, kwargs, _WEIGHTS.get(packet, ()))
     text = ", ".join(_extents(shape, keep_ones=len(set(shapes)) > 1) for shape in shapes)
-    scalars = repr([leaf for leaf in _leaves(args, kwargs)[0] if not _is_tensor(leaf)])
+    scalars = (
+        "" if packet in _COMPARISONS else repr([leaf for leaf in _leaves(args, kwargs)[0] if not _is_tensor(leaf)])
+    )
     if packet in _NORMALIZATION:
         name = _NORMALIZATION[packet]
         key: Any = (math.prod(shapes[0]), shapes[1]) if name == "layer_norm" else (shapes[0], scalars)
@@ -299,6 +303,8 @@ def _memory(operator: str, args: list[Any], kwargs: Any) -> Found:
         text += f" → {_extents(tuple(result.shape))}"
         yield (packet, _layout(result)), Kernel(Group.MOVEMENT, packet, text, make, moved)
     elif packet in _MOVEMENT or packet in _GATHERS:
+        if packet == "repeat":
+            text += f" → {_extents(tuple(_on_meta(operator, args, kwargs).shape))}"
         yield (packet, shapes, scalars), Kernel(Group.MOVEMENT, packet, text, make, moved)
     else:
         yield (packet, _coalesced(shapes), scalars), Kernel(Group.ELEMENTWISE, packet, text, make, moved)

@@ -81,7 +81,7 @@ REAL = Case("vit", "real", "llvm", "full")
 def test_the_project_expects_the_complex_control_to_fail_at_import():
     known = {"component": subjects(), "strategy": STRATEGIES, "target": TARGETS, "scale": list(Scale)}
     expectations = load_expectations(FIXTURE, known)
-    for component in ("vit", "vision_backbone", "image_encoder", "end_to_end"):
+    for component in ("vit", "vision_backbone", "image_encoder", "memory_attention", "end_to_end"):
         for scale in Scale:
             case = Case(component, "none", "llvm", scale.value)
             expectation = expectation_for(case, expectations)

@@ -41,7 +41,8 @@ def test_everything_is_selected_by_default() -> None:
 
 
 def test_control_strategy_is_for_rotary_encoding_only() -> None:
-    assert {case.component for case in select(strategies=["none"])} == {"vit", "vision_backbone", "image_encoder"}
+    rotary = {"vit", "vision_backbone", "image_encoder", "memory_attention"}
+    assert {case.component for case in select(strategies=["none"])} == rotary
     assert all("real" in strategies_of(component) for component in COMPONENTS)
     assert set(strategies_of("vit")) == set(STRATEGIES)
 

@@ -1,4 +1,4 @@
-"""Every ATen operator that the ten components use, through export, import, the CPU pipeline and LLVM.
+"""Every ATen operator that the components use, through export, import, the CPU pipeline and LLVM.
 
 Each is held to PyTorch fp32 (the strict gate; integers and booleans equal) and to float64 (as accurate as PyTorch).
 Two sources of cases: the calls that the components really make (fixtures/operators.json), where they are cheap enough,
@@ -31,8 +31,8 @@ from harness.targets import TARGETS
 assert torchvision.extension._has_ops()
 
 CALLS = load_calls()
-CHECKS = ("aten._assert_tensor_metadata.default",)
-"""Calls without a result."""
+CHECKS = ("aten._assert_tensor_metadata.default", "aten.empty.memory_format")
+"""Calls without a result, or with one that has no elements."""
 
 LARGEST = 300_000
 """Elements of all operands of a recorded call that is run here."""
@@ -176,10 +176,10 @@ def _affordable(name: str) -> list[list[Any]]:
 def _tensor(name: str, shape: list[int], dtype: str, generator: torch.Generator) -> torch.Tensor:
     if dtype == "bool":
         return torch.rand(shape, generator=generator) > 0.4
-    if dtype == "int64":
-        return torch.randint(0, 2, shape, generator=generator)
+    if dtype in ("int64", "int32"):
+        return torch.randint(0, 2, shape, dtype=getattr(torch, dtype), generator=generator)
     values = torch.randn(shape, generator=generator)
-    return values.abs() + 1e-3 if ".log" in name else values
+    return values.abs() + 1e-3 if ".log" in name or ".sqrt" in name else values
 
 
 def _recorded(name: str, call: list[Any], generator: torch.Generator) -> Use:
@@ -200,6 +200,8 @@ def _recorded(name: str, call: list[Any], generator: torch.Generator) -> Use:
         rows, target = args[2].shape[0], args[0].shape[0]
         places = torch.stack([torch.randperm(target, generator=generator)[:rows] for _ in range(args[2].shape[1])], 1)
         args[2] = places[:, :, None].expand(args[2].shape).contiguous()
+    if name == "aten.index.Tensor":
+        args[1] = [places % extent for places, extent in zip(args[1], args[0].shape, strict=False)]
     if name == "torchvision.roi_align.default" and len(args[1]):
         args[1] = _boxes(len(args[1]), args[0].shape, generator)
     return Use(_operator(name), tuple(args), kwargs)
@@ -649,7 +651,69 @@ def roi_align(draw: st.DrawFn) -> Use:
     return Use(torch.ops.torchvision.roi_align.default, (image, boxes, *options))
 
 
+@st.composite
+def antialias(draw: st.DrawFn) -> Use:
+    x = draw(tensors((draw(st.integers(1, 2)), draw(st.integers(1, 3)), *(draw(st.integers(2, 20)) for _ in range(2)))))
+    size = [draw(st.integers(2, 24)) for _ in range(2)]  # PyTorch's own result for a width of 1 has equal rows
+    return Use(aten._upsample_bilinear2d_aa.default, (x, size, draw(st.booleans())))
+
+
+@st.composite
+def along(draw: st.DrawFn, operator: Any, dtype: torch.dtype = torch.float32) -> Use:
+    """A tensor, one of its dimensions, and whether it is kept."""
+    x = draw(tensors(dtype=dtype))
+    return Use(operator, (x, dim_of(draw, x.dim()), draw(st.booleans())))
+
+
+@st.composite
+def cumsum(draw: st.DrawFn) -> Use:
+    x = draw(tensors(dtype=draw(dtypes)))
+    return Use(aten.cumsum.default, (x, dim_of(draw, x.dim())))
+
+
+@st.composite
+def index(draw: st.DrawFn) -> Use:
+    """Rows of a tensor, or elements at places along its first two dimensions."""
+    x = draw(tensors(shapes(2, 4), draw(dtypes)))
+    count = draw(st.integers(1, 5))
+    places = [draw(tensors((count,), torch.int64, low=0, high=extent)) for extent in x.shape[: draw(st.integers(1, 2))]]
+    return Use(aten.index.Tensor, (x, places))
+
+
+@st.composite
+def mean(draw: st.DrawFn) -> Use:
+    x = draw(tensors())
+    dims = draw(st.lists(st.integers(0, x.dim() - 1), min_size=1, max_size=2, unique=True))
+    return Use(aten.mean.dim, (x, dims, draw(st.booleans())))
+
+
+@st.composite
+def mm(draw: st.DrawFn) -> Use:
+    m, k, n = (draw(st.integers(1, 70)) for _ in range(3))
+    return Use(aten.mm.default, (draw(tensors((m, k))), draw(tensors((k, n))) / math.sqrt(k)))
+
+
+@st.composite
+def with_number(draw: st.DrawFn, operator: Any) -> Use:
+    """A comparison of a tensor with a number."""
+    x = draw(tensors(dtype=draw(st.sampled_from((torch.float32, torch.int64))), low=0, high=3))
+    return Use(operator, (x.round() if x.is_floating_point() else x, draw(st.sampled_from((0, 1, 2, 0.5)))))
+
+
 USES: dict[str, st.SearchStrategy[Use]] = {
+    "aten._upsample_bilinear2d_aa.default": antialias(),
+    "aten.any.dim": along(aten.any.dim, torch.bool),
+    "aten.argmax.default": along(aten.argmax.default),
+    "aten.cumsum.default": cumsum(),
+    "aten.eq.Scalar": with_number(aten.eq.Scalar),
+    "aten.ge.Scalar": with_number(aten.ge.Scalar),
+    "aten.gt.Scalar": with_number(aten.gt.Scalar),
+    "aten.index.Tensor": index(),
+    "aten.mean.dim": mean(),
+    "aten.mm.default": mm(),
+    "aten.neg.default": unary(aten.neg.default),
+    "aten.pow.Tensor_Scalar": tensors().map(lambda x: Use(aten.pow.Tensor_Scalar, (x, 2))),
+    "aten.sqrt.default": unary(aten.sqrt.default, low=0.0, high=9.0),
     "aten._softmax.default": softmax(),
     "aten._to_copy.default": to_copy(),
     "aten.abs.default": unary(aten.abs.default),

@@ -11,10 +11,19 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.source import CAPTURED_BY, ORACLE, SHARED
+from harness.models.sam3.captures import CLICKS, GROUNDING, PROPAGATION
+from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED
 from harness.parity.closure import closure_digest, import_closure
 
-MADE_BY = (*CAPTURED_BY, ORACLE, SHARED, "harness.models.sam3.end_to_end.upstream")
+MADE_BY = (
+    CLICKS.module,
+    GROUNDING.module,
+    PROPAGATION.module,
+    BUILT_BY,
+    ORACLE,
+    SHARED,
+    "harness.models.sam3.end_to_end.upstream",
+)
 
 EVERY_FILE_COUNTS = """
 import sys

@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from harness.core.case import Case
+from harness.core.settings import SEEDED
 from harness.models.sam3.build import build_model
+from harness.models.sam3.captures import GROUNDING, Capture
 from harness.models.sam3.upstream import upstream
 
 if TYPE_CHECKING:
@@ -31,3 +34,14 @@ def photograph() -> Activations:
 
     with upstream():
         return capture(shallow_model(), load_prompts())
+
+
+@cache
+def captured(capture: Capture) -> Any:
+    """What a run of the shallow model captures; kept on disk like the inputs of cases, because it takes a minute."""
+    from harness.models.sam3 import source
+
+    if capture is GROUNDING:
+        return photograph()
+    with upstream():
+        return source.captured(capture, Case("", "real", "llvm", "shallow"), SEEDED, interactive_model())

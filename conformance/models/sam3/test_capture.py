@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from conformance.support.shallow import interactive_model, photograph, shallow_model
+from conformance.support.shallow import captured, interactive_model, photograph, shallow_model
 from harness.core.errors import HarnessError
 from harness.lowering.frontends.torch_export import export_program
 from harness.lowering.frontends.torch_export.operators import load_calls, operators_of
 from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.build import build_architecture, give_weights
 from harness.models.sam3.capture import load_prompts
+from harness.models.sam3.captures import flattened
 from harness.models.sam3.components import COMPONENTS
+from harness.models.sam3.components.component import Arguments, Component
 from harness.models.sam3.upstream import upstream
+
+
+def model_of(component: Component) -> Any:
+    return interactive_model() if component.interactive else shallow_model()
+
+
+def samples_of(component: Component) -> dict[str, Arguments]:
+    return component.samples(captured(component.captured_by))
 
 
 def run_main_sample(name: str) -> dict[str, torch.Tensor]:
     component = COMPONENTS[name]
-    module = component.build(shallow_model()).eval()
-    args = next(iter(component.samples(photograph()).values()))
+    module = component.build(model_of(component)).eval()
+    args = next(iter(samples_of(component).values()))
     with upstream(), torch.no_grad():
         return dict(zip(component.outputs, module(*args.values()), strict=True))
 
 
-# What upstream calls the same tensor; `last` takes the last decoder layer, as upstream does.
+# What upstream calls the same tensor; `last` takes the last decoder layer, as upstream does, `first` the first object
+# of the component's, and `end` as many of upstream's last tokens as the component has.
 SAME = {
     "vision_backbone": {"fpn_0": "fpn_0", "fpn_1": "fpn_1"},
     "text_encoder": {"features": "text_features", "mask": "text_mask"},
@@ -36,16 +48,27 @@ SAME = {
     "scoring_head": {"logits": "last pred_logits"},
     "box_head": {"boxes": "last pred_boxes", "boxes_xyxy": "last pred_boxes_xyxy"},
     "segmentation_head": {"pred_masks": "pred_masks", "semantic_seg": "semantic_seg"},
+    "tracking_features": {"high_res_0": "high_res_0", "high_res_1": "high_res_1", "image_embed": "image_embed"},
+    "prompt_encoder": {"sparse": "refined/sparse", "dense": "refined/dense"},
+    "mask_decoder": {"masks": "click/logits", "ious": "click/ious", "object_logits": "click/object_logits"},
+    "mask_pointer": {"pointers": "first given/pointer", "object_logits": "first given/object_logits"},
+    "object_pointers": {"tokens": "end full/prompt", "positions": "end full/prompt_pos"},
+    "memory_attention": {"conditioned": "full/conditioned"},
 }
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_component_gives_what_upstream_passed_on(name: str) -> None:
-    outputs = run_main_sample(name)
+    outputs, seen = run_main_sample(name), flattened(captured(COMPONENTS[name].captured_by))
     for output, where in SAME[name].items():
-        expected = getattr(photograph(), where.removeprefix("last "))
-        actual = outputs[output][-1] if where.startswith("last ") else outputs[output]
-        assert torch.equal(actual, expected), f"{name}.{output} is not upstream's {where}"
+        which, _, tensor = where.rpartition(" ")
+        actual, expected = outputs[output], seen[tensor]
+        actual = {"": actual, "last": actual[-1], "first": actual[:1], "end": actual}[which]
+        expected = expected[-len(actual) :] if which == "end" else expected
+        if which == "first":  # of a batch, which PyTorch may compute in another order
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(actual, expected), f"{name}.{output} is not upstream's {where}"
 
 
 def test_vit_feeds_the_neck() -> None:
@@ -57,7 +80,7 @@ def test_vit_feeds_the_neck() -> None:
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_samples_name_the_inputs(name: str) -> None:
-    for sample, args in COMPONENTS[name].samples(photograph()).items():
+    for sample, args in samples_of(COMPONENTS[name]).items():
         assert tuple(args) == COMPONENTS[name].inputs, sample
 
 
@@ -72,10 +95,10 @@ def test_prompt_holds_text_points_boxes_and_cls() -> None:
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
     component = COMPONENTS[name]
-    module = component.build(interactive_model() if component.interactive else shallow_model()).eval()
+    module = component.build(model_of(component)).eval()
     known = set(load_calls())
     with upstream(), STRATEGIES["real"].apply(module):
-        for sample, args in component.samples(photograph()).items():
+        for sample, args in samples_of(component).items():
             unknown = operators_of(export_program(module, tuple(args.values()))) - known
             assert not unknown, f"{sample}: add {unknown} by running harness.models.sam3.operator_calls"
 
@@ -93,9 +116,9 @@ def test_a_component_alone_gets_the_weights_it_has_in_the_whole_model(name: str)
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
     give_weights(model, part=part)
-    expected = component.build(interactive_model() if component.interactive else shallow_model()).state_dict()
+    expected = component.build(model_of(component)).state_dict()
     assert part.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[tensor_name]) for tensor_name, tensor in part.state_dict().items())
     with upstream(), torch.no_grad():
-        args = next(iter(component.samples(photograph()).values()))
+        args = next(iter(samples_of(component).values()))
         assert all(output.isfinite().all() for output in part.eval()(*args.values()))

@@ -26,6 +26,8 @@ LAYOUT = Path(__file__).parents[3] / "fixtures" / "hugging_face.json"
 """Names and shapes of Transformers 5.23's shallow `Sam3Model`; `test_transformers.py` checks them."""
 
 POSITIONS = "backbone.vision_backbone.trunk.pos_embed"
+TRACKER_LAYOUT = LAYOUT.with_name("hugging_face_tracker.json")
+"""Names and shapes of the tracker at shallow scale, as Transformers 5.23's `convert_sam3_video_to_hf.py` makes them."""
 QUERIES = "vision_encoder.backbone.layers.{}.attention.q_proj.weight"
 BLOCKS = SCALES["shallow"]["ViT"]["depth"]
 
@@ -37,10 +39,10 @@ def shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
 def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As in the published file, which is the video model's: a prefix, and a tracker beside the detector."""
     renamed = {
-        name if name.startswith("tracker_neck.") else VIDEO_PREFIX + name: tensor.contiguous()
+        name if name.startswith(("tracker_neck.", "tracker_model.")) else VIDEO_PREFIX + name: tensor.contiguous()
         for name, tensor in state.items()
     }
-    return {**renamed, "tracker_model.no_memory_embedding": torch.ones(1, 1, 256)}
+    return {"tracker_model.no_memory_embedding": torch.ones(1, 1, 256), **renamed}
 
 
 @cache
@@ -56,14 +58,30 @@ def test_names_and_shapes_are_those_of_transformers() -> None:
     assert not is_hugging_face({f"detector.{name}" for name in shallow_model().state_dict()})
 
 
+def test_the_trackers_names_and_shapes_are_those_of_transformers() -> None:
+    state = to_hugging_face(interactive_model().state_dict())
+    tracker = {name: tensor for name, tensor in state.items() if name.startswith("tracker_model.")}
+    assert shapes(tracker) == json.loads(TRACKER_LAYOUT.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("prompt_encoder.point_embed.weight", "sam_prompt_encoder.point_embeddings.0.weight"),
+        ("mask_decoder.iou_prediction_head.layers.0.bias", "sam_mask_decoder.iou_prediction_head.layers.1.bias"),
+    ],
+)
+def test_a_misshapen_tensor_of_the_tracker_is_refused(name: str, ours: str, tmp_path: Path) -> None:
+    state = published(to_hugging_face(interactive_model().state_dict())) | {f"tracker_model.{name}": torch.ones(3, 1)}
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(HarnessError, match=rf"1 misshapen \(inst_interactive_predictor.model.{ours}\)"):
+        load_checkpoint(interactive_model(), tmp_path / "model.pt")
+
+
 def test_there_and_back() -> None:
     state = interactive_model().state_dict()
     back = from_hugging_face(published(to_hugging_face(state)))
-    kept = {
-        name: tensor
-        for name, tensor in state.items()
-        if not POINTS.fullmatch(name) and not name.startswith("inst_interactive_predictor.") and "freqs_cis" not in name
-    }
+    kept = {name: tensor for name, tensor in state.items() if not POINTS.fullmatch(name) and "freqs_cis" not in name}
     assert set(back) == set(kept)
     # The class token's position, the first, is not in the layout; upstream never reads it.
     assert not back[POSITIONS][:, 0].any()
@@ -86,16 +104,16 @@ def test_loads_to_the_same_outputs(tmp_path: Path) -> None:
         assert torch.equal(outputs[name], expected), name
 
 
-def test_the_sam_2_neck_is_in_the_video_model_alone(tmp_path: Path) -> None:
+def test_the_sam_2_neck_and_the_tracker_are_in_the_video_model_alone(tmp_path: Path) -> None:
     neck = "backbone.vision_backbone.sam2_convs.0.dconv_2x2_1.weight"
     model = build_architecture("shallow", interactive=True)
     save_file(published(to_hugging_face(interactive_model().state_dict())), tmp_path / "model.safetensors")
     with pytest.warns(UserWarning, match="no weights for point prompts"):
         left_out = load_checkpoint(model, tmp_path / "model.safetensors")
-    assert {name for name in left_out if not POINTS.fullmatch(name)} == {
-        name for name in model.state_dict() if name.startswith("inst_interactive_predictor.")
-    }
-    assert torch.equal(model.get_parameter(neck), interactive_model().get_parameter(neck))
+    assert all(POINTS.fullmatch(name) for name in left_out)
+    for name, tensor in model.state_dict().items():
+        if name == neck or name.startswith("inst_interactive_predictor."):
+            assert torch.equal(tensor, interactive_model().state_dict()[name]), name
     save_file({name: tensor.contiguous() for name, tensor in theirs().items()}, tmp_path / "image.safetensors")
     with pytest.raises(HarnessError, match=r"missing \(backbone.vision_backbone.sam2_convs"):
         load_checkpoint(model, tmp_path / "image.safetensors")

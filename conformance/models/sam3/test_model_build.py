@@ -11,7 +11,7 @@ import torch
 from conformance.support.shallow import shallow_model
 from harness.core.case import Scale
 from harness.core.errors import HarnessError
-from harness.models.sam3.build import FEATURE_SIZES, build_architecture, build_model
+from harness.models.sam3.build import FEATURE_SIZES, MEMORY_SIZES, build_architecture, build_model
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.scales import SCALES, scaled
 from harness.models.sam3.upstream import upstream
@@ -24,6 +24,8 @@ REPEATED = {
     "transformer.decoder.layers": (6, 2),
 }
 """Stack of layers → how many `full` (as published) and `shallow` have."""
+INTERACTIVE = {"inst_interactive_predictor.model.transformer.encoder.layers": (4, 1)}
+"""The same of what only the interactive model has."""
 
 
 @cache
@@ -70,6 +72,9 @@ def test_full_has_the_published_size() -> None:
     for name, (full, shallow) in REPEATED.items():
         assert len(model.get_submodule(name)) == full
         assert len(shallow_model().get_submodule(name)) == shallow
+    for name, (full, shallow) in INTERACTIVE.items():
+        assert len(upstreams_own(True).get_submodule(name)) == full
+        assert len(architecture("shallow", True).get_submodule(name)) == shallow
 
 
 def kinds(model: torch.nn.Module) -> set[tuple[Any, ...]]:
@@ -143,6 +148,8 @@ def test_position_encodings_are_upstreams_and_never_traced() -> None:
     fresh = PositionEmbeddingSine(num_pos_feats=256, normalize=True, scale=None, temperature=10000)
     for size in FEATURE_SIZES:
         torch.testing.assert_close(encoding.cache[size, size], fresh(torch.zeros(1, 1, size, size))[0], rtol=0, atol=0)
+    memories = architecture("shallow", True).inst_interactive_predictor.model.maskmem_backbone.position_encoding
+    assert set(memories.cache) == {(size, size) for size in MEMORY_SIZES}
     with upstream(), torch.no_grad():
         program = torch.export.export(encoding, (torch.zeros(1, 256, 72, 72),), strict=False)
     assert all(type(cached) is torch.Tensor for cached in encoding.cache.values())

@@ -17,9 +17,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.support.shallow import interactive_model, photograph
+from conformance.support.shallow import captured, interactive_model, photograph
 from harness.models.sam3.capture import capture, load_prompts
+from harness.models.sam3.captures import CLICKS, PROPAGATION
 from harness.models.sam3.components import COMPONENTS
+from harness.models.sam3.components.tracker_modules import (
+    MaskDecoder,
+    MemoryAttention,
+    MemoryEncoder,
+    PromptEncoder,
+    TrackingFeatures,
+    tracker_of,
+)
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import INVARIANT_PARAMETERS, UNREAD_PARAMETERS
@@ -65,7 +74,7 @@ def run_neck(name: str) -> tuple[Tensor, ...]:
 def run_component(component: str) -> tuple[Tensor, ...]:
     """A component on its main captured sample."""
     definition = COMPONENTS[component]
-    sample = next(iter(definition.samples(photograph()).values()))
+    sample = next(iter(definition.samples(captured(definition.captured_by)).values()))
     result: tuple[Tensor, ...] = definition.build(interactive_model())(*sample.values())
     return result
 
@@ -116,6 +125,69 @@ def run_segmentation_head(name: str) -> tuple[Tensor, ...]:
     return out["pred_masks"], out["semantic_seg"]
 
 
+def cropped_map(features: Tensor, size: int = 72) -> Tensor:
+    """[..., C, S, S] to the middle of the grid of tokens, S·CROP/72 rows and columns."""
+    first, count = START * features.shape[-1] // size, CROP * features.shape[-1] // size
+    return features[..., first : first + count, first : first + count]
+
+
+@contextmanager
+def smaller_grid() -> Iterator[None]:
+    """The tracker for a grid of CROP² tokens: other rotary tables, other positions, a smaller mask."""
+    model = interactive_model()
+    tracker = tracker_of(model)
+    memory_encoder = tracker.maskmem_backbone
+    with ExitStack() as stack:
+        for encoding in (memory_encoder.position_encoding, model.backbone.vision_backbone.position_encoding):
+            stack.enter_context(replaced(encoding, "cache", {}))
+        stack.enter_context(replaced(memory_encoder.mask_downsampler, "interpol_size", [16 * CROP, 16 * CROP]))
+        for layer in tracker.transformer.encoder.layers:
+            for attention in (layer.self_attn, layer.cross_attn_image):
+                table = attention.compute_cis(end_x=CROP, end_y=CROP)
+                stack.enter_context(replaced(attention, "freqs_cis", table))
+        yield
+
+
+def run_prompt_encoder(name: str) -> tuple[Tensor, ...]:
+    samples = COMPONENTS["prompt_encoder"].samples(captured(CLICKS))
+    module = PromptEncoder(interactive_model())
+    return tuple(output for sample in ("refined", "mixed") for output in module(*samples[sample].values()))
+
+
+def run_mask_decoder(name: str) -> tuple[Tensor, ...]:
+    """Twice: single masks of a crop are not stable, and are replaced by other masks; then each counts as stable."""
+    seen = captured(CLICKS)
+    image = [cropped_map(features) for features in (seen.image_embed, seen.high_res_0, seen.high_res_1)]
+    sparse = torch.cat([seen.click.sparse.repeat(1, 2, 1)[:, :3], seen.objects.sparse])
+    dense = torch.cat([seen.click.dense, seen.objects.dense])
+    module = MaskDecoder(interactive_model())
+    outputs: tuple[Tensor, ...] = module(*image, sparse, cropped_map(dense))
+    with replaced(module.decoder, "dynamic_multimask_stability_thresh", 0.0):
+        stable: tuple[Tensor, ...] = module(*image, sparse, cropped_map(dense))
+    return outputs + stable
+
+
+def run_memory_encoder(name: str) -> tuple[Tensor, ...]:
+    seen = captured(PROPAGATION).tracked
+    masks = seen.masks[..., : 16 * CROP, : 16 * CROP]
+    present = torch.tensor([[1.0], [-1.0], [1.0]])
+    with smaller_grid():
+        outputs: tuple[Tensor, ...] = MemoryEncoder(interactive_model())(
+            cropped_map(seen.features), masks, present, seen.from_points
+        )
+    return outputs
+
+
+def run_memory_attention(name: str) -> tuple[Tensor, ...]:
+    sample = dict(COMPONENTS["memory_attention"].samples(captured(PROPAGATION))["full"])
+    sample |= {key: cropped_map(sample[key]) for key in ("features", "memories")}
+    with smaller_grid():
+        outputs: tuple[Tensor, ...] = MemoryAttention(interactive_model())(*sample.values())
+    return outputs
+
+
+TRACKER = r"inst_interactive_predictor\.model\."
+
 PARTS: dict[str, tuple[str, Callable[[str], tuple[Tensor, ...]]]] = {
     "trunk": (r"backbone\.vision_backbone\.trunk\..*", run_trunk),
     "neck": (r"backbone\.vision_backbone\.(sam2_)?convs\..*", run_neck),
@@ -125,6 +197,19 @@ PARTS: dict[str, tuple[str, Callable[[str], tuple[Tensor, ...]]]] = {
     "transformer_decoder": (r"transformer\.decoder\..*", run_decoder),
     "scoring_head": (r"dot_prod_scoring\..*", lambda _: run_component("scoring_head")),
     "segmentation_head": (r"segmentation_head\..*", run_segmentation_head),
+    "tracking_features": (
+        TRACKER + r"(sam_mask_decoder\.conv_s[01]\..*|no_mem_embed)",
+        lambda _: TrackingFeatures(interactive_model())(trunk_features()),
+    ),
+    "prompt_encoder": (TRACKER + r"sam_prompt_encoder\..*", run_prompt_encoder),
+    "mask_decoder": (TRACKER + r"sam_mask_decoder\.(?!conv_s).*", run_mask_decoder),
+    "mask_pointer": (
+        TRACKER + r"(mask_downsample\..*|obj_ptr_proj\..*|no_obj_ptr)",
+        lambda _: run_component("mask_pointer"),
+    ),
+    "object_pointers": (TRACKER + r"obj_ptr_tpos_proj\..*", lambda _: run_component("object_pointers")),
+    "memory_encoder": (TRACKER + r"(maskmem_backbone\..*|no_obj_embed_spatial)", run_memory_encoder),
+    "memory_attention": (TRACKER + r"(transformer\..*|maskmem_tpos_enc)", run_memory_attention),
 }
 """Part → pattern of the names of its parameters, and how to run it for one of them."""
 
@@ -210,16 +295,21 @@ def test_unread_parameters_are_not_read() -> None:
         assert torch.equal(again[name], tensor), name
 
 
-def test_invariant_parameters_are_read_and_have_no_effect() -> None:
-    names = matching(INVARIANT_PARAMETERS)
-    assert len(names) == 2
+@pytest.mark.parametrize(("part", "count"), [("transformer_decoder", 2), ("mask_decoder", 7)])
+def test_invariant_parameters_are_read_and_have_no_effect(part: str, count: int) -> None:
+    pattern, run = PARTS[part]
+    names = [name for name in matching(INVARIANT_PARAMETERS) if re.fullmatch(pattern, name)]
+    assert len(names) == count
     with torch.no_grad():
-        assert without_effect("transformer_decoder", names) == names
+        assert without_effect(part, names) == names
         for name in names:
             parameter = interactive_model().get_parameter(name)
             with replaced_values(name, torch.full_like(parameter, torch.nan)), upstream():
-                hidden = run_decoder(name)[0]
-            assert hidden.isnan().any(), name
+                assert run(name)[0].isnan().any(), name
+
+
+def test_every_invariant_parameter_belongs_to_these_parts() -> None:
+    assert len(matching(INVARIANT_PARAMETERS)) == 9
 
 
 def test_a_parameter_that_does_not_matter_is_noticed() -> None:

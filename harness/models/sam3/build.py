@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FEATURE_SIZES = (288, 144, 72, 36)
 """Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
+MEMORY_SIZES = (72,)
+"""Height and width of what the tracker remembers of a frame."""
 
 
 def build_model(
@@ -34,7 +36,7 @@ def build_model(
         scale: A key of `harness.models.sam3.scales.SCALES`.
         seed: Seed of the weights; the same values at every scale.
         checkpoint: File to load the weights from instead; what a partial load leaves out stays seeded.
-        interactive: Whether to add upstream's SAM 2 neck and interactive predictor.
+        interactive: Whether to add upstream's SAM 2 neck, tracker and interactive predictor.
         allow_partial: Whether a checkpoint may lack, or have besides, some of the model's tensors.
 
     Returns:
@@ -90,7 +92,10 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
             model = build_sam3_image_model(
                 device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
             )
-        _fill_position_cache(model)
+        _fill_position_cache(model.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
+        if interactive:
+            memory_encoder = model.inst_interactive_predictor.model.maskmem_backbone
+            _fill_position_cache(memory_encoder.position_encoding, MEMORY_SIZES)
     return model.requires_grad_(False)
 
 
@@ -111,7 +116,7 @@ def _without_initialisation() -> Iterator[None]:
         yield
 
 
-def _fill_position_cache(model: Any) -> None:
+def _fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
     """Computes the position encodings that the model will use, once.
 
     Upstream precomputes them for a patch size of 16 (sizes that SAM 3 never has) and fills its cache at the first run;
@@ -119,8 +124,7 @@ def _fill_position_cache(model: Any) -> None:
     """
     import torch
 
-    encoding = model.backbone.vision_backbone.position_encoding
     encoding.cache.clear()
-    for size in FEATURE_SIZES:
+    for size in sizes:
         encoding(torch.zeros(1, 1, size, size))
         encoding.cache[size, size] = encoding.cache[size, size].clone().detach()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,17 @@ class Prompts:
     box_labels: tuple[int, ...]
     points: tuple[tuple[float, float], ...]
     point_labels: tuple[int, ...]
+
+    @property
+    def images(self) -> tuple[Path, ...]:
+        """The files that are read."""
+        return (self.image,)
+
+
+def load_inputs(image: Path | None) -> Prompts:
+    """The photograph and its prompts; of another photograph if one is given."""
+    prompts = load_prompts()
+    return prompts if image is None else replace(prompts, image=image)
 
 
 def load_prompts(path: Path = FIXTURES / "prompts.toml") -> Prompts:

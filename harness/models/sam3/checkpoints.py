@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import HarnessError
-from harness.models.sam3.hugging_face import NOT_CONVERTED, POINTS, from_hugging_face, is_hugging_face
+from harness.models.sam3.hugging_face import POINTS, from_hugging_face, is_hugging_face
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
     wanted = dict(model.state_dict())
     left_over = sorted(name for name in tensors if name not in wanted and not _INTERACTIVE_ONLY.fullmatch(name))
     unloaded = {name for name in wanted if name not in tensors and not _COMPUTED.fullmatch(name)}
-    absent = {name for name in unloaded if theirs and (POINTS.fullmatch(name) or NOT_CONVERTED.fullmatch(name))}
+    absent = {name for name in unloaded if theirs and POINTS.fullmatch(name)}
     missing = sorted(unloaded - absent)
     misshapen = sorted(
         name

@@ -4,8 +4,9 @@ The same numbers under other names. Transformers
 
 - splits every fused projection (`qkv`, `in_proj`) into `q_proj`, `k_proj`, `v_proj`, rows in upstream's order,
 - drops the class token's row of the trunk's position embedding, and stores `text_projection` transposed,
-- has no point prompts, hence none of their weights,
-- keeps the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) beside the detector, in the video model alone.
+- has no point prompts in its detector, hence none of their weights,
+- keeps the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) beside the detector, in the video model alone;
+  `harness.models.sam3.hugging_face_tracker` has the tracker's names.
 
 The rows of queries and keys are **not** permuted: Transformers (5.0, its first with SAM 3, to 5.23) rotates neighbours,
 (0, 1), (2, 3), …, as upstream does, and not halves as its language models do; `test_transformers.py` shows it.
@@ -18,23 +19,19 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from harness.models.sam3 import hugging_face_tracker
+
 if TYPE_CHECKING:
     import torch
 
 VIDEO_PREFIX = "detector_model."
 """Before every name of the detector in a file of `Sam3VideoModel`, which is what is published."""
 
-_TRACKER = "tracker_model."
-"""The video model's tracker, which no image component runs."""
-
 _COMPUTED = re.compile(r".*\.(position_ids|inv_freq|rope_embeddings(_cos|_sin)?)")
 """Tables that some versions save although they are formulas."""
 
 POINTS = re.compile(r"geometry_encoder\.points_(direct|pool|pos_enc)_project\.(weight|bias)")
 """Parameters for which the layout has no place, because its model takes no points (SAM 3.1's has them)."""
-
-NOT_CONVERTED = re.compile(r"inst_interactive_predictor\..*")
-"""The tracker, under other names and in other shapes there; no image component runs it."""
 
 _TRUNK, _VIT = "backbone.vision_backbone.trunk", "vision_encoder.backbone"
 _TEXT, _CLIP = "backbone.language_backbone.encoder", "text_encoder.text_model"
@@ -153,7 +150,7 @@ def _renamed() -> dict[str, str]:
     for ours, projection, theirs, named in _ATTENTION:
         names |= {f"{ours}.{projection}.{leaf}": f"{theirs}.{named}.{leaf}" for leaf in ("weight", "bias")}
     positional = {f"{_TEXT}.positional_embedding": f"{_CLIP}.embeddings.position_embedding.weight"}
-    return names | positional | dict((_POSITIONS, _TEXT_PROJECTION))
+    return names | positional | dict((_POSITIONS, _TEXT_PROJECTION)) | hugging_face_tracker.renamed()
 
 
 def _split() -> dict[str, tuple[str, str, str]]:
@@ -181,14 +178,18 @@ def is_hugging_face(names: Collection[str]) -> bool:
 def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Converts the tensors of a file in Transformers' layout to upstream's names and shapes.
 
-    Formulas and the tracker are left out. What the layout does not have, or has in part (queries without keys), keeps
+    Formulas are left out. What the layout does not have, or has in part (queries without keys), keeps
     its name; three parts that do not fit together give the first of them, whose shape nothing accepts.
     """
     converted: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, str]] = {}
     for given, tensor in content.items():
         name = given.removeprefix(VIDEO_PREFIX)
-        if name.startswith(_TRACKER) or _COMPUTED.fullmatch(name):
+        if _COMPUTED.fullmatch(name):
+            continue
+        parts = hugging_face_tracker.apart(name, tensor)
+        if parts is not None:
+            converted |= parts
             continue
         template, number = _generalized(name, _RENAMED_BACK, _FUSED)
         if template in _FUSED:
@@ -238,9 +239,9 @@ def _restored(ours: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converts the tensors of upstream's image model to the names and shapes of Transformers' `Sam3Model`.
+    """Converts the tensors of upstream's image model and tracker to Transformers' names and shapes.
 
-    Tensors without a place in the layout are left out: formulas, `POINTS`, `NOT_CONVERTED`, the class token's position.
+    Tensors without a place in the layout are left out: formulas, `POINTS`, the class token's position.
 
     Raises:
         KeyError: For a name that is none of SAM 3's image model's.
@@ -254,6 +255,6 @@ def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
         elif template in _RENAMED:
             if not POINTS.fullmatch(name):
                 converted[_RENAMED[template].replace("#", number)] = _reshaped(name, tensor)
-        elif not NOT_CONVERTED.fullmatch(name) and not name.endswith(("freqs_cis", "attn_mask")):
+        elif not hugging_face_tracker.is_point(name) and not name.endswith(("freqs_cis", "attn_mask")):
             raise KeyError(name)
-    return converted
+    return converted | hugging_face_tracker.together(state)

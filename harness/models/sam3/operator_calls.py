@@ -11,22 +11,24 @@ from harness.lowering.frontends.torch_export.operators import OPERATORS_FILE, Ca
 
 def collect(scale: str = "shallow") -> set[Call]:
     """Exports every component at a scale, for each of its samples, and returns the calls of all."""
+    from harness.core.case import Case
+    from harness.core.settings import SEEDED
     from harness.lowering.frontends.exporting import export_program
     from harness.lowering.rope import STRATEGIES
     from harness.models.sam3.build import build_model
-    from harness.models.sam3.capture import capture, load_prompts
     from harness.models.sam3.components import COMPONENTS
+    from harness.models.sam3.source import captured
     from harness.models.sam3.upstream import upstream
 
     found: set[Call] = set()
     with upstream():
         for interactive in (False, True):
             model = build_model(scale, interactive=interactive)
-            activations = capture(model, load_prompts())
             for component in COMPONENTS.values():
                 if component.interactive is not interactive:
                     continue
                 module = component.build(model)
+                activations = captured(component.captured_by, Case(component.name, "real", "llvm", scale), SEEDED)
                 strategy = STRATEGIES["real"].apply(module) if component.uses_rope else nullcontext()
                 with strategy:
                     for arguments in component.samples(activations).values():

@@ -19,6 +19,7 @@ SCALES: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "SequenceGeometryEncoder": {"num_layers": 2},
             "TransformerEncoderFusion": {"num_layers": 2},
             "TransformerDecoder": {"num_layers": 2},
+            "TransformerEncoderCrossAttention": {"num_layers": 1},
         },
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,10 @@ from harness.parity.trace import independent_calls, run_trace
 if TYPE_CHECKING:
     import torch
 
-    from harness.models.sam3.capture import Activations
+    from harness.models.sam3.captures import Capture, Inputs
     from harness.parity.cache import ArrayCache
 
-CAPTURED_BY = ("harness.models.sam3.capture", "harness.models.sam3.build")
-"""The modules that captured activations are made by."""
+BUILT_BY = "harness.models.sam3.build"
 ORACLE = "harness.parity.oracle"
 SHARED = "harness.parity.shared"
 
@@ -47,7 +46,6 @@ class Source:
             HarnessError: If checkpoint, photograph or cache cannot be used.
         """
         from harness.models.sam3.build import build_architecture, give_weights
-        from harness.models.sam3.capture import load_prompts
         from harness.parity.cache import ArrayCache, cache_root
 
         self.component = component
@@ -55,20 +53,21 @@ class Source:
         self._settings = settings
         self._cache = ArrayCache(cache_root())
         self._reference = reference_of(PRECISIONS[case.precision])
-        prompts = load_prompts()
-        self._prompts = prompts if settings.image is None else replace(prompts, image=settings.image)
+        capture = component.captured_by
+        self._inputs = capture.load_inputs(settings.image)
         model = build_architecture(case.scale, interactive=component.interactive)
         self.module: torch.nn.Module = component.build(model).eval()
-        captured = self._cache.path(self._key("activations", CAPTURED_BY)).exists()
+        ready = self._cache.path(_capture_key(capture, self._inputs, case, settings)).exists()
         give_weights(
             model,
             case.seed,
             settings.checkpoint,
             allow_partial=settings.allow_partial,
-            part=self.module if captured else None,
+            part=self.module if ready else None,
         )
-        plain = None if captured or component.interactive else model
-        self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(component.samples(self._activations(plain)))
+        fitting = model if not ready and component.interactive is capture.interactive else None
+        activations = captured(capture, case, settings, fitting)
+        self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(component.samples(activations))
         self.programs = {
             sample: Program(sample, self.module, args, component.outputs, component.uses_rope)
             for sample, args in self.samples.items()
@@ -99,43 +98,70 @@ class Source:
     @property
     def _made_by(self) -> tuple[str, ...]:
         """The modules that the component's outputs are made by, but for how it is run."""
-        return (*CAPTURED_BY, self.component.build.__module__, "harness.parity.trace", SHARED)
-
-    def _activations(self, model: Any) -> Activations:
-        """One captured forward pass of upstream's model without the interactive neck, which is built if it is None."""
-        import torch
-
-        from harness.models.sam3.capture import Activations, capture
-
-        def make() -> Arrays:
-            plain = build(self._case, self._settings) if model is None else model
-            with self._shared_trunk(plain):
-                captured = vars(capture(plain, self._prompts))
-            return {name: tensor.contiguous().numpy() for name, tensor in captured.items()}
-
-        arrays = self._cache.get_or_make(self._key("activations", CAPTURED_BY), make)
-        return Activations(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+        captured_by = self.component.captured_by.module
+        return (captured_by, BUILT_BY, self.component.build.__module__, "harness.parity.trace", SHARED)
 
     def _shared_trunk(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return shared_trunk(module, self._cache, self._case, self._settings)
 
     def _key(self, kind: str, code: Sequence[str]) -> dict[str, Any]:
-        prompts = repr(replace(self._prompts, image=Path(self._prompts.image.name)))
-        return cache_key(kind, self._case, self._settings, self._prompts.image, prompts, code)
+        return cache_key(kind, self._case, self._settings, self._inputs.images, described(self._inputs), code)
 
 
-def build(case: Case, settings: Settings) -> Any:
+def captured(capture: Capture, case: Case, settings: Settings, model: Any = None) -> Any:
+    """What a run captures with the model of a case, from the cache if it was made before; inside `upstream()`.
+
+    Args:
+        capture: The run.
+        case: Says scale and seed.
+        settings: Weights and photograph.
+        model: The model with its weights, interactive as the run wants it; it is built if there is none.
+    """
+    import torch
+
+    from harness.parity.cache import ArrayCache, cache_root
+
+    cache, inputs = ArrayCache(cache_root()), capture.load_inputs(settings.image)
+
+    def make() -> Arrays:
+        whole = build(case, settings, interactive=capture.interactive) if model is None else model
+        with shared_trunk(whole, cache, case, settings):
+            tensors = capture.run(whole, inputs)
+        return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+
+    arrays = cache.get_or_make(_capture_key(capture, inputs, case, settings), make)
+    return capture.restored({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+def _capture_key(capture: Capture, inputs: Inputs, case: Case, settings: Settings) -> dict[str, Any]:
+    code = (capture.module, BUILT_BY)
+    return cache_key(capture.kind, case, settings, inputs.images, described(inputs), code)
+
+
+def described(inputs: Inputs) -> str:
+    """Inputs in words, with the names of files and not their folders."""
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}  # type: ignore[arg-type]
+    return repr({name: value.name if isinstance(value, Path) else value for name, value in values.items()})
+
+
+def build(case: Case, settings: Settings, *, interactive: bool = False) -> Any:
     """The case's image model, `harness.models.sam3.build.build_model` with the settings' weights."""
     from harness.models.sam3.build import build_model
 
-    return build_model(case.scale, case.seed, settings.checkpoint, allow_partial=settings.allow_partial)
+    return build_model(
+        case.scale,
+        case.seed,
+        settings.checkpoint,
+        interactive=interactive,
+        allow_partial=settings.allow_partial,
+    )
 
 
 def cache_key(
-    kind: str, case: Case, settings: Settings, image: Path, prompts: str, code: Sequence[str]
+    kind: str, case: Case, settings: Settings, images: Sequence[Path], prompts: str, code: Sequence[str]
 ) -> dict[str, Any]:
     """What a cached array depends on: kind, weights, inputs, the import closure of the modules `code`, and versions."""
-    inputs = {"prompts": prompts, "image": hashlib.sha256(image.read_bytes()).hexdigest()}
+    inputs = {"prompts": prompts, "images": [hashlib.sha256(image.read_bytes()).hexdigest() for image in images]}
     return _model_key(kind, case, settings, code) | inputs
 
 
@@ -150,7 +176,7 @@ def shared_trunk(
     trunk = next((part for part in module.modules() if isinstance(part, ViT)), None)
     if trunk is None:
         return nullcontext()
-    return shared(trunk, cache, _model_key("trunk", case, settings, ("harness.models.sam3.build", ORACLE, SHARED)))
+    return shared(trunk, cache, _model_key("trunk", case, settings, (BUILT_BY, ORACLE, SHARED)))
 
 
 def _model_key(kind: str, case: Case, settings: Settings, code: Sequence[str]) -> dict[str, Any]:

@@ -31,14 +31,19 @@ UNREAD_PARAMETERS: Mapping[str, str] = MappingProxyType(
         r"segmentation_head\.pixel_decoder\.(conv_layers|norms)\.2\..*": (
             "the third of three upsampling stages; with three feature maps PixelDecoder.forward needs two"
         ),
-        r"inst_interactive_predictor\..*": "the tracker, which no image component runs",
+        r"inst_interactive_predictor\.model\.no_mem_pos_enc": (
+            "stands in Sam3TrackerBase._prepare_memory_conditioned_features after the return of its branch"
+        ),
     }
 )
-"""Pattern of the whole name → why upstream's image path never reads the parameter."""
+"""Pattern of the whole name → why upstream never reads the parameter when it looks at an image or tracks."""
 
 INVARIANT_PARAMETERS: Mapping[str, str] = MappingProxyType(
     {
         r"transformer\.decoder\.boxRPB_embed_[xy]\.layers\.1\.bias": (
+            "read, but adds one number per head to all attention logits of a row, and softmax ignores such a shift"
+        ),
+        r"inst_interactive_predictor\.model\.sam_mask_decoder\.transformer\..*\.k_proj\.bias": (
             "read, but adds one number per head to all attention logits of a row, and softmax ignores such a shift"
         ),
     }
@@ -95,6 +100,14 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     (r".*\.mask_embed\.layers\.2\.weight", _gain(0.14)),
     (r".*\.instance_seg_head\.weight", _gain(0.5)),
     (r".*\.(gamma|ls_\d\.gamma)", Distribution(std=0.05, mean=0.3)),
+    # The tracker: attention to memories as in the trunk; objects are there, as an object score above zero says.
+    (r".*\.model\.transformer\.encoder\.layers\.\d+\.(self_attn|cross_attn_image)\.[qk]_proj\.weight", _gain(1.4)),
+    (r".*\.model\.transformer\.encoder\.layers\.\d+\.linear2\.weight", _gain(0.4)),
+    (r".*\.sam_mask_decoder\.transformer\..*\.(lin1|[qk]_proj)\.weight", _gain(1.4)),
+    (r".*\.pred_obj_score_head\.layers\.2\.bias", Distribution(std=0.05, mean=2.8)),
+    (r".*\.output_hypernetworks_mlps\.\d\.layers\.2\.weight", _gain(0.3)),
+    # Single masks of which some are stable, and are kept, and some are not, and are replaced.
+    (r".*\.output_hypernetworks_mlps\.0\.layers\.2\.bias", Distribution(std=0.05, mean=0.15)),
 )
 
 

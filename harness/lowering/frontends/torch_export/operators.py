@@ -15,7 +15,7 @@ from torch.fx import Node
 from harness.core.settings import REPOSITORY
 
 OPERATORS_FILE = REPOSITORY / "fixtures" / "operators.json"
-"""Every distinct call in the ten components at shallow scale; `harness.models.sam3.operator_calls` writes it."""
+"""Every distinct call in the components at shallow scale; `harness.models.sam3.operator_calls` writes it."""
 
 
 @dataclass(frozen=True)

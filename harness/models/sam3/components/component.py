@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.core.precision import PRECISIONS
+from harness.models.sam3.captures import GROUNDING, Capture
 
 if TYPE_CHECKING:
     import torch
@@ -27,12 +28,13 @@ class Component:
         inputs: Names of the inputs, in the order of the module's forward.
         outputs: Names of the outputs, in the order in which the module returns them.
         uses_rope: Whether rotary position encoding is inside; if not, only the strategy `real` makes sense.
-        interactive: Whether the model must be built with upstream's SAM 2 neck (`enable_inst_interactivity`).
+        captured_by: The run of upstream's model that the inputs are taken from.
+        with_sam2_neck: Whether the model must be built with upstream's SAM 2 neck although the run does without it.
         emulated: Precisions in which its GPU kernels take at most half a minute on a CPU; docs/GPU_KERNELS.md has the
             times.
         build: Takes the SAM 3 image model, returns the module: tensors in, tuple of tensors out.
-        samples: Takes the captured tensors of one forward pass (`harness.models.sam3.capture`), returns the inputs by
-            sample name; every sample is exported, compiled and judged. The first is the main one.
+        samples: Takes what the run captured (the `Activations` of its module), returns the inputs by sample name; every
+            sample is exported, compiled and judged. The first is the main one.
     """
 
     name: str
@@ -42,5 +44,11 @@ class Component:
     build: Callable[[Any], torch.nn.Module]
     samples: Callable[[Any], dict[str, Arguments]]
     uses_rope: bool = False
-    interactive: bool = False
+    captured_by: Capture = GROUNDING
+    with_sam2_neck: bool = False
     emulated: tuple[str, ...] = ()
+
+    @property
+    def interactive(self) -> bool:
+        """Whether the model must be built with upstream's SAM 2 neck and tracker (`enable_inst_interactivity`)."""
+        return self.with_sam2_neck or self.captured_by.interactive

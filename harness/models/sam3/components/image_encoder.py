@@ -49,5 +49,5 @@ IMAGE_ENCODER = Component(
     build=build,
     samples=samples,
     uses_rope=True,
-    interactive=True,
+    with_sam2_neck=True,
 )

@@ -21,9 +21,10 @@ from harness.core.case import Case
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.settings import Settings
 from harness.core.subject import Arrays
+from harness.models.sam3.captures import GROUNDING
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
-from harness.models.sam3.source import CAPTURED_BY, ORACLE, SHARED, build, cache_key, shared_trunk
+from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.parity.detections import Detections, ReferenceDetections
 from harness.parity.references import Reference, first_and_again, reference_of, run_twice
 
@@ -130,8 +131,8 @@ class EndToEndSource:
 
     def _key(self, kind: str, question: Question, by: Reference) -> dict[str, Any]:
         prompt = repr(asdict(replace(question, image=Path(question.image.name))))
-        code = (*CAPTURED_BY, _UPSTREAM, SHARED, ORACLE, by.code)
-        return cache_key(kind, self._case, self._settings, question.image, prompt, code)
+        code = (GROUNDING.module, BUILT_BY, _UPSTREAM, SHARED, ORACLE, by.code)
+        return cache_key(kind, self._case, self._settings, (question.image,), prompt, code)
 
     def _asked_half(self, question: Question) -> Arrays:
         from harness.models.sam3.end_to_end.upstream import Asking

@@ -85,7 +85,7 @@ class InteractiveSource:
     def _key(self, question: Question) -> dict[str, Any]:
         asked = repr(asdict(replace(question, image=Path(question.image.name))))
         code = (_BUILD, _UPSTREAM, SHARED, ORACLE, self._reference.code)
-        return cache_key("interactive answer", self._case, self._settings, question.image, asked, code)
+        return cache_key("interactive answer", self._case, self._settings, [question.image], asked, code)
 
     def _asked(self, question: Question) -> Arrays:
         from harness.models.sam3.interactive.upstream import Predicting

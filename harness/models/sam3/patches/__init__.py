@@ -9,10 +9,13 @@ from harness.models.sam3.patches.devices import (
     DECODER_WITHOUT_AUTOCAST,
     PIN_MEMORY_DOES_NOTHING,
     POSITION_ENCODING_ON_CPU,
+    ROTARY_TABLES_ON_CPU,
+    TRACKER_STATE_ON_CPU,
     TRACKER_WITHOUT_AUTOCAST,
 )
 from harness.models.sam3.patches.exporting import BOXES_IN_FEATURE_DTYPE, CONSTANT_SPATIAL_SHAPES, NO_ASSERTS_IN_GRAPH
 from harness.models.sam3.patches.patch import Patch
+from harness.models.sam3.patches.tracking import FEATURES_STAY_FLOAT32, HOLES_ARE_FILLED
 from harness.models.sam3.patches.vocabulary import VOCABULARY
 
 IMPORT_PATCHES: tuple[Patch, ...] = (ABSENT_TRITON, ABSENT_PSUTIL, KEEP_TF32)
@@ -24,6 +27,10 @@ RUN_PATCHES: tuple[Patch, ...] = (
     DECODER_COORDINATES_ON_CPU,
     DECODER_WITHOUT_AUTOCAST,
     TRACKER_WITHOUT_AUTOCAST,
+    ROTARY_TABLES_ON_CPU,
+    TRACKER_STATE_ON_CPU,
+    FEATURES_STAY_FLOAT32,
+    HOLES_ARE_FILLED,
     PIN_MEMORY_DOES_NOTHING,
     CUDA_STAYS_ON_CPU,
     CONSTANT_SPATIAL_SHAPES,

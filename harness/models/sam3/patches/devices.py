@@ -96,6 +96,36 @@ def _cuda_stays_on_cpu() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _rotary_tables_on_cpu() -> Iterator[None]:
+    import torch
+    from sam3.sam.transformer import RoPEAttention
+
+    original = RoPEAttention.__init__
+
+    @wraps(original)
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        with replaced(torch.cuda, "is_available", lambda: False):
+            original(self, *args, **kwargs)
+
+    with replaced(RoPEAttention, "__init__", build):
+        yield
+
+
+@contextmanager
+def _tracker_state_on_cpu() -> Iterator[None]:
+    from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
+
+    original = Sam3TrackerPredictor.init_state
+
+    @wraps(original)
+    def init_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **{**kwargs, "offload_state_to_cpu": True})
+
+    with replaced(Sam3TrackerPredictor, "init_state", init_state):
+        yield
+
+
 POSITION_ENCODING_ON_CPU = Patch(
     name="position_encoding_on_cpu",
     what='position encodings are precomputed on "cuda"',
@@ -148,4 +178,24 @@ CUDA_STAYS_ON_CPU = Patch(
     why="fails without CUDA, and mixes devices with it",
     needed=lambda: ".cuda(" in source("model/sam3_tracker_base.py"),
     apply=_cuda_stays_on_cpu,
+)
+
+ROTARY_TABLES_ON_CPU = Patch(
+    name="rotary_tables_on_cpu",
+    what="the tracker's tables of rotary encoding are made on CUDA wherever there is one",
+    where="sam3/sam/transformer.py, RoPEAttention.__init__",
+    why="mixes devices, because no attribute but parameters and buffers moves with a module",
+    needed=lambda: 'torch.device("cuda") if torch.cuda.is_available()' in source("sam/transformer.py"),
+    apply=_rotary_tables_on_cpu,
+)
+
+TRACKER_STATE_ON_CPU = Patch(
+    name="tracker_state_on_cpu",
+    what='masks and memories are stored on "cuda" unless their user asks for the CPU',
+    where="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.init_state",
+    why="fails without CUDA, and mixes devices with it",
+    needed=lambda: (
+        'inference_state["storage_device"] = torch.device("cuda")' in source("model/sam3_tracking_predictor.py")
+    ),
+    apply=_tracker_state_on_cpu,
 )

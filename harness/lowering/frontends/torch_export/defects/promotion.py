@@ -67,6 +67,11 @@ class _Select(torch.nn.Module):
         return torch.where(mask, x, torch.arange(2))
 
 
+class _Joined(torch.nn.Module):
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, count])
+
+
 class _SameBits(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x != x.flip(0)
@@ -144,6 +149,10 @@ def _promote(module: GraphModule) -> None:
         condition, left, right = node.args
         dtype = value_of(node).dtype
         node.args = (condition, _cast(left, dtype, node), _cast(right, dtype, node))
+    for node in calls(module, _aten.cat.default):
+        dtype = value_of(node).dtype
+        if not dtype.is_complex:
+            node.args = ([_cast(operand, dtype, node) for operand in node.args[0]], *node.args[1:])
     for node in calls(module, *_FIRST_ONLY):
         node.args = (_cast(node.args[0], value_of(node).dtype, node), *node.args[1:])
 
@@ -216,6 +225,15 @@ DEFECTS = (
         reproduction=_reproduce(_Select, _mask(), torch.tensor([0.5, 1.5])),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "must have the same datatype"),
         workaround="The pass of integer_true_division casts the branches to the result's dtype.",
+    ),
+    TorchDefect(
+        name="cat_mixed_dtypes",
+        title="cat of tensors of different dtypes is rejected",
+        where="BaseFXGraphImporter._cat",
+        what="The tensors are handed on as they are, and Relax does not mix dtypes; PyTorch promotes them.",
+        reproduction=_reproduce(_Joined, torch.tensor([0.5, 1.5]), torch.tensor([1, 2])),
+        raw=RawOutcome(Symptom.REJECTED, "TypeError", "to have the same dtype"),
+        workaround="The pass of integer_true_division casts the tensors to the result's dtype.",
     ),
     TorchDefect(
         name="add_alpha",

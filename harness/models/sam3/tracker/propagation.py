@@ -1,0 +1,248 @@
+"""The tensors that pass between the tracker's modules when upstream propagates objects through a clip.
+
+Upstream's own `Sam3TrackerPredictor` runs. Two things keep that affordable. Every distinct picture of the clip is
+encoded once. Memories come from frames that its user clicks on, and whose clicks are then taken back: upstream keeps
+what it remembers of such frames, as if it had tracked the object there, and has not attended to other memories for it.
+So a frame with a full bank costs one attention to memories, and not one for each of the frames before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.models.sam3.images import preprocess
+from harness.models.sam3.tracker.clip import Clip, load_clip
+from harness.models.sam3.tracker.recording import Call, recorded_methods
+
+FRAMES = 20
+"""Frames of the clip: the last one sees four conditioning frames, six others, and fifteen pointers besides."""
+TOKENS = 72 * 72
+"""Tokens of a memory."""
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A frame that attends to M memories of B objects, and to P object pointers.
+
+    Attributes:
+        features: [1, 256, 72, 72] fp32, the frame.
+        memories: [M, B, 64, 72, 72] fp32, rounded to bfloat16 as upstream stores them.
+        ranks: [M] int64, the row of the table of temporal positions for each memory.
+        pointers: [P, B, 256] fp32.
+        times: [P] fp32, how far each pointer's frame is from this one, as a share of the farthest.
+        prompt, prompt_pos: [5184·M + 4·P, B, 64] fp32, keys and their positions as upstream puts them together.
+        conditioned: [B, 256, 72, 72] fp32, the frame in the light of its memories.
+    """
+
+    features: Tensor
+    memories: Tensor
+    ranks: Tensor
+    pointers: Tensor
+    times: Tensor
+    prompt: Tensor
+    prompt_pos: Tensor
+    conditioned: Tensor
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A frame and the masks of B objects in it, on the way into memory.
+
+    Attributes:
+        features: [1, 256, 72, 72] fp32.
+        masks: [B, 1, 1008, 1008] fp32 logits.
+        object_logits: [B, 1] fp32, above zero where the object is there.
+        from_points: [1] bool, whether the masks are an answer to clicks, and are decided before they are encoded.
+        memory: [B, 64, 72, 72] fp32.
+    """
+
+    features: Tensor
+    masks: Tensor
+    object_logits: Tensor
+    from_points: Tensor
+    memory: Tensor
+
+
+@dataclass(frozen=True)
+class Pointed:
+    """A mask that is given, and the pointer that upstream makes of it.
+
+    Attributes:
+        features, high_res_0, high_res_1: [1, 256, 72, 72], [1, 32, 288, 288], [1, 64, 144, 144] fp32: the frame.
+        masks: [1, 1, 1152, 1152] fp32, 0 or 1, or between them at the edge.
+        pointer: [1, 256] fp32.
+        object_logits: [1, 1] fp32.
+    """
+
+    features: Tensor
+    high_res_0: Tensor
+    high_res_1: Tensor
+    masks: Tensor
+    pointer: Tensor
+    object_logits: Tensor
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Two propagations: three objects from the first frame into the second, and one object through the clip.
+
+    Attributes:
+        given: The mask of the moving object, which is known exactly.
+        clicked: The first frame, with three objects.
+        tracked: The second frame, with the masks that were found.
+        second: It attends to one memory and one pointer of each object.
+        full: Frame 16, with seven memories and sixteen pointers of one object.
+        most: Frame 19, with four conditioning frames, so that it has ten memories and nineteen pointers.
+    """
+
+    given: Pointed
+    clicked: Encoded
+    tracked: Encoded
+    second: Attended
+    full: Attended
+    most: Attended
+
+
+def load_inputs(image: Path | None) -> Clip:
+    """The clip; a part of another photograph moves in it if one is given."""
+    return load_clip(image)
+
+
+@torch.no_grad()
+def capture(model: Any, clip: Clip) -> Activations:
+    """Propagates objects through the clip with upstream's tracker.
+
+    Args:
+        model: Upstream's `Sam3Image`, built interactive, fp32 on the CPU, inside `upstream()`.
+        clip: What the frames show.
+    """
+    tracker = model.inst_interactive_predictor.model
+    features = _encoded(model, clip)
+    with recorded_methods(tracker, "_use_mask_as_output", "_encode_new_memory") as made:
+        second = _three_objects(tracker, clip, features)
+    clicked, tracked = map(_remembered, made["_encode_new_memory"])
+    given = made["_use_mask_as_output"][0]
+    full, most = _one_object(tracker, clip, features)
+    high_res_0, high_res_1 = given.arguments["high_res_features"]
+    return Activations(
+        given=Pointed(
+            features=given.arguments["backbone_features"].clone(),
+            high_res_0=high_res_0.clone(),
+            high_res_1=high_res_1.clone(),
+            masks=given.arguments["mask_inputs"].clone(),
+            pointer=given.result[5].clone(),
+            object_logits=given.result[6].clone(),
+        ),
+        clicked=clicked,
+        tracked=tracked,
+        second=second,
+        full=full,
+        most=most,
+    )
+
+
+def _encoded(model: Any, clip: Clip) -> dict[int, tuple[Tensor, dict[str, list[Tensor]]]]:
+    """The features of every frame as the tracker keeps them, from its neck alone; equal frames share theirs."""
+    neck, decoder = model.backbone.vision_backbone, model.inst_interactive_predictor.model.sam_mask_decoder
+    views: dict[int, tuple[Tensor, dict[str, list[Tensor]]]] = {}
+    for frame in range(FRAMES):
+        view = clip.view(frame)
+        if view not in views:
+            image = preprocess(clip.picture(frame))
+            trunk = neck.trunk(image)[-1]
+            levels = [convolution(trunk) for convolution in neck.sam2_convs[:3]]
+            positions = [neck.position_encoding(level) for level in levels]
+            levels[:2] = decoder.conv_s0(levels[0]), decoder.conv_s1(levels[1])
+            views[view] = image, {"backbone_fpn": levels, "vision_pos_enc": positions}
+    return {frame: views[clip.view(frame)] for frame in range(FRAMES)}
+
+
+def _session(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Any:
+    height, width = clip.mask(0).shape
+    return tracker.init_state(video_height=height, video_width=width, num_frames=FRAMES, cached_features=dict(features))
+
+
+def _three_objects(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Attended:
+    """A mask and clicks in the first frame, which are propagated into the second."""
+    state = _session(tracker, clip, features)
+    tracker.add_new_mask(state, 0, 0, torch.from_numpy(clip.mask(0)))
+    for number, point in enumerate(clip.still, start=1):
+        tracker.add_new_points_or_box(state, 0, number, points=[point], labels=[1])
+    tracker.propagate_in_video_preflight(state)
+    return _attending(tracker, state, 1)
+
+
+def _one_object(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> tuple[Attended, Attended]:
+    """One object, clicked wherever it goes, until the bank is full."""
+    state = _session(tracker, clip, features)
+
+    def click(*frames: int) -> None:
+        for frame in frames:
+            tracker.add_new_points_or_box(state, frame, 0, points=[clip.center(frame)], labels=[1])
+        tracker.propagate_in_video_preflight(state)
+
+    def take_back(*frames: int) -> None:
+        for frame in frames:
+            tracker.clear_all_points_in_frame(state, frame, 0, need_output=False)
+
+    click(*range(16))
+    take_back(*range(1, 16))
+    full = _attending(tracker, state, 16)
+    click(1, 2, 3, 17, 18)
+    take_back(17, 18)
+    return full, _attending(tracker, state, 19)
+
+
+def _attending(tracker: Any, state: Any, frame: int) -> Attended:
+    """What the attention to memories gets and gives while one frame is tracked."""
+    with (
+        recorded_methods(tracker.transformer.encoder, "forward") as attended,
+        recorded_methods(tracker, "_get_tpos_enc") as timed,
+    ):
+        list(tracker.propagate_in_video(state, frame, 0, reverse=False, tqdm_disable=True))
+    (attention,), (times,) = attended["forward"], timed["_get_tpos_enc"]
+    prompt, source = attention.arguments["prompt"], attention.arguments["src"][0]
+    pointer_tokens = attention.arguments["num_obj_ptr_tokens"]
+    count, objects = (len(prompt) - pointer_tokens) // TOKENS, prompt.shape[1]
+    spatial, pointers = prompt[: count * TOKENS], prompt[count * TOKENS :]
+    parts = tracker.hidden_dim // tracker.mem_dim
+    conditioning = count - min(count - 1, tracker.num_maskmem - 1)
+    # Conditioning frames are all alike; of the others, the earliest comes first.
+    ranks = [tracker.num_maskmem - 1] * conditioning + list(range(count - conditioning - 1, -1, -1))
+    positions = torch.tensor(times.arguments["rel_pos_list"]) / (times.arguments["max_abs_pos"] - 1)
+    return Attended(
+        features=_map(source[:, :1]),
+        memories=_map(spatial.unflatten(0, (count, TOKENS)).transpose(0, 1).flatten(1, 2))
+        .unflatten(0, (count, objects))
+        .clone(),
+        ranks=torch.tensor(ranks),
+        pointers=pointers.unflatten(0, (-1, parts)).transpose(1, 2).flatten(2).clone(),
+        times=positions.clone(),
+        prompt=prompt.clone(),
+        prompt_pos=attention.arguments["prompt_pos"].clone(),
+        conditioned=_map(attention.result["memory"]),
+    )
+
+
+def _remembered(call: Call) -> Encoded:
+    return Encoded(
+        features=_map(call.arguments["current_vision_feats"][-1][:, :1]),
+        masks=call.arguments["pred_masks_high_res"].clone(),
+        object_logits=call.arguments["object_score_logits"].clone(),
+        from_points=torch.tensor([call.arguments["is_mask_from_pts"]]),
+        memory=call.result[0].clone(),
+    )
+
+
+def _map(tokens: Tensor) -> Tensor:
+    """[5184, B, C] to a feature map [B, C, 72, 72] of its own."""
+    side = math.isqrt(len(tokens))
+    feature_map: Tensor = tokens.permute(1, 2, 0).unflatten(2, (side, side))
+    return feature_map.clone()
