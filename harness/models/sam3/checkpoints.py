@@ -91,7 +91,7 @@ def has_point_prompts(path: Path) -> bool:
 
 def has_tracker(path: Path) -> bool:
     """Whether a checkpoint that `load_checkpoint` takes has the tracker's weights, told from its names."""
-    return any(name.startswith("tracker.sam_") for name in _names(path))
+    return any(name.startswith(("tracker.sam_", "tracker_model.")) for name in _names(path))
 
 
 def _names(path: Path) -> list[str]:
