@@ -12,7 +12,7 @@ from sam3.sam.transformer import RoPEAttention
 from torch.nn import functional
 
 from conformance.support.attention import kernels
-from conformance.support.kernels import hold_result, machine_of
+from conformance.support.kernels import functions_of, hold_result, machine_of
 from harness.lowering.frontends.torch_export import export_program
 from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.upstream import upstream
@@ -56,6 +56,11 @@ def test_upstreams_memory_attention() -> None:
     (info,) = kernels(lowered)
     assert info.decisions["packed"] == "by block" and info.decisions["values"] == "projected afterwards"
     assert info.extents["width"] == 64
+    names = {name.rstrip("0123456789") for name in functions_of(lowered)}
+    # Rotation, repetition and joining are done while keys are packed.
+    assert names == {"attention", "matmul_add", "pack"}, (
+        "rotation, repetition and joining are done while keys are packed"
+    )
     machine = machine_of(lowered)
     weights = machine["main_transform_params"]([tvm.runtime.tensor(np.asarray(value)) for value in values.values()])
     actual = machine["main"](*(tvm.runtime.tensor(tensor.numpy()) for tensor in inputs), *weights)
