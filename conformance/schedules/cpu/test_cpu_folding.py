@@ -119,3 +119,49 @@ def test_what_another_operator_needs_too_is_still_computed() -> None:
         return (functional.scaled_dot_product_attention(q, q, q) + q).transpose(1, 2)
 
     hold(operator, expected, arrays)
+
+
+@pytest.mark.parametrize(("tokens", "memories", "others"), [(13, 3, 5), (20, 1, 4), (150, 5, 1)])
+def test_keys_that_are_rotated_in_part_are_rotated_while_attention_reads(
+    tokens: int, memories: int, others: int
+) -> None:
+    """The same angles for each memory, and keys after them as they are: a table repeated, a run of keys replaced."""
+    rotated = tokens * memories
+    shape = (2, 1, rotated, 64)
+    arrays = [
+        normal((2, tokens, 1, 64), 1),
+        normal((2, 1, rotated + others, 64), 2),
+        normal((tokens, 32), 3),
+        normal((tokens, 32), 4),
+    ]
+
+    def operator(q: relax.Expr, k: relax.Expr, cos: relax.Expr, sin: relax.Expr) -> relax.Expr:
+        cos, sin = (op.tile(op.reshape(table, (1, 1, tokens, 32)), (1, 1, memories, 1)) for table in (cos, sin))
+        head = relax.BlockBuilder.current().emit(op.strided_slice(k, [2], [0], [rotated]))
+        turned = op.broadcast_to(rotate(head, cos, sin, shape), shape)
+        keys = op.permute_dims(op.slice_scatter(k, turned, 0, rotated, 1, axis=2), [0, 2, 1, 3])
+        return op.nn.attention(q, keys, op.permute_dims(k, [0, 2, 1, 3]))
+
+    def expected(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        tables = (table.repeat(memories, 1) for table in (cos, sin))
+        keys = torch.cat([torch_rotate(k[:, :, :rotated], *tables), k[:, :, rotated:]], 2)
+        return functional.scaled_dot_product_attention(q.transpose(1, 2), keys, k).transpose(1, 2)
+
+    hold(operator, expected, arrays)
+    assert kernels_of(operator, arrays) == ["attention"]
+
+
+@pytest.mark.parametrize(("axis", "start"), [(0, 1), (1, 4), (2, 3)])
+def test_a_run_that_is_replaced_along_any_axis(axis: int, start: int) -> None:
+    """As the left operand of a product, whose rows it changes or tears apart."""
+    shape = (3, 11, 12)
+    run = [2 if d == axis else extent for d, extent in enumerate(shape)]
+    arrays, weights = [normal(shape, 1), normal(run, 2)], [normal((12, 9), 3)]
+
+    def operator(x: relax.Expr, y: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.matmul(op.slice_scatter(x, y, start, start + 2, 1, axis=axis), w)
+
+    def expected(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.slice_scatter(x, y, axis, start, start + 2) @ w
+
+    hold(operator, expected, arrays, weights)

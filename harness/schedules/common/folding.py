@@ -236,6 +236,49 @@ def _take(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None
     return _through(source, shape, lambda _, at: [*at[:axis], chosen[0], *at[axis:]], 1)
 
 
+def _tile(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    """A tensor several times along dimensions before the last one."""
+    before, repeats = _shape(value.args[0]), [int(count) for count in value.attrs.repeats]
+    if before is None or len(before) != len(repeats) or before[-1:] != shape[-1:]:
+        return None
+    source = fold(scope, value.args[0])
+
+    def index(reader: Reader, at: Index) -> Index:
+        return [
+            i if count == 1 else reader.analyzer.simplify(tirx.convert(i % extent))
+            for i, count, extent in zip(at, repeats, before, strict=True)
+        ]
+
+    return _through(source, shape, index, source.period)
+
+
+def _broadcast_to(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    """A tensor that has the shape already: what PyTorch's `expand` often is."""
+    return fold(scope, value.args[0]) if _shape(value.args[0]) == shape else None
+
+
+def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+    """A tensor with another one in place of a run of its indices along one axis."""
+    axis = int(value.attrs.axis) % len(shape)
+    run = _shape(value.args[1])
+    if run is None or _shape(value.args[0]) is None or not all(isinstance(n, tirx.IntImm) for n in value.args[2:]):
+        return None
+    start, _, step = (int(number) for number in value.args[2:])
+    if step != 1 or not 0 <= start <= shape[axis] - run[axis]:
+        return None
+    parts = [fold(scope, argument) for argument in value.args[:2]]
+    inputs, placed = _joined(parts)
+
+    def element(reader: Reader, at: Index) -> Any:
+        moved = [*at[:axis], at[axis] - start, *at[axis + 1 :]]
+        around, inside = parts[0].element(placed(reader, 0), at), parts[1].element(placed(reader, 1), moved)
+        return T.if_then_else(tirx.all(at[axis] >= start, at[axis] < start + run[axis]), inside, around)
+
+    period = math.lcm(*(part.period for part in parts)) if axis < len(shape) - 1 else 1
+    # Choosing between the two counts as an operation.
+    return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
+
+
 def _concat(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
     parts = _fields(scope, value)
     if parts is None or value.attrs.axis is None:
@@ -387,6 +430,9 @@ _RULES: dict[str, Callable[[Scope, ir.Call, tuple[int, ...]], Folded | None]] = 
     **dict.fromkeys(_RESHAPES, _reshape),
     "relax.strided_slice": _strided_slice,
     "relax.take": _take,
+    "relax.tile": _tile,
+    "relax.broadcast_to": _broadcast_to,
+    "relax.slice_scatter": _slice_scatter,
     "relax.concat": _concat,
     "relax.stack": _stack,
     "relax.astype": _astype,
