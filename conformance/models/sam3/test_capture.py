@@ -38,8 +38,8 @@ def run_main_sample(name: str) -> dict[str, torch.Tensor]:
 
 
 # What upstream calls the same tensor. `last` takes the last decoder layer, as upstream does, and `end` as many of
-# upstream's last tokens as the component has. `first`, the first object of a batch, and `near` may be rounded in another
-# order: PyTorch chooses it by the batch, and by how a tensor lies in memory, which is kept on disk in another way.
+# upstream's last tokens as the component has. `first`, the first object of a batch, and `near` may be rounded in
+# another order: PyTorch chooses it by the batch, and by how a tensor lies in memory, which the cache does not keep.
 SAME = {
     "vision_backbone": {"fpn_0": "fpn_0", "fpn_1": "fpn_1"},
     "text_encoder": {"features": "text_features", "mask": "text_mask"},
