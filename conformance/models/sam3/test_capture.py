@@ -37,8 +37,9 @@ def run_main_sample(name: str) -> dict[str, torch.Tensor]:
         return dict(zip(component.outputs, module(*args.values()), strict=True))
 
 
-# What upstream calls the same tensor; `last` takes the last decoder layer, as upstream does, `first` the first object
-# of the component's, and `end` as many of upstream's last tokens as the component has.
+# What upstream calls the same tensor. `last` takes the last decoder layer, as upstream does, and `end` as many of
+# upstream's last tokens as the component has. `first`, the first object of a batch, and `near` may be rounded in
+# another order: PyTorch chooses it by the batch, and by how a tensor lies in memory, which the cache does not keep.
 SAME = {
     "vision_backbone": {"fpn_0": "fpn_0", "fpn_1": "fpn_1"},
     "text_encoder": {"features": "text_features", "mask": "text_mask"},
@@ -48,12 +49,16 @@ SAME = {
     "scoring_head": {"logits": "last pred_logits"},
     "box_head": {"boxes": "last pred_boxes", "boxes_xyxy": "last pred_boxes_xyxy"},
     "segmentation_head": {"pred_masks": "pred_masks", "semantic_seg": "semantic_seg"},
-    "tracking_features": {"high_res_0": "high_res_0", "high_res_1": "high_res_1", "image_embed": "image_embed"},
+    "tracking_features": {name: f"near {name}" for name in ("high_res_0", "high_res_1", "image_embed")},
     "prompt_encoder": {"sparse": "refined/sparse", "dense": "refined/dense"},
-    "mask_decoder": {"masks": "click/logits", "ious": "click/ious", "object_logits": "click/object_logits"},
+    "mask_decoder": {
+        "masks": "near click/logits",
+        "ious": "near click/ious",
+        "object_logits": "near click/object_logits",
+    },
     "mask_pointer": {"pointers": "first given/pointer", "object_logits": "first given/object_logits"},
     "object_pointers": {"tokens": "end full/prompt", "positions": "end full/prompt_pos"},
-    "memory_attention": {"conditioned": "full/conditioned"},
+    "memory_attention": {"conditioned": "near full/conditioned"},
 }
 
 
@@ -63,9 +68,9 @@ def test_component_gives_what_upstream_passed_on(name: str) -> None:
     for output, where in SAME[name].items():
         which, _, tensor = where.rpartition(" ")
         actual, expected = outputs[output], seen[tensor]
-        actual = {"": actual, "last": actual[-1], "first": actual[:1], "end": actual}[which]
+        actual = {"last": actual[-1], "first": actual[:1]}.get(which, actual)
         expected = expected[-len(actual) :] if which == "end" else expected
-        if which == "first":  # of a batch, which PyTorch may compute in another order
+        if which in ("first", "near"):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         else:
             assert torch.equal(actual, expected), f"{name}.{output} is not upstream's {where}"

@@ -42,6 +42,8 @@ def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         name if name.startswith(("tracker_neck.", "tracker_model.")) else VIDEO_PREFIX + name: tensor.contiguous()
         for name, tensor in state.items()
     }
+    again = "tracker_model.shared_image_embedding.positional_embedding"  # safetensors writes no memory twice
+    renamed |= {again: renamed[again].clone()} if again in renamed else {}
     return {"tracker_model.no_memory_embedding": torch.ones(1, 1, 256), **renamed}
 
 

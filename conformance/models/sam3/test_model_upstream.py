@@ -85,6 +85,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 @pytest.fixture(autouse=True)
 def _imported() -> Iterator[None]:
     import_sam3()
+    import sam3.perflib.connected_components  # noqa: F401  (upstream imports it where it needs it)
+
     yield
 
 
