@@ -159,7 +159,10 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
 
 
 def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
-    """The cases of whole models that the command line asks for; only the default strategy unless one is named."""
+    """The cases of whole models that the command line asks for; only the default strategy unless one is named.
+
+    A test module that asks for one of them names the subject that it is about as `SUBJECT`.
+    """
     components = config.getoption("component")
     whole = [name for name, subject in subjects().items() if subject.whole and (not components or name in components)]
     if not whole:
@@ -191,8 +194,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         parts = [case for case in config.stash[CASES] if not subjects()[case.component].whole]
         cases = [case for case in parts if case.strategy in strategies]
         metafunc.parametrize("measured_case", [parameter(case) for case in cases])
+    subject = getattr(metafunc.module, "SUBJECT", None)
     if "whole_case" in metafunc.fixturenames:
-        metafunc.parametrize("whole_case", [parameter(case) for case in whole_cases(config)])
+        cases = [case for case in whole_cases(config) if case.component == subject]
+        metafunc.parametrize("whole_case", [parameter(case) for case in cases])
     if "whole_fp32_case" in metafunc.fixturenames:
-        cases = [case for case in whole_cases(config) if case.precision == DEFAULT_PRECISION]
-        metafunc.parametrize("whole_fp32_case", [parameter(case) for case in cases])
+        cases = [case for case in whole_cases(config) if case.component == subject]
+        metafunc.parametrize(
+            "whole_fp32_case", [parameter(case) for case in cases if case.precision == DEFAULT_PRECISION]
+        )

@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = ("test_components.py", "test_end_to_end.py", "test_operators.py")
+LONGEST = ("test_components.py", "test_end_to_end.py", "test_interactive_subject.py", "test_operators.py")
 """Files that take minutes: the first that processes of pytest-xdist get."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conformance.support.whole import verified
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Status, VerdictKind
@@ -23,22 +24,15 @@ from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.parity.detections import SCORE, UNDECIDED
 from harness.processes import Template
-from harness.report import repro_command
 from harness.runtime.sam3.images import load_image
-from harness.verify.runner import verify_case
+
+SUBJECT = "end_to_end"
 
 
 def test_end_to_end(
     whole_case: Case, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
 ) -> None:
-    result = verify_case(whole_case, verification_settings, template=verifying_process)
-    if result.outcome.status is Status.UNAVAILABLE:
-        if whole_case.target in request.config.getoption("require_target"):
-            pytest.fail(f"--require-target {whole_case.target}: {result.problem}")
-        pytest.skip(result.problem)
-    flags = () if verification_settings.remote is None else verification_settings.remote.flags
-    again = repro_command(whole_case, flags)
-    assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {again}"
+    result = verified(whole_case, verification_settings, verifying_process, request)
     if result.outcome.status is Status.PASSED:
         names = [verdict.name for verdict in result.outcome.verdicts]
         half = PRECISIONS[whole_case.precision].is_half

@@ -1,0 +1,101 @@
+"""Clicks, boxes and masks, compiled, against upstream's `predict_inst`; and that its judge sees what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+
+from conformance.support.whole import verified
+from harness.core.case import Case
+from harness.core.outcome import Status, VerdictKind
+from harness.core.settings import Settings
+from harness.models.sam3.interactive import OUTPUTS
+from harness.models.sam3.interactive.questions import load_questions
+from harness.models.sam3.interactive.source import Answer, InteractiveSource
+from harness.models.sam3.interactive.workload import judged
+from harness.models.sam3.source import Arrays
+from harness.models.sam3.upstream import upstream
+from harness.processes import Template
+
+SUBJECT = "interactive"
+
+
+def test_interactive(
+    whole_case: Case, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
+) -> None:
+    result = verified(whole_case, verification_settings, verifying_process, request)
+    if result.outcome.status is Status.PASSED:
+        names = [verdict.name for verdict in result.outcome.verdicts]
+        answers = [name for question in load_questions() for name in question.answers]
+        assert names == [f"{answer}/{name}" for answer in answers for name in OUTPUTS]
+
+
+@cache
+def answers(case: Case) -> tuple[Answer, ...]:
+    """What upstream answers; whoever changes an array changes a copy."""
+    with upstream():
+        source = InteractiveSource(case, Settings())
+        return tuple(answer for question in source.questions for answer in source.answers(question))
+
+
+def test_what_upstream_answers_is_no_accident(whole_fp32_case: Case) -> None:
+    """Masks are neither empty nor full, few pixels are undecided, and the best of three is the best by a margin."""
+    for answer in answers(whole_fp32_case):
+        masks, iou = answer.reference["masks"], answer.reference["iou"]
+        assert 0.01 < masks.mean() < 0.99, answer.name
+        assert answer.reference["undecided"].mean() < 0.001, answer.name
+        ordered = np.sort(iou)
+        assert len(iou) == 1 or ordered[-1] - ordered[-2] > 1e-3, answer.name
+
+
+def flip_a_pixel(actual: Arrays, answer: Answer) -> None:
+    decided = np.argwhere(~answer.reference["undecided"])
+    actual["masks"][tuple(decided[len(decided) // 2])] ^= True
+
+
+def change_a_logit(actual: Arrays, answer: Answer) -> None:
+    actual["logits"][0, 100, 200] += 1e-3
+
+
+def change_an_iou(actual: Arrays, answer: Answer) -> None:
+    actual["iou"][-1] += 1e-4
+
+
+def swap_two_masks(actual: Arrays, answer: Answer) -> None:
+    for name in OUTPUTS:
+        actual[name][[0, 1]] = actual[name][[1, 0]]
+
+
+FAULTS: dict[Callable[[Arrays, Answer], None], set[str]] = {
+    flip_a_pixel: {"masks"},
+    change_a_logit: {"logits"},
+    change_an_iou: {"iou"},
+    swap_two_masks: set(OUTPUTS),
+}
+"""What goes wrong, and where it must be seen."""
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda fault: fault.__name__ if fault else "none")
+def test_faults_are_seen_where_they_are(whole_fp32_case: Case, fault: Callable[[Arrays, Answer], None] | None) -> None:
+    answer = answers(whole_fp32_case)[0]
+    actual = {name: answer.reference[name].copy() for name in OUTPUTS}
+    if fault is not None:
+        fault(actual, answer)
+    verdicts = judged(actual, answer)
+    assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in OUTPUTS]
+    failed = {verdict.name.rpartition("/")[2] for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
+    assert failed == (FAULTS[fault] if fault else set())
+
+
+def test_undecided_pixels_may_differ(whole_fp32_case: Case) -> None:
+    answer = max(answers(whole_fp32_case), key=lambda answer: int(answer.reference["undecided"].sum()))
+    actual = {name: answer.reference[name].copy() for name in OUTPUTS}
+    undecided = answer.reference["undecided"]
+    assert undecided.any()
+    actual["masks"] ^= undecided
+    verdict = judged(actual, answer)[-1]
+    assert verdict.kind is VerdictKind.STRICT
+    assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")

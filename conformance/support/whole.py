@@ -1,0 +1,25 @@
+"""Verifying a whole model in a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.case import Case
+from harness.core.outcome import Result, Status
+from harness.core.settings import Settings
+from harness.processes import Template
+from harness.report import repro_command
+from harness.verify.runner import verify_case
+
+
+def verified(case: Case, settings: Settings, process: Template, request: pytest.FixtureRequest) -> Result:
+    """Verifies a case; the test is skipped where nothing can run it, and fails where it is not as expected."""
+    result = verify_case(case, settings, template=process)
+    if result.outcome.status is Status.UNAVAILABLE:
+        if case.target in request.config.getoption("require_target"):
+            pytest.fail(f"--require-target {case.target}: {result.problem}")
+        pytest.skip(result.problem)
+    flags = () if settings.remote is None else settings.remote.flags
+    again = repro_command(case, flags)
+    assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {again}"
+    return result
