@@ -205,7 +205,7 @@ def test_a_box_equals_its_two_corners(boxes) -> None:
     corners = torch.tensor(boxes).view(-1, 2, 2)
     as_box, _ = encoder(points=None, boxes=torch.tensor(boxes), masks=None)
     as_points = encoded(corners, torch.tensor([[2, 3]], dtype=torch.int32).expand(len(boxes), 2))
-    assert torch.equal(as_box, as_points[:, :2])
+    torch.testing.assert_close(as_box, as_points[:, :2], **NEAR)
 
 
 @settings(max_examples=20)
@@ -218,7 +218,7 @@ def test_where_padding_lies_changes_nothing(clicks, here, there) -> None:
     assert torch.equal(first, second)
     assert torch.equal(first[:, -1], first[:, -2]), "upstream pads with the same token itself"
     alone = encoded(torch.tensor([[(x, y) for x, y, _ in clicks]]), labels[:, :-1])
-    assert torch.equal(first[:, : len(clicks)], alone[:, : len(clicks)])
+    torch.testing.assert_close(first[:, : len(clicks)], alone[:, : len(clicks)], **NEAR)
 
 
 @settings(max_examples=20)
@@ -234,7 +234,7 @@ def test_tokens_follow_the_order_of_points(clicks, random) -> None:
         )
         for each in (clicks, shuffled)
     )
-    assert torch.equal(first[:, [*order, len(clicks)]], second)
+    torch.testing.assert_close(first[:, [*order, len(clicks)]], second, **NEAR)
 
 
 def test_masks_do_not_depend_on_the_order_of_points() -> None:
