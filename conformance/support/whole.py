@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.core.case import Case
-from harness.core.outcome import Result, Status
+from harness.core.outcome import Status
 from harness.core.settings import Settings
 from harness.processes import Template
-from harness.report import repro_command
+from harness.report import Result, repro_command
 from harness.verify.runner import verify_case
 
 
