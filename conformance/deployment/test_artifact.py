@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from conformance.support.shallow import photograph, shallow_model
+from conformance.support.shallow import interactive_model, photograph, shallow_model
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, Settings
 from harness.deployment.compiling import pack_model
@@ -273,15 +273,28 @@ def test_other_weights_are_packed_without_compiling(copy: Path) -> None:
 
 
 def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_path: Path) -> None:
-    theirs = to_hugging_face(shallow_model().state_dict())
-    checkpoint = tmp_path / "model.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in theirs.items()}, checkpoint)
+    checkpoint = published_by_transformers(tmp_path, interactive_model())
     manifest = pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))
     assert (manifest.trained, manifest.point_prompts) == (True, False)
     model = Sam3.load(copy)
     with pytest.raises(Sam3Error, match=r"^The weights \(model.safetensors, .*which has none for points; ask with"):
         model.encode_prompt(Prompt(points=[(10, 10)]), (640, 480))
     assert model.encode_prompt(Prompt("cat", boxes=[(10, 10, 50, 50)]), (640, 480)).geometry
+
+
+def published_by_transformers(folder: Path, model: Any) -> Path:
+    path = folder / "model.safetensors"
+    theirs = to_hugging_face(model.state_dict())
+    save_file({name: tensor.contiguous() for name, tensor in theirs.items()}, path)
+    return path
+
+
+def test_weights_without_clicks_are_refused_by_a_folder_that_answers_them(copy: Path, tmp_path: Path) -> None:
+    checkpoint = published_by_transformers(tmp_path, shallow_model())
+    before = (copy / MANIFEST).read_bytes()
+    with pytest.raises(HarnessError, match=r"does not fit the model: \d+ missing \("):
+        pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))
+    assert (copy / MANIFEST).read_bytes() == before
 
 
 def test_packing_needs_an_artifact(tmp_path: Path) -> None:

@@ -57,9 +57,10 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     tokens = Tokenizer.read(shallow_artifact / artifact.manifest.vocabulary).tokenize(["cat"]).ids
     (tmp_path / "tokens.txt").write_text(" ".join(str(token) for token in tokens[0] if token))
     points, boxes = artifact.manifest.capacity.points, artifact.manifest.capacity.boxes
+    encoded = artifact.call("encode_image", **artifact.call("preprocess", image=pixels))
     found = artifact.call(
         "ground",
-        **artifact.call("encode_image", **artifact.call("preprocess", image=pixels)),
+        **{name: tensor for name, tensor in encoded.items() if name.startswith("fpn_")},
         **artifact.call("encode_text", tokens=tokens),
         points=np.zeros((points, 1, 2), np.float32),
         points_mask=np.ones((1, points), bool),
