@@ -105,6 +105,8 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     (r".*\.model\.transformer\.encoder\.layers\.\d+\.linear2\.weight", _gain(0.4)),
     (r".*\.sam_mask_decoder\.transformer\..*\.(lin1|[qk]_proj)\.weight", _gain(1.4)),
     (r".*\.pred_obj_score_head\.layers\.2\.bias", Distribution(std=0.05, mean=2.8)),
+    # The layer norms of a mask prompt see 4 and 16 channels: where these were nearly equal, rounding would be enlarged.
+    (r".*\.mask_downscaling\.[03]\.bias", Distribution(std=1.0)),
     (r".*\.output_hypernetworks_mlps\.\d\.layers\.2\.weight", _gain(0.3)),
     # Single masks of which some are stable, and are kept, and some are not, and are replaced.
     (r".*\.output_hypernetworks_mlps\.0\.layers\.2\.bias", Distribution(std=0.05, mean=0.15)),
