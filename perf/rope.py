@@ -14,7 +14,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
-from harness.core.processors import Processors
+from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.rope import Strategy
 from harness.lowering.rotation import Rotation, rotating
 from harness.lowering.route import Route, lower
@@ -90,7 +90,7 @@ def compiled(
     module: torch.nn.Module,
     inputs: tuple[torch.Tensor, ...],
     pool: Pool,
-    processors: Processors,
+    processors: Processors = THIS_MACHINE,
 ) -> Compiled:
     """Lowers a module with a strategy, compiles it for the CPU among the processors and packs its weights."""
     llvm = TARGETS["llvm"]
