@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 		--editable ".[verify,test,perf]"
 	@touch $(STAMP)
 
-# This CPU, the default strategy and the control; sam3-tvm verify without these runs all targets and strategies.
+# This CPU, the default strategy and the control; sam3-tvm verify without these runs every strategy.
 verify: $(STAMP)
 	$(BIN)/sam3-tvm verify --target llvm --strategy none --strategy real --jobs $(or $(filter-out 0,$(JOBS)),1)
 
