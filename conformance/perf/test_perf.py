@@ -211,7 +211,7 @@ def test_the_work_of_kernels_is_what_their_facts_tell() -> None:
     assert told(replace(product, extents=extents | {"batch": 1})) == Work("201x32 · 32x35", 1234)
     heads = {"batch": 9, "heads": 16, "queries": 576, "keys": 200, "channels": 64}
     attention = kernel_info.attention(ATTENTION, [True, False, False], 32, **heads)
-    size = "9 x 16 heads, 576 queries, 200 keys, 64 channels"
+    size = "9 x 16 heads, 576 queries, 200 keys, 64 channels to 32"
     assert told(attention) == Work(size, 2 * 9 * 16 * 576 * 200 * (64 + 32))
     assert told(KernelInfo(Kind.LOOPS, schedules=("flat",))) == Work()
     functions = tvm.IRModule({"bare": tvm.tirx.PrimFunc([], tvm.tirx.Evaluate(0))})
