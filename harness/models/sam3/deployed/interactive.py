@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from harness.models.sam3.components.tracker_modules import TrackingFeatures, tracker_of
 from harness.models.sam3.patches.patch import replaced
-
-ABSENT = -2
-"""Label of a place for a point that a prompt does not use; upstream has none, its prompts are as long as they are."""
+from harness.runtime.sam3.interactive import ABSENT
 
 
 class InteractiveImageEncoding(nn.Module):
@@ -33,23 +32,16 @@ class InteractiveImageEncoding(nn.Module):
 
 
 class InteractiveFeatures(nn.Module):
-    """The SAM 2 neck and the mask decoder's projections of it, as in `predict_inst` and `Sam3Processor.set_image`."""
+    """The tracker's features of an image that has no frame before it, as `predict_inst` reads them."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        tracker = model.inst_interactive_predictor.model
-        neck = model.backbone.vision_backbone
-        self.convs = nn.ModuleList(list(neck.sam2_convs)[: len(neck.sam2_convs) - model.backbone.scalp])
-        self.conv_s0 = tracker.sam_mask_decoder.conv_s0
-        self.conv_s1 = tracker.sam_mask_decoder.conv_s1
-        self.no_mem_embed = tracker.no_mem_embed
+        self.tracking = TrackingFeatures(model)
 
     def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
         """[1, 1024, 72, 72] to [1, 256, 72, 72], [1, 32, 288, 288] and [1, 64, 144, 144]."""
-        first, second, coarsest = (conv(trunk) for conv in self.convs)
-        # No frame before this one: upstream adds one vector in the place of memory.
-        embedding = coarsest + self.no_mem_embed.reshape(1, -1, 1, 1)
-        return embedding, self.conv_s0(first), self.conv_s1(second)
+        first, second, _, embedding = self.tracking(trunk)
+        return embedding, first, second
 
 
 class MaskPrediction(nn.Module):
@@ -60,7 +52,7 @@ class MaskPrediction(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        tracker = model.inst_interactive_predictor.model
+        tracker = tracker_of(model)
         self.prompt_encoder = tracker.sam_prompt_encoder
         self.decoder = tracker.sam_mask_decoder
         self.register_buffer("image_pe", tracker.sam_prompt_encoder.get_dense_pe())
