@@ -154,7 +154,7 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
             else:
                 result = _segment(model, job, image, name)
                 if isinstance(result, Segmented):
-                    journal.add(key, {field: asdict(result)[field] for field in _KEPT})
+                    journal.add(key, {field: getattr(result, field) for field in _KEPT})
             results.append(result)
             on_done(result)
     finally:
