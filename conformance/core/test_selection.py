@@ -61,6 +61,15 @@ def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
     assert collected("--component", "vit", suite=suite) <= {"NOTSET"}
 
 
+def test_a_subject_is_selected_in_the_precisions_that_it_is_judged_in() -> None:
+    halves = select(["interactive", "end_to_end"], ["real"], ["cuda"], precisions=["fp16"])
+    assert {case.component for case in halves} == {"end_to_end"}
+    both = select(["interactive"], ["real"], ["cuda"], precisions=["fp16", "fp32"])
+    assert {case.precision for case in both} == {"fp32"}
+    with pytest.raises(HarnessError, match="interactive is judged in fp32 only, not in fp16"):
+        select(["interactive"], ["real"], ["cuda"], precisions=["fp16"])
+
+
 def test_repeated_names_count_once() -> None:
     expected = (Case("box_head", "real", "llvm", "shallow", 7),)
     assert select(["box_head", "box_head"], targets=["llvm", "llvm"], seed=7) == expected

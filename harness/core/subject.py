@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
+from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Subject:
         uses_rope: Whether rotary position encoding is inside; if not, only the default strategy applies.
         whole: Whether it is a whole model, which no list of all components means.
         explained: Whether its main program can be explained and tuned by itself.
+        precisions: Names of the precisions in which it can be judged.
         emulated: Names of the precisions in which its GPU kernels are cheap enough to be emulated without being asked.
     """
 
@@ -113,4 +115,5 @@ class Subject:
     model: str
     uses_rope: bool = False
     whole: bool = False
+    precisions: tuple[str, ...] = tuple(PRECISIONS)
     emulated: tuple[str, ...] = ()

@@ -55,12 +55,18 @@ def select(
         for scale in scales
         for precision in precisions
         for component in components
-        if precision in TARGETS[target].precisions
+        if precision in TARGETS[target].precisions and precision in known[component].precisions
         for frontend in frontends
         for strategy in strategies_of(component, frontend)
         if strategy in strategies
     )
     if not cases:
+        judged_in = dict.fromkeys(name for part in components for name in known[part].precisions)
+        if judged_in.keys().isdisjoint(precisions):
+            raise HarnessError(
+                f"No case to run: {', '.join(components)} is judged in {', '.join(judged_in)} only, "
+                f"not in {', '.join(precisions)}: give another --precision."
+            )
         applying = dict.fromkeys(name for part in components for via in frontends for name in strategies_of(part, via))
         raise HarnessError(
             f"No case to run: {', '.join(components)} through {', '.join(frontends)} takes only "

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from harness.core.case import Case
-from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.core.subject import Arrays
@@ -53,12 +52,10 @@ class InteractiveSource:
         """Reads the questions; the model is built when the first answer is not in the cache.
 
         Raises:
-            HarnessError: Questions or cache cannot be used, or the precision is not fp32.
+            HarnessError: Questions or cache cannot be used.
         """
         from harness.parity.cache import ArrayCache, cache_root
 
-        if PRECISIONS[case.precision].judged_by_oracle:
-            raise HarnessError("interactive is verified in fp32 alone: give --precision fp32")
         self.questions = load_questions(image=settings.image)
         self._reference = reference_of(PRECISIONS[case.precision])
         self._case = case

@@ -40,7 +40,7 @@ class InteractiveWorkload:
         """Reads the questions; upstream's model is built when the first answer is not in the cache.
 
         Raises:
-            HarnessError: Questions or cache cannot be used, or the precision is not fp32.
+            HarnessError: Questions or cache cannot be used.
         """
         self._case = case
         self._settings = settings
