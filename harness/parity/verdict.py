@@ -70,6 +70,21 @@ def judge(
     return tuple(verdicts)
 
 
+def judge_by_gate(
+    actual: Mapping[str, Array], reference: Mapping[str, Array], again: Mapping[str, Array]
+) -> tuple[Verdict, ...]:
+    """Judges outputs by the strict gate alone, where there is no oracle; the verdicts have no r_rms and no r_inf.
+
+    Args:
+        actual: What the compiled model returned, by name.
+        reference: PyTorch's outputs.
+        again: PyTorch's outputs of a second run.
+    """
+    wide = {name: array.astype(np.float64) for name, array in reference.items()}
+    gated = judge(actual, reference, wide, reference_again=again, max_r_rms=math.inf)
+    return tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
+
+
 def _judge_one(
     name: str, a: Array, r: Array, o: Array | None, again: Array | None, oracle_allowed: bool, max_r_rms: float
 ) -> Verdict:

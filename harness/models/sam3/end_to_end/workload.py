@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +22,7 @@ from harness.models.sam3.end_to_end.questions import Question
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
 from harness.parity.detections import Detections, ReferenceDetections, judge_detections
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
-from harness.parity.verdict import judge
+from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.manifest import DEFAULT_CAPACITY
 from harness.runtime.sam3.model import Found as Segmented
 from harness.runtime.sam3.model import Sam3
@@ -102,10 +100,7 @@ def judged(
             by_oracle=precision.judged_by_oracle,
         )
     else:
-        # The strict gate alone, with the reference in the place of the oracle.
-        wide = {name: array.astype(np.float64) for name, array in reference.items()}
-        gated = judge(named(actual), reference, wide, reference_again=again, max_r_rms=math.inf)
-        raw = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
+        raw = judge_by_gate(named(actual), reference, again)
     found = Detections(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
     truth = _decided(actual, answer) if precision.judged_by_oracle else answer.truth
     return raw + judge_detections(f"{answer.name}/found/", found, truth)

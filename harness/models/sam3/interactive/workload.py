@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.source import Answer, InteractiveSource
 from harness.parity.detections import judge_masks
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
-from harness.parity.verdict import judge
+from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
 from harness.runtime.sam3.model import EncodedImage, Sam3
 
@@ -89,10 +87,7 @@ def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = Non
         oracle = {f"{answer.name}/{name}": answer.oracle[name] for name in NUMBERS}
         verdicts = judge(numbers, reference, oracle, reference_again=again, expectation=expectation)
     else:
-        # The strict gate alone, with the reference in the place of the oracle.
-        wide = {name: array.astype(np.float64) for name, array in reference.items()}
-        gated = judge(numbers, reference, wide, reference_again=again, max_r_rms=math.inf)
-        verdicts = tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in gated)
+        verdicts = judge_by_gate(numbers, reference, again)
     masks = judge_masks(
         f"{answer.name}/masks",
         actual["masks"],
