@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
+from harness.models.sam3.questions import read_questions
 
 QUESTIONS = REPOSITORY / "fixtures" / "interactive.toml"
 
@@ -64,20 +63,7 @@ def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Q
     Raises:
         HarnessError: The file is missing, a question is incomplete or contradicts itself, or there is none.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))["question"]
-        questions = [_question(table, path) for table in tables]
-    except FileNotFoundError as error:
-        raise HarnessError(f"{path} is missing: verify in a checkout, which has fixtures/.") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HarnessError(f"{path} is not a file of questions: {error!r}; correct it there.") from error
-    if not questions or len({question.name for question in questions}) < len(questions):
-        raise HarnessError(f"{path} has no questions, or two of one name; correct it there.")
-    first = questions[0].image
-    if image is not None:
-        return tuple(replace(question, image=image) for question in questions if question.image == first)
-    photographs = list(dict.fromkeys(question.image for question in questions))
-    return tuple(sorted(questions, key=lambda question: photographs.index(question.image)))
+    return read_questions(path, _question, image)
 
 
 def _question(table: dict[str, Any], path: Path) -> Question:
