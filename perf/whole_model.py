@@ -7,8 +7,7 @@ compiled model remembers texts; the first text is `TEXT`, and all sides must fin
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -95,17 +94,6 @@ def torch_side(case: Case) -> Iterator[Load]:
             }
 
         yield load
-
-
-def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> float:
-    """Returns how long loading takes without checksums; to be called by `harness.processes.run_isolated`."""
-    from harness.runtime import Sam3
-    from harness.runtime.loading import load_runtime
-
-    load_runtime()
-    start = time.perf_counter()
-    Sam3.load(artifact, check=False)
-    return time.perf_counter() - start
 
 
 def new_texts() -> Iterator[str]:

@@ -1,0 +1,180 @@
+"""The sides of a whole model that answer the same questions: PyTorch eager, and folders without and with tuning.
+
+Each side has a process of its own (`perf/processes.py`). Once their answers were found to be the same, the rounds of a
+question are interleaved. Peak memory is that of a side's process over all calls of the first question; the time to load
+is that of a process which has imported everything, with checksums of all files (and without,
+`unchecked_load_seconds`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.precision import DEFAULT_PRECISION
+from harness.core.settings import Settings
+from harness.deployment.compiling import compile_model
+from harness.models.sam3.model import DEPLOYABLE
+from harness.models.selection import select
+from harness.processes import WorkerEnd, run_isolated
+from harness.processes.threads import configure_threads
+from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
+from harness.schedules import DEFAULT_SCHEDULES
+from harness.targets import TARGETS
+from harness.tuning.database import chosen_schedules
+from perf.options import Options
+from perf.probe import measured_peaks
+from perf.processes import BenchmarkProcess, run_interleaved
+from perf.results import TORCH, TUNED, UNTUNED, circumstances, memory_bytes, ratios, summary
+
+TARGET = "llvm"
+MOST_ROUNDS = 40
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the sides are asked.
+
+    Attributes:
+        sides: The module of the sides, whose `torch_side` takes a case and whose `tvm_side` takes a folder.
+        first: The question that all sides answer once before anything is timed.
+        check: Fails unless the answer of a side, which comes first, is that of PyTorch.
+        capacity: The longest prompt that the folders take.
+        without: Names of the entry points that the folders do without.
+    """
+
+    sides: str
+    first: str
+    check: Callable[[Any, Any], None]
+    capacity: Capacity = DEFAULT_CAPACITY
+    without: tuple[str, ...] = ()
+
+
+@dataclass
+class Side:
+    """A side that was loaded and gave the right answer.
+
+    Attributes:
+        process: Its process.
+        facts: Its figures apart from its rounds.
+    """
+
+    process: BenchmarkProcess
+    facts: dict[str, Any]
+
+
+def named_case(subject: str, config: pytest.Config) -> Case:
+    """Returns the case of a subject that the command line names; of several strategies, scales, … the first."""
+    option = config.getoption
+    cases = select(
+        [subject],
+        option("strategy") or [DEFAULT_STRATEGY],
+        [TARGET],
+        option("scale") or [Scale.SHALLOW.value],
+        option("seed"),
+        option("precision") or [DEFAULT_PRECISION],
+        option("frontend") or [DEFAULT_FRONTEND],
+    )
+    return cases[0]
+
+
+@contextmanager
+def answering_sides(questions: Questions, case: Case, options: Options) -> Iterator[dict[str, Side]]:
+    """Yields all sides, which were asked the first question and gave the same answer; skips where TVM cannot run."""
+    problem = TARGETS[TARGET].compile_problem() or TARGETS[TARGET].run_problem(options.processors)
+    if problem:
+        pytest.skip(problem)
+    configure_threads()
+    # Not pytest's folder, which stays: at full scale there are gigabytes of weights in it.
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
+        found: dict[str, Side] = {}
+
+        def add_side(side: str, function: str, request: Any, facts: dict[str, Any]) -> Any:
+            process = stack.enter_context(BenchmarkProcess(f"{questions.sides}:{function}", request))
+            found[side] = Side(process, {"load_seconds": process.load_seconds} | facts)
+            found[side].facts["first_call"], answer = process.first(questions.first)
+            return answer
+
+        expected = add_side(TORCH, "torch_side", case, {"compile_seconds": None})
+        tuned = chosen_schedules(options.database_for(TARGET), TARGET, options.processors)
+        for side in (UNTUNED, TUNED) if tuned.schedules else (UNTUNED,):
+            artifact = Path(name) / side
+            start = time.perf_counter()
+            schedules = tuned if side == TUNED else DEFAULT_SCHEDULES
+            settings = Settings(processors=options.processors)
+            compile_model(
+                DEPLOYABLE, case, artifact, settings, questions.capacity, schedules, without=questions.without
+            )
+            facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": _unchecked(artifact)}
+            questions.check(add_side(side, "tvm_side", artifact, facts), expected)
+            found[side].facts["verdict"] = "same answer"
+        yield found
+
+
+def measure(
+    question: str,
+    sides: Mapping[str, Side],
+    case: Case,
+    options: Options,
+    benchmark: Any,
+    budget: float,
+    with_memory: bool = False,
+) -> dict[str, Any]:
+    """Times one question on all sides.
+
+    Args:
+        question: Name of the function that the sides have for it.
+        sides: Sides that gave the same answer.
+        case: What they run.
+        options: How many rounds there are.
+        benchmark: The fixture of pytest-benchmark.
+        budget: Seconds that the rounds of all sides together may take; at least six run in any case.
+        with_memory: Whether the peak memory of the sides so far belongs to this question.
+
+    Returns:
+        The result as plain data, which the tables and the performance report read.
+    """
+    threads = configure_threads()
+    processes = {name: side.process for name, side in sides.items()}
+    peaks = [measured_peaks(threads)]
+    seconds, failed = run_interleaved(
+        benchmark, processes, question, budget=budget, most=MOST_ROUNDS, rounds=options.rounds
+    )
+    peaks.append(measured_peaks(threads))
+    assert not failed
+    results = {
+        name: summary(rounds)
+        | sides[name].facts
+        | {"memory": memory_bytes(processes[name].memory()) if with_memory else None}
+        for name, rounds in seconds.items()
+    }
+    tried = TUNED not in sides and options.database_for(TARGET) is not None
+    note = "tuning found nothing over the defaults" if tried else ""
+    result = {"what": question, "case": case.to_json(), "sides": results, "ratios": ratios(results), "note": note}
+    return result | circumstances(threads, peaks)
+
+
+def _unchecked(artifact: Path) -> float:
+    """Returns the seconds that loading takes without checksums."""
+    ended = run_isolated("perf.answering:unchecked_load_seconds", artifact)
+    assert ended.kind is WorkerEnd.OK, ended.error
+    return float(ended.value)
+
+
+def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> float:
+    """Returns how long loading takes without checksums; to be called by `harness.processes.run_isolated`."""
+    from harness.runtime import Sam3
+    from harness.runtime.loading import load_runtime
+
+    load_runtime()
+    start = time.perf_counter()
+    Sam3.load(artifact, check=False)
+    return time.perf_counter() - start
