@@ -19,15 +19,18 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.settings import REPOSITORY
+from harness.runtime.sam3.model import THRESHOLD
 from perf.processes import Calls, Load
 
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "coffee.png"
 TEXT = "cup"
+IMPOSSIBLE = 1.0
+"""A threshold that no score is above, as if the text were of something that is not in the photograph."""
 
 ENCODE = "encode"
 """Another function of every side: it encodes the photograph that the second text is asked of."""
-PHOTO_AND_TEXT, SECOND_TEXT = QUESTIONS = ("photo and text", "second text")
-"""A photograph and a text to masks; another text on a photograph that is encoded already."""
+PHOTO_AND_TEXT, SECOND_TEXT, ABSENT_TEXT = QUESTIONS = ("photo and text", "second text", "absent text")
+"""A photograph and a text to masks; another text on a photograph that is encoded already; one that finds nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,15 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
         model = Sam3.load(artifact)
         encoded = cache(lambda: model.set_image(photograph))
 
-        def ask(image: EncodedImage) -> Answer:
-            found = image.segment(text=next(texts))
+        def ask(image: EncodedImage, threshold: float = THRESHOLD) -> Answer:
+            found = image.segment(text=next(texts), threshold=threshold)
             return Answer(found.masks, found.boxes, found.scores)
 
         return {
             PHOTO_AND_TEXT: lambda: ask(model.set_image(photograph)),
             ENCODE: lambda: encoded() and None,
             SECOND_TEXT: lambda: ask(encoded()),
+            ABSENT_TEXT: lambda: ask(encoded(), IMPOSSIBLE),
         }
 
     yield load
@@ -82,7 +86,8 @@ def torch_side(case: Case) -> Iterator[Load]:
             processor = Sam3Processor(build_model(case.scale, case.seed), device="cpu")
             encoded = cache(lambda: processor.set_image(photograph))
 
-            def ask(image: dict[str, Any]) -> Answer:
+            def ask(image: dict[str, Any], threshold: float = THRESHOLD) -> Answer:
+                processor.confidence_threshold = threshold
                 state = processor.set_text_prompt(next(texts), image)
                 masks = state["masks"].squeeze(1)
                 return Answer(*(found.numpy() for found in (masks, state["boxes"], state["scores"])))
@@ -91,6 +96,7 @@ def torch_side(case: Case) -> Iterator[Load]:
                 PHOTO_AND_TEXT: lambda: ask(processor.set_image(photograph)),
                 ENCODE: lambda: encoded() and None,
                 SECOND_TEXT: lambda: ask(encoded()),
+                ABSENT_TEXT: lambda: ask(encoded(), IMPOSSIBLE),
             }
 
         yield load

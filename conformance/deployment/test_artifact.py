@@ -96,7 +96,8 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
     assert {"apache-tvm", "sam3-tvm", "compiled"} <= manifest.made.keys()
     assert manifest.made["schedules"].startswith("tuned: 1 from the database tuned")
     ground = manifest.entries["ground"]
-    assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "masks", "presence", "semantic"]
+    assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "presence", "scores", "boxes_xyxy"]
+    assert [spec.name for spec in manifest.entries["segmentation_head"].outputs] == ["masks", "semantic"]
     assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.capacity.boxes, 1, 4)
     assert manifest.to_json() == (shallow_artifact / MANIFEST).read_text()
 
@@ -356,10 +357,14 @@ def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | No
             padding[...] = rng.random(padding.shape) if array.dtype == np.float32 else rng.integers(0, 2, padding.shape)
         return result
 
-    names = ("fpn_0", "fpn_1", "fpn_2", "text_features", "text_mask")
+    names = ("fpn_2", "text_features", "text_mask")
     points = {name: padded(name, capacity.points, name == "points_mask") for name in POINTS}
     boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
     found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)
+    levels = {name: captured[name] for name in ("fpn_0", "fpn_1")}
+    read = {name: found[name] for name in ("memory", "hs", "prompt", "prompt_mask")}
+    found |= artifact.call("segmentation_head", **levels, **read)
+    del found["prompt"]  # its tokens of what is padded are masked
     return {name: to_numpy(tensor) for name, tensor in found.items()}
 
 

@@ -60,7 +60,7 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     encoded = artifact.call("encode_image", **artifact.call("preprocess", image=pixels))
     found = artifact.call(
         "ground",
-        **{name: tensor for name, tensor in encoded.items() if name.startswith("fpn_")},
+        fpn_2=encoded["fpn_2"],
         **artifact.call("encode_text", tokens=tokens),
         points=np.zeros((points, 1, 2), np.float32),
         points_mask=np.ones((1, points), bool),
@@ -73,7 +73,9 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     best = np.sort(scores)[::-1]
     threshold = (float(best[KEPT - 1]) + float(best[KEPT])) / 2
     kept = np.flatnonzero(scores > np.float32(threshold))
-    (resized,) = artifact.call("resize_masks", masks=found["masks"], kept=kept, like=pixels).values()
+    read = {name: (encoded | found)[name] for name in ("fpn_0", "fpn_1", "memory", "hs", "prompt", "prompt_mask")}
+    logits = artifact.call("segmentation_head", **read)["masks"]
+    (resized,) = artifact.call("resize_masks", masks=logits, kept=kept, like=pixels).values()
 
     done = run(
         program, shallow_artifact, tmp_path / "photo.ppm", tmp_path / "tokens.txt", tmp_path / "out", repr(threshold)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from harness.runtime import EncodedImage, Found, Outputs, Prompt, Sam3
+from harness.runtime import EncodedImage, Found, Prompt, Sam3
+from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.devices import to_numpy
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.model import REMEMBERED_TEXTS
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
+OUTPUTS = ("logits", "boxes", "masks", "presence", "semantic", "scores", "boxes_xyxy")
 ASKED = {"text": "cat", "boxes": [(60, 20, 400, 290)], "points": [(200, 150), (5, 5)], "point_labels": [True, False]}
 
 
@@ -51,8 +53,8 @@ def found(image: EncodedImage, threshold: float) -> Found:
 
 
 def assert_same(one: Found, other: Found) -> None:
-    for field in fields(Outputs):
-        np.testing.assert_array_equal(getattr(one.outputs, field.name), getattr(other.outputs, field.name))
+    for name in OUTPUTS:
+        np.testing.assert_array_equal(getattr(one.outputs, name), getattr(other.outputs, name))
     for name in ("masks", "boxes", "scores", "queries"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
@@ -70,7 +72,7 @@ def test_what_is_kept_follows_upstreams_processor(found: Found, threshold: float
     """The end of `Sam3Processor._forward_grounding`, line by line, on the model's raw outputs."""
     from sam3.model.box_ops import box_cxcywh_to_xyxy
 
-    raw = {field.name: torch.from_numpy(np.array(getattr(found.outputs, field.name))) for field in fields(Outputs)}
+    raw = {name: torch.from_numpy(np.array(getattr(found.outputs, name))) for name in OUTPUTS}
     probabilities = (raw["logits"].sigmoid() * raw["presence"].sigmoid().unsqueeze(1)).squeeze(-1)
     keep = probabilities > threshold
     assert 0 < int(keep.sum()) < 200
@@ -105,6 +107,56 @@ def test_threshold(image: EncodedImage, everything: Found) -> None:
     for bad in (-0.1, 1.1, float("nan")):
         with pytest.raises(Sam3Error, match="is no score"):
             image.segment("cat", threshold=bad)
+
+
+class Recording:
+    """A folder that is loaded and notes which entry points are called."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact, self.folder, self.manifest = artifact, artifact.folder, artifact.manifest
+        self.fetch, self.release = artifact.fetch, artifact.release
+        self.called: list[str] = []
+
+    def call(self, entry: str, **inputs: Any) -> Tensors:
+        self.called.append(entry)
+        return self.artifact.call(entry, **inputs)
+
+
+class OneEntryPoint(Recording):
+    """As folders were when `ground` made the masks too."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        super().__init__(artifact)
+        entries = dict(artifact.manifest.entries)
+        head, ground = entries.pop("segmentation_head"), entries["ground"]
+        made = {spec.name for spec in ground.outputs}
+        self._read = [spec.name for spec in head.inputs if spec.name in made]
+        inputs = (*[spec for spec in head.inputs if spec.name not in made], *ground.inputs)
+        outputs = (*[spec for spec in ground.outputs if spec.name not in self._read], *head.outputs)
+        entries["ground"] = replace(ground, inputs=inputs, outputs=outputs)
+        self.manifest = replace(artifact.manifest, entries=entries)
+
+    def call(self, entry: str, **inputs: Any) -> Tensors:
+        if entry != "ground":
+            return super().call(entry, **inputs)
+        levels = {name: inputs.pop(name) for name in ("fpn_0", "fpn_1")}
+        found = super().call("ground", **inputs)
+        head = super().call("segmentation_head", **levels, **{name: found.pop(name) for name in self._read})
+        return found | head
+
+
+def test_what_finds_nothing_makes_no_masks_until_one_asks(shallow_artifact: Path, everything: Found) -> None:
+    recording = Recording(Artifact.load(shallow_artifact, check=False))
+    nothing = Sam3(recording).set_image(CAT).segment(**ASKED, threshold=1)
+    assert recording.called == ["preprocess", "encode_image", "encode_text", "ground"]
+    np.testing.assert_array_equal(nothing.outputs.masks, everything.outputs.masks)
+    np.testing.assert_array_equal(nothing.semantic, everything.semantic)
+    assert recording.called[4:] == ["segmentation_head"]
+
+
+def test_an_older_folder_finds_the_same(shallow_artifact: Path, found: Found, threshold: float) -> None:
+    older = OneEntryPoint(Artifact.load(shallow_artifact, check=False))
+    assert_same(Sam3(older).set_image(CAT).segment(**ASKED, threshold=threshold), found)
 
 
 def test_a_batch_is_the_prompts_one_by_one(image: EncodedImage, found: Found, threshold: float) -> None:
@@ -170,7 +222,7 @@ def test_texts_are_remembered(model: Sam3) -> None:
 
 
 def test_results_own_their_memory(image: EncodedImage, found: Found) -> None:
-    kept = {field.name: np.array(getattr(found.outputs, field.name)) for field in fields(Outputs)}
+    kept = {name: np.array(getattr(found.outputs, name)) for name in OUTPUTS}
     masks = found.masks.copy()
     image.segment("something else", threshold=0)
     for name, values in kept.items():

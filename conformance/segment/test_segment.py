@@ -21,6 +21,7 @@ from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_
 from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
+from harness.runtime.sam3.model import SegmentationHead
 from harness.segment import Segmented, find_images, unique_names
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set, run_lengths
 from harness.segment.images import write_png
@@ -41,7 +42,7 @@ def objects_in(masks: Any, boxes: Any, scores: Any, category: str = "cat") -> Ob
         np.asarray(boxes, np.float32).reshape(-1, 4),
         np.asarray(scores, np.float32),
         np.arange(len(masks)),
-        Outputs(*[NOTHING] * 7),
+        Outputs(*[NOTHING] * 5, SegmentationHead(dict, np.asarray)),
         (width, height),
     )
     return objects_of(found, category)

@@ -173,7 +173,7 @@ class Model {
     ffi::Any result;
     machine_.value()->GetFunction(entry).value().CallPacked(arguments.data(), arguments.size(), &result);
     std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-    std::printf("%-13s %9.1f ms\n", entry.c_str(), elapsed.count());
+    std::printf("%-17s %9.1f ms\n", entry.c_str(), elapsed.count());
 
     Tensors outputs;
     std::vector<std::string> output_names = names(field<json::Array>(signature, "outputs"));
@@ -259,6 +259,7 @@ void segment(const fs::path& folder, const fs::path& photo, const fs::path& toke
                        {"boxes_mask", filled({1, boxes}, true)},
                        {"box_labels", zeros({boxes, 1}, kInt64)}});
   Tensors found = model("ground", prompt);
+  prompt.merge(Tensors(found));
 
   const float* scores = values<float>(found.at("scores"));
   std::vector<int64_t> best;
@@ -267,10 +268,12 @@ void segment(const fs::path& folder, const fs::path& photo, const fs::path& toke
   }
   Tensor kept = zeros({static_cast<int64_t>(best.size())}, kInt64);
   std::copy(best.begin(), best.end(), values<int64_t>(kept));
-  Tensor masks = model("resize_masks", {{"masks", found.at("masks")}, {"kept", kept}, {"like", image}}).begin()->second;
+  fs::create_directories(out);
+  if (best.empty()) return;
+  Tensor logits = model("segmentation_head", prompt).at("masks");
+  Tensor masks = model("resize_masks", {{"masks", logits}, {"kept", kept}, {"like", image}}).begin()->second;
 
   int64_t height = image.size(0), width = image.size(1);
-  fs::create_directories(out);
   for (size_t i = 0; i < best.size(); ++i) {
     const float* box = values<float>(found.at("boxes_xyxy")) + 4 * best[i];
     std::printf("query %3d  score %.6f  box %.2f %.2f %.2f %.2f\n", static_cast<int>(best[i]), scores[best[i]],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,31 +48,70 @@ REMEMBERED_TEXTS = 64
 ENTRIES = ("preprocess", "encode_image", "resize_masks")
 GROUNDING = ("encode_text", "ground")
 """The entry points that find everything that a text, boxes and points mean."""
+SEGMENTATION_HEAD = "segmentation_head"
+"""The entry point that makes the masks of what was found; in older folders `ground` makes them too."""
 INTERACTIVE = ("interactive_features", "predict_masks")
 """The entry points that predict masks of one object from clicks, a box or a mask."""
+
+
+DECISIVE = ("logits", "boxes", "presence", "scores", "boxes_xyxy")
+"""The outputs of `ground` that say what was found."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
     """What the model computes for one prompt, before anything is decided: Q = 200 queries, all fp32.
 
+    Where nothing was found, masks and semantic map are computed when they are asked for; until then the image's
+    features stay in memory.
+
     Attributes:
         logits: [1, Q, 1], of the class; upstream's `pred_logits`.
         boxes: [1, Q, 4], (cx, cy, w, h) in 0…1; upstream's `pred_boxes`.
-        masks: [1, Q, 288, 288] logits; upstream's `pred_masks`.
         presence: [1, 1] logit; upstream's `presence_logit_dec`.
-        semantic: [1, 1, 288, 288] logits; upstream's `semantic_seg`.
         scores: [1, Q], sigmoid(logits) · sigmoid(presence).
         boxes_xyxy: [1, Q, 4], (x0, y0, x1, y1) in 0…1.
     """
 
     logits: Floats
     boxes: Floats
-    masks: Floats
     presence: Floats
-    semantic: Floats
     scores: Floats
     boxes_xyxy: Floats
+    _head: SegmentationHead
+
+    @cached_property
+    def masks(self) -> Floats:
+        """Mask logits [1, Q, 288, 288]; upstream's `pred_masks`."""
+        return self._head.output("masks")
+
+    @cached_property
+    def semantic(self) -> Floats:
+        """Logits of the semantic map [1, 1, 288, 288]; upstream's `semantic_seg`."""
+        return self._head.output("semantic")
+
+
+class SegmentationHead:
+    """Masks and semantic map of one prompt, computed when they are first asked for; several threads may ask."""
+
+    def __init__(self, compute: Callable[[], Tensors], fetch: Callable[[Any], npt.NDArray[Any]]) -> None:
+        """Takes what computes the outputs of the entry point, and what returns a tensor's values."""
+        self._compute: Callable[[], Tensors] | None = compute
+        self._fetch = fetch
+        self._tensors: Tensors = {}
+        self._lock = threading.Lock()
+
+    def tensor(self, name: str) -> Any:
+        """The model's tensor `masks` or `semantic`."""
+        with self._lock:
+            if self._compute is not None:
+                self._tensors = self._compute()
+                self._compute = None  # it holds the image's features
+        return self._tensors[name]
+
+    def output(self, name: str) -> Floats:
+        """The values of `tensor`."""
+        return self._fetch(self.tensor(name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,8 +278,28 @@ class Sam3:
             features: An image's, from the entry point `encode_image`.
             prompt: What is asked.
         """
-        levels = {name: tensor for name, tensor in features.items() if name != "trunk"}
-        return self._artifact.call("ground", **levels, **self.encode_text(prompt.tokens), **prompt.geometry)
+        given = {**features, **self.encode_text(prompt.tokens), **prompt.geometry}
+        return self._call_with("ground", given)
+
+    def segmentation_head(self, features: Tensors, grounded: Tensors) -> SegmentationHead:
+        """Masks and semantic map of what was found, not computed yet.
+
+        Args:
+            features: An image's, from the entry point `encode_image`.
+            grounded: What `ground` returned for it.
+        """
+
+        def compute() -> Tensors:
+            if SEGMENTATION_HEAD not in self.manifest.entries:
+                return grounded
+            return self._call_with(SEGMENTATION_HEAD, {**features, **grounded})
+
+        return SegmentationHead(compute, self.fetch)
+
+    def _call_with(self, entry: str, given: Tensors) -> Tensors:
+        """Runs an entry point with those of the given tensors that it reads."""
+        inputs = self.manifest.entries[entry].inputs
+        return self._artifact.call(entry, **{spec.name: given[spec.name] for spec in inputs})
 
     def resize_masks(self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]) -> Any:
         """The masks bool [k, h, w] of the kept queries; `masks` are an image's logits, `like` its pixels."""
@@ -366,10 +425,11 @@ class EncodedImage:
 
     def _found(self, prompt: EncodedPrompt, threshold: float) -> Found:
         tensors = self._model.ground(self.features, prompt)
-        outputs = Outputs(**{name: self._model.fetch(tensor) for name, tensor in tensors.items()})
+        head = self._model.segmentation_head(self.features, tensors)
+        outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)
         queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)
         return Found(
-            masks=self._masks(tensors["masks"], queries),
+            masks=self._masks(head.tensor("masks") if len(queries) else None, queries),
             boxes=outputs.boxes_xyxy[0, queries] * np.array([*self.size, *self.size], np.float32),
             scores=outputs.scores[0, queries],
             queries=queries,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from harness.deployment.deployable import Deployable
-from harness.models.sam3.deployed.entry_points import ENCODE_TEXT, GROUND, IMAGE_FUNCTIONS, programs
+from harness.models.sam3.deployed.entry_points import GROUNDING, IMAGE_FUNCTIONS, programs
 from harness.runtime.sam3 import VOCABULARY_FILE
 
 
@@ -44,6 +44,6 @@ DEPLOYABLE = Deployable(
     vocabulary=VOCABULARY_FILE,
     knows_points=_knows_points,
     knows_clicks=_knows_clicks,
-    grounding=(ENCODE_TEXT.name, GROUND.name),
+    grounding=tuple(entry_point.name for entry_point in GROUNDING),
 )
 """The whole model, as `sam3-tvm compile` makes a folder of it."""

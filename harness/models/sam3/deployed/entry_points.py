@@ -26,6 +26,8 @@ FEATURE_SIZES = (288, 144, 72)
 """Height and width of the feature maps that grounding reads."""
 CHANNELS = 256
 TRUNK_CHANNELS = 1024
+QUERIES = 200
+"""Object queries of the decoder (`num_queries` of upstream's TransformerDecoder)."""
 CORNERS_AND_PAD = 3
 """Places of a box's two corners, and of the point that upstream adds to every prompt with points or a box."""
 
@@ -92,8 +94,8 @@ def _tokens(_capacity: Capacity) -> dict[str, torch.Tensor]:
 def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
-    features = {f"fpn_{level}": torch.zeros(1, CHANNELS, size, size) for level, size in enumerate(FEATURE_SIZES)}
-    return features | {
+    return {
+        "fpn_2": torch.zeros(1, CHANNELS, FEATURE_SIZES[-1], FEATURE_SIZES[-1]),
         "text_features": torch.zeros(TEXT_TOKENS, 1, CHANNELS),
         "text_mask": torch.zeros(1, TEXT_TOKENS, dtype=torch.bool),
         "points": torch.full((capacity.points, 1, 2), 0.5),
@@ -105,6 +107,27 @@ def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
     }
 
 
+def _segmentation(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.components.segmentation_head import build
+
+    return build(model)
+
+
+def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    largest, middle, smallest = FEATURE_SIZES
+    tokens = TEXT_TOKENS + capacity.points + capacity.boxes + 1
+    return {
+        "fpn_0": torch.zeros(1, CHANNELS, largest, largest),
+        "fpn_1": torch.zeros(1, CHANNELS, middle, middle),
+        "memory": torch.zeros(smallest * smallest, 1, CHANNELS),
+        "hs": torch.zeros(1, 1, QUERIES, CHANNELS),
+        "prompt": torch.zeros(tokens, 1, CHANNELS),
+        "prompt_mask": torch.zeros(1, tokens, dtype=torch.bool),
+    }
+
+
 ENCODE_IMAGE = EntryPoint("encode_image", ("fpn_0", "fpn_1", "fpn_2"), _image_encoding, _pixels, uses_rope=True)
 """pixels fp32 [1, 3, 1008, 1008] to feature maps fp32 [1, 256, S, S], S = 288, 144, 72."""
 
@@ -112,19 +135,33 @@ ENCODE_TEXT = EntryPoint("encode_text", ("text_features", "text_mask"), _text_en
 """tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded."""
 
 GROUND = EntryPoint(
-    "ground", ("logits", "boxes", "masks", "presence", "semantic", "scores", "boxes_xyxy"), _grounding, _prompt
+    "ground",
+    ("logits", "boxes", "presence", "scores", "boxes_xyxy", "memory", "hs", "prompt", "prompt_mask"),
+    _grounding,
+    _prompt,
 )
-"""Feature maps, text and geometric prompt to what was found; N = capacity.points, M = capacity.boxes.
+"""Features, text and geometric prompt to what was found; N = capacity.points, M = capacity.boxes.
 
-Inputs: the outputs of the encoders; points fp32 [N, 1, 2] (x, y), boxes fp32 [M, 1, 4] (cx, cy, w, h), both normalized
-to [0, 1]; masks bool [1, N] and [1, M], True where padded; labels int64 [N, 1] and [M, 1], 1 for positive.
+Inputs: fpn_2 and the outputs of `ENCODE_TEXT`; points fp32 [N, 1, 2] (x, y), boxes fp32 [M, 1, 4] (cx, cy, w, h), both
+normalized to [0, 1]; masks bool [1, N] and [1, M], True where padded; labels int64 [N, 1] and [M, 1], 1 for positive.
 
-Outputs: logits [1, 200, 1] (upstream's `pred_logits`), boxes [1, 200, 4] as
-(cx, cy, w, h), mask logits [1, 200, 288, 288], presence logit [1, 1], semantic logits [1, 1, 288, 288], scores [1, 200]
-as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all fp32, boxes normalized.
+Outputs: logits [1, 200, 1] (upstream's `pred_logits`), boxes [1, 200, 4] as (cx, cy, w, h), presence logit [1, 1],
+scores [1, 200] as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all fp32, boxes normalized;
+and what `SEGMENTATION_HEAD` reads.
 """
 
-ENTRY_POINTS = (ENCODE_IMAGE, ENCODE_TEXT, GROUND)
+SEGMENTATION_HEAD = EntryPoint("segmentation_head", ("masks", "semantic"), _segmentation, _grounded)
+"""What was found to its masks, which nobody needs where nothing was found; T = 33 + N + M.
+
+Inputs: fpn_0, fpn_1, and the outputs of `GROUND`: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256], prompt fp32
+[T, 1, 256], prompt_mask bool [1, T]. Outputs: logits fp32 [1, 200, 288, 288] of the masks and [1, 1, 288, 288] of the
+semantic map.
+"""
+
+GROUNDING = (ENCODE_TEXT, GROUND, SEGMENTATION_HEAD)
+"""Find everything that a text, boxes and points mean."""
+
+ENTRY_POINTS = (ENCODE_IMAGE, *GROUNDING)
 """The entry points that are exported from PyTorch."""
 
 
@@ -189,7 +226,7 @@ Outputs, all fp32: mask logits [1, 4, 288, 288] (upstream's token for a single m
 predicted IoU [1, 4] of each, and the logit [1, 1] of whether there is an object.
 """
 
-INTERACTIVE_ENTRY_POINTS = (INTERACTIVE_ENCODE_IMAGE, ENCODE_TEXT, GROUND, INTERACTIVE_FEATURES, PREDICT_MASKS)
+INTERACTIVE_ENTRY_POINTS = (INTERACTIVE_ENCODE_IMAGE, *GROUNDING, INTERACTIVE_FEATURES, PREDICT_MASKS)
 """What takes the place of `ENTRY_POINTS` where the model answers clicks too."""
 
 

@@ -24,7 +24,7 @@ class ImageEncoding(nn.Module):
 
 
 class Grounding(nn.Module):
-    """Everything after the encoders, in the order of upstream's `Sam3Image.forward_grounding`."""
+    """What follows the encoders, up to the masks, in the order of upstream's `Sam3Image.forward_grounding`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -32,14 +32,11 @@ class Grounding(nn.Module):
         self.geometry = modules.GeometryEncoder(model.geometry_encoder)
         self.encoder = modules.TransformerEncoder(model.transformer.encoder)
         self.decoder = modules.TransformerDecoder(model.transformer.decoder)
-        self.segmentation = modules.SegmentationHead(model.segmentation_head)
         encoding = model.backbone.vision_backbone.position_encoding
         self.register_buffer("img_pos", _tokens(encoding(torch.zeros(1, 1, *modules.GRID))))
 
     def forward(
         self,
-        fpn_0: Tensor,
-        fpn_1: Tensor,
         fpn_2: Tensor,
         text_features: Tensor,
         text_mask: Tensor,
@@ -64,17 +61,18 @@ class Grounding(nn.Module):
         self.heads._update_scores_and_boxes(
             out, hs[-1:], reference_boxes[-1:], prompt, prompt_mask, dec_presence_out=presence[-1:]
         )
-        masks, semantic = self.segmentation(fpn_0, fpn_1, memory, hs, prompt, prompt_mask)
         # As Sam3Processor scores them.
         scores = out["pred_logits"].sigmoid().squeeze(-1) * out["presence_logit_dec"].sigmoid()
         return (
             out["pred_logits"],
             out["pred_boxes"],
-            masks,
             out["presence_logit_dec"],
-            semantic,
             scores,
             out["pred_boxes_xyxy"],
+            memory,
+            hs[-1:],
+            prompt,
+            prompt_mask,
         )
 
 

@@ -48,7 +48,7 @@ class EndToEndWorkload:
 
     @property
     def programs(self) -> dict[str, Program]:
-        """The three entry points of the compiled model, built anew."""
+        """The entry points of the compiled model, built anew."""
         return {program.name: program for program in programs(self._case, self._settings, DEFAULT_CAPACITY)}
 
     def run(self, run: Run) -> bool:
