@@ -25,6 +25,10 @@ def ui(
     images: Annotated[Path | None, typer.Option(help="Folder of images to choose from, besides uploads.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at: who reaches it can use the page.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
+    keep: Annotated[
+        int,
+        typer.Option(min=1, help="Encoded photographs to keep in memory, 160 MB each."),
+    ] = 4,
     threads: ThreadsOption = None,
 ) -> None:
     """Open a page on this machine: click and ask a photograph, see masks, download them; until Ctrl-C.
@@ -50,7 +54,7 @@ def ui(
         with console.status(f"Loading {folder}"):
             loaded = Sam3.load(folder)
         note = None if manifest.trained else untrained(manifest)
-        page = make_page(loaded, folder.resolve().name, choices, Path(files), note)
+        page = make_page(loaded, folder.resolve().name, choices, Path(files), note, keep)
         if note is not None:
             console.print(note, style="yellow", highlight=False, soft_wrap=True)
         if choices is not None:

@@ -18,8 +18,6 @@ from harness.segment.coco import coco_annotations
 from harness.segment.objects import object_of
 from harness.ui.photographs import Photograph, Photographs
 
-MOST_ENCODED = 4
-"""Encoded photographs that are kept, those asked last; one takes 160 MB."""
 ENCODING, ASKING = "encoding", "asking"
 """What the model may be doing."""
 _REMEMBERED_TIMES = 9
@@ -47,7 +45,7 @@ class Masks:
 class Encodings:
     """Asks a model about photographs, and keeps those encoded that were asked last. One thread uses it."""
 
-    def __init__(self, model: Sam3, photographs: Photographs, most: int = MOST_ENCODED) -> None:
+    def __init__(self, model: Sam3, photographs: Photographs, most: int) -> None:
         """Keep at most `most` encoded photographs."""
         self._model = model
         self._photographs = photographs

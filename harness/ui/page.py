@@ -59,7 +59,9 @@ class Page:
     sessions: Sessions
 
 
-def make_page(model: Sam3, name: str, folder: ImageFolder | None, files: Path, note: str | None) -> Page:
+def make_page(
+    model: Sam3, name: str, folder: ImageFolder | None, files: Path, note: str | None, most_encoded: int
+) -> Page:
     """Makes the state of a page that nobody has opened yet.
 
     Args:
@@ -68,6 +70,7 @@ def make_page(model: Sam3, name: str, folder: ImageFolder | None, files: Path, n
         folder: Images to choose from.
         files: Where to keep what is uploaded.
         note: What users have to know of the weights.
+        most_encoded: Encoded photographs to keep.
     """
     manifest = model.manifest
     answers_clicks = all(entry in manifest.entries for entry in INTERACTIVE)
@@ -84,4 +87,5 @@ def make_page(model: Sam3, name: str, folder: ImageFolder | None, files: Path, n
         folder=folder is not None,
     )
     photographs = Photographs(files)
-    return Page(model, abilities, folder, photographs, Encodings(model, photographs), ModelQueue(), Sessions())
+    encodings = Encodings(model, photographs, most_encoded)
+    return Page(model, abilities, folder, photographs, encodings, ModelQueue(), Sessions())

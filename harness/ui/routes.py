@@ -25,7 +25,7 @@ from harness.segment.overlay import colors
 from harness.ui.encodings import Announce, Masks
 from harness.ui.page import Page
 from harness.ui.photographs import Photograph
-from harness.ui.sessions import Answer, Session
+from harness.ui.sessions import Answer, KindsPrompt, Session
 
 LARGEST_UPLOAD = 256 * 2**20
 """Bytes."""
@@ -209,14 +209,21 @@ async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion)
     for prompt in prompts:
         page.model.encode_prompt(prompt, photograph.size)
 
-    def find(announce: Announce) -> Masks:
-        found = [page.encodings.find(photograph, prompt, question.threshold, announce) for prompt in prompts]
-        return Masks(
-            tuple(entry for masks in found for entry in masks.annotations),
-            tuple(dict.fromkeys(note for masks in found for note in masks.notes)),
-        )
+    keys = [KindsPrompt(photograph, repr(prompt), question.threshold) for prompt in prompts]
+    known = session.found
 
-    masks = await page.queue.run(session.key, find)
+    def find(announce: Announce) -> list[Masks]:
+        return [
+            known.get(key) or page.encodings.find(photograph, prompt, question.threshold, announce)
+            for key, prompt in zip(keys, prompts, strict=True)
+        ]
+
+    found = await page.queue.run(session.key, find)
+    session.found = dict(zip(keys, found, strict=True))
+    masks = Masks(
+        tuple(entry for each in found for entry in each.annotations),
+        tuple(dict.fromkeys(note for each in found for note in each.notes)),
+    )
     return _answered(session.add_answer(photograph, masks))
 
 

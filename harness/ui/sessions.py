@@ -57,6 +57,21 @@ class Kept:
     color: int
 
 
+@dataclass(frozen=True)
+class KindsPrompt:
+    """A prompt for all of a kind as a key: two that are equal find the same.
+
+    Attributes:
+        photograph: In what.
+        prompt: The prompt, as text.
+        threshold: What scores above it is kept.
+    """
+
+    photograph: Photograph
+    prompt: str
+    threshold: float
+
+
 @dataclass
 class Session:
     """A tab. Only the thread of the event loop changes it.
@@ -66,12 +81,14 @@ class Session:
         photograph: The one that is shown.
         answer: To the last question about it.
         kept: In the order in which they were kept, of all photographs.
+        found: What each prompt of the last question for kinds found.
     """
 
     key: str
     photograph: Photograph | None = None
     answer: Answer | None = None
     kept: list[Kept] = field(default_factory=list)
+    found: dict[KindsPrompt, Masks] = field(default_factory=dict)
     _logits: OrderedDict[int, Logits] = field(default_factory=OrderedDict)
     _answers: int = 0
     _numbers: int = 0

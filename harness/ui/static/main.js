@@ -228,7 +228,10 @@ async function listImages() {
 }
 
 function listen() {
-  for (const button of document.querySelectorAll(".choose")) button.onclick = () => byId("file").click();
+  for (const button of document.querySelectorAll(".choose")) {
+    button.onclick = () => byId("file").click();
+    button.disabled = false;
+  }
   byId("file").onchange = ({ target }) => {
     if (target.files.length) upload(target.files[0]);
     target.value = "";
