@@ -9,8 +9,12 @@ import { openSession, recall, remember } from "./session.js";
 import { Stage } from "./stage.js";
 
 const HINTS = {
-  object: "Click on the object, with Shift or the right button beside it; click a point to remove it; drag a box.",
-  kinds: "Type what to look for, or drag boxes around it; with Shift or the right button around what it is not.",
+  object:
+    "Click on the object; with Shift, the right button or “It is not here”, beside it. A click on a point removes it; " +
+    "dragging draws a box.",
+  kinds:
+    "Type what to look for, or drag boxes around it; with Shift, the right button or “It is not here”, around what it " +
+    "is not.",
 };
 const IMAGES_MILLISECONDS = 500;
 
