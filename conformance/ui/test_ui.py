@@ -614,13 +614,15 @@ def test_without_the_extra() -> None:
     )
 
 
-def test_nothing_that_was_uploaded_stays(
-    shallow_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_nothing(shallow_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a photograph is encoded, the server ends quietly (see `served`) and removes what was uploaded."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with served(shallow_artifact) as started:
-        with httpx.Client(base_url=started.url, timeout=60) as client:
-            session(client)
-            assert [path.stat().st_size for path in tmp_path.glob("sam3-tvm-ui-*/*")] == [CAT.stat().st_size]
         assert "meaningless" in started.told
+        with httpx.Client(base_url=started.url, timeout=60) as client:
+            root, _ = session(client)
+            assert [path.stat().st_size for path in tmp_path.glob("sam3-tvm-ui-*/*")] == [CAT.stat().st_size]
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(f"{root}/encode", timeout=0.3)
+            assert client.get(f"{root}/doing").json()["doing"] == "encoding"
     assert list(tmp_path.glob("sam3-tvm-ui-*")) == []
