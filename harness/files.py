@@ -50,8 +50,12 @@ def write_text(path: Path, text: str, *, advice: str = ADVICE, durable: bool = F
 
 def write_json(path: Path, value: Any, *, sort_keys: bool = False, advice: str = ADVICE, durable: bool = False) -> None:
     """Writes a value as JSON; see `write_bytes`."""
-    text = json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys) + "\n"
-    write_text(path, text, advice=advice, durable=durable)
+    write_text(path, json_text(value, sort_keys=sort_keys), advice=advice, durable=durable)
+
+
+def json_text(value: Any, *, sort_keys: bool = False) -> str:
+    """Returns the text of a JSON file of the project."""
+    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys) + "\n"
 
 
 def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVICE) -> None:

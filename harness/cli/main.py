@@ -19,6 +19,7 @@ from harness.cli.report import report
 from harness.cli.segment import segment
 from harness.cli.serve_device import serve_device
 from harness.cli.tune import tune_command
+from harness.cli.ui import ui
 from harness.cli.verify import verify
 from harness.core.errors import HarnessError
 from harness.runtime.errors import Sam3Error
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune_command,
     "pack": pack,
     "segment": segment,
+    "ui": ui,
     "serve-device": serve_device,
     "report": report,
     "list": list_,

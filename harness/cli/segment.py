@@ -114,15 +114,10 @@ def make_prompts(
     Raises:
         HarnessError: A box or point is not numbers with commas between them, or goes with several texts.
     """
-    from harness.runtime import Prompt
+    from harness.segment.asking import prompts_of_kinds
 
-    distinct = list(dict.fromkeys(texts))
-    if len(distinct) > 1 and any((boxes, negative_boxes, points, negative_points)):
-        raise HarnessError(
-            f"Boxes and points go with one text, and {len(distinct)} were given; give one --text, or leave them out."
-        )
-    with_geometry = Prompt(
-        distinct[0] if distinct else None,
+    return prompts_of_kinds(
+        texts,
         [_numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
         + [_numbers("--negative-box", "x0,y0,x1,y1", box) for box in negative_boxes],
         [True] * len(boxes) + [False] * len(negative_boxes),
@@ -130,7 +125,6 @@ def make_prompts(
         + [_numbers("--negative-point", "x,y", point) for point in negative_points],
         [True] * len(points) + [False] * len(negative_points),
     )
-    return [with_geometry, *(Prompt(text) for text in distinct[1:])]
 
 
 def make_object_prompt(clicks: Sequence[str], clicks_out: Sequence[str], box: str | None) -> ObjectPrompt | None:

@@ -84,3 +84,12 @@ def run_lengths(mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
 
     encoded = coco.encode(np.asfortranarray(mask, np.uint8))
     return {"size": [int(length) for length in encoded["size"]], "counts": encoded["counts"].decode("ascii")}
+
+
+def mask_of(annotation: dict[str, Any]) -> npt.NDArray[np.bool_]:
+    """Decodes the mask [h, w] of an entry of `coco_annotations`."""
+    from pycocotools import mask as coco
+
+    encoded = annotation["segmentation"]
+    decoded: npt.NDArray[np.bool_] = coco.decode(encoded | {"counts": encoded["counts"].encode("ascii")}).astype(bool)
+    return decoded

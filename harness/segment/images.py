@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from harness.core.errors import HarnessError
 from harness.files import write_bytes
 
@@ -73,6 +76,18 @@ def write_png(path: Path, image: Image.Image) -> None:
     Raises:
         HarnessError: It cannot be written.
     """
+    write_bytes(path, png(image))
+
+
+def mask_png(mask: npt.NDArray[np.bool_]) -> bytes:
+    """Returns the file of a mask [h, w]: a PNG of 1 bit a pixel."""
+    from PIL import Image
+
+    return png(Image.fromarray(mask))
+
+
+def png(image: Image.Image) -> bytes:
+    """Returns the PNG file of an image."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    write_bytes(path, buffer.getvalue())
+    return buffer.getvalue()

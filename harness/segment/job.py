@@ -19,18 +19,17 @@ import numpy as np
 
 from harness.core.errors import HarnessError
 from harness.execution.remote.errors import RemoteError
-from harness.files import make_folder, write_json
+from harness.files import make_folder, write_bytes, write_json
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Manifest
+from harness.segment.asking import ask, category_of
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
-from harness.segment.images import unique_names, write_png
+from harness.segment.images import mask_png, unique_names, write_png
 from harness.segment.journal import Journal
-from harness.segment.objects import Objects, joined, object_of, objects_of
+from harness.segment.objects import Objects, joined
 
 ANNOTATIONS = "annotations.json"
-VISUAL = "object"
-"""What objects are called where no text was given."""
 
 _MASK_FILE = re.compile(r"\d{3}\.png")
 
@@ -56,9 +55,7 @@ class Job:
     @property
     def categories(self) -> tuple[str, ...]:
         """What the objects of each prompt are called."""
-        return tuple(
-            prompt.text if isinstance(prompt, Prompt) and prompt.text is not None else VISUAL for prompt in self.prompts
-        )
+        return tuple(category_of(prompt) for prompt in self.prompts)
 
     @property
     def file_names(self) -> tuple[str, ...]:
@@ -215,12 +212,7 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
             else:
                 model.encode_object_prompt(prompt, size)
         encoded = model.set_image(pixels)
-        objects = joined(
-            [
-                _asked(encoded, prompt, category, job.threshold)
-                for prompt, category in zip(job.prompts, job.categories, strict=True)
-            ]
-        )
+        objects = joined([ask(encoded, prompt, job.threshold) for prompt in job.prompts])
     except Sam3Error as error:
         return Failed(image, str(error))
     except RemoteError as error:
@@ -230,16 +222,6 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
     return Segmented(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
 
 
-def _asked(image: EncodedImage, prompt: Prompt | ObjectPrompt, category: str, threshold: float) -> Objects:
-    if isinstance(prompt, Prompt):
-        (found,) = image.segment_batch([prompt], threshold)
-        return objects_of(found, category)
-    # One click may mean several things, of which the best is taken; several prompts mean one.
-    ambiguous = prompt.box is None and prompt.points is not None and len(prompt.points) == 1
-    (predicted,) = image.predict_batch([prompt], multimask=ambiguous)
-    return object_of(predicted, category)
-
-
 def overlay_path(out: Path, name: str) -> Path:
     """Where the overlay of an image goes."""
     return out / f"{name}_overlay.png"
@@ -247,13 +229,11 @@ def overlay_path(out: Path, name: str) -> Path:
 
 def _write_masks(folder: Path, objects: Objects) -> None:
     """One 1-bit PNG for each object; those of an earlier run that are not replaced are removed."""
-    from PIL import Image
-
     make_folder(folder)
     written = set()
     for index, mask in enumerate(objects.masks):
         path = folder / f"{index:03}.png"
-        write_png(path, Image.fromarray(mask))
+        write_bytes(path, mask_png(mask))
         written.add(path.name)
     for path in folder.iterdir():
         if _MASK_FILE.fullmatch(path.name) and path.name not in written:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-def load_image(path: str | Path) -> Image.Image:
+def load_image(path: str | Path, name: str | None = None) -> Image.Image:
     """Reads an image file of any mode as upright 8-bit RGB.
 
     The rotation in the EXIF data is applied. Alpha is dropped, not blended, which is what `Image.convert("RGB")` does
@@ -23,12 +23,16 @@ def load_image(path: str | Path) -> Image.Image:
     255); floating-point grey counts as 0…1 if no value is above 1, otherwise as 0…255. Of an animation the first frame
     is read.
 
+    Args:
+        path: The file.
+        name: What sentences call it; the path by default.
+
     Raises:
         Sam3Error: If the file is missing, not an image, truncated, empty, or too large.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    path = Path(path)
+    path, name = Path(path), name or str(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -36,22 +40,22 @@ def load_image(path: str | Path) -> Image.Image:
                 file.load()
                 image = ImageOps.exif_transpose(file)
     except FileNotFoundError as error:
-        raise Sam3Error(f"The image {path} does not exist; check the path.") from error
+        raise Sam3Error(f"The image {name} does not exist; check the path.") from error
     except IsADirectoryError as error:
-        raise Sam3Error(f"The image {path} is a folder; give one image file.") from error
+        raise Sam3Error(f"The image {name} is a folder; give one image file.") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise Sam3Error(
-            f"The image {path} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first."
+            f"The image {name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first."
         ) from error
     except UnidentifiedImageError as error:
         raise Sam3Error(
-            f"The file {path} is not an image that Pillow can read, or has no pixels; use PNG or JPEG."
+            f"The file {name} is not an image that Pillow can read, or has no pixels; use PNG or JPEG."
         ) from error
     except PermissionError as error:
-        raise Sam3Error(f"The image {path} may not be read; check its permissions.") from error
+        raise Sam3Error(f"The image {name} may not be read; check its permissions.") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise Sam3Error(f"The image {path} cannot be read, it is damaged or truncated: {error}.") from error
-    return _to_rgb(image, f"The image {path}")
+        raise Sam3Error(f"The image {name} cannot be read, it is damaged or truncated: {error}.") from error
+    return _to_rgb(image, f"The image {name}")
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

@@ -1,0 +1,84 @@
+"""`sam3-tvm ui`: a page of this machine on which a photograph is clicked and asked."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import console
+from harness.cli.options import ThreadsOption
+from harness.cli.segment import choose_model
+from harness.core.errors import HarnessError
+
+SERVES = ("fastapi", "uvicorn")
+"""Modules that the page needs, from the extra `ui`."""
+DEFAULT_PORT = 8363
+LOOPBACK = "127.0.0.1"
+
+
+def ui(
+    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images to choose from, besides uploads.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at: who reaches it can use the page.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
+    keep: Annotated[
+        int,
+        typer.Option(min=1, help="Encoded photographs to keep in memory, 160 MB each."),
+    ] = 4,
+    threads: ThreadsOption = None,
+) -> None:
+    """Open a page on this machine: click and ask a photograph, see masks, download them; until Ctrl-C.
+
+    Nothing leaves this machine, and no other machine reaches the page unless --host says so.
+    """
+    require_server()
+    from harness.cli.segmenting import untrained
+    from harness.processes.threads import configure_threads
+    from harness.runtime import Sam3
+    from harness.runtime.manifest import read_manifest
+    from harness.ui.app import make_app
+    from harness.ui.folder import ImageFolder
+    from harness.ui.guard import hosts_of
+    from harness.ui.page import make_page
+    from harness.ui.serving import listen, serve, url_of
+
+    folder = choose_model(model)
+    manifest = read_manifest(folder)
+    choices = None if images is None else ImageFolder(images)
+    configure_threads(threads)
+    with listen(host, port) as listener, TemporaryDirectory(prefix="sam3-tvm-ui-") as files:
+        with console.status(f"Loading {folder}"):
+            loaded = Sam3.load(folder)
+        note = None if manifest.trained else untrained(manifest)
+        page = make_page(loaded, folder.resolve().name, choices, Path(files), note, keep)
+        if note is not None:
+            console.print(note, style="yellow", highlight=False, soft_wrap=True)
+        if choices is not None:
+            choices.check()
+        tell(f"Open {url_of(listener)} in a browser; Ctrl-C ends it.")
+        serve(make_app(page, hosts_of(host)), listener)
+        page.queue.close()
+    tell("Stopped; nothing is served any more.")
+
+
+def tell(sentence: str) -> None:
+    """Prints a sentence as it is."""
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def require_server() -> None:
+    """Nothing, if this installation can serve the page.
+
+    Raises:
+        HarnessError: It cannot.
+    """
+    missing = [name for name in SERVES if find_spec(name) is None]
+    if missing:
+        raise HarnessError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which the page needs: "
+            "pip install 'sam3-tvm[ui]'"
+        )

@@ -1,0 +1,78 @@
+"""The folder of `--images`: what is in it, and which of its files cannot be read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.errors import HarnessError
+from harness.runtime.errors import Sam3Error
+from harness.segment.images import find_images
+from harness.ui.photographs import read_image
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file of the folder.
+
+    Attributes:
+        name: Its name.
+        problem: The sentence that says why it cannot be used; None if it can be, or is not yet known to be broken.
+    """
+
+    name: str
+    problem: str | None
+
+
+class ImageFolder:
+    """The images of a folder by name; all are read once, in the background, to find those that are broken."""
+
+    def __init__(self, folder: Path) -> None:
+        """List a folder.
+
+        Raises:
+            HarnessError: It is no folder, or has no images.
+        """
+        if folder.exists() and not folder.is_dir():
+            raise HarnessError(f"{folder} is a file; give a folder of images with --images.")
+        self._files = {path.name: path for path in find_images([folder])}
+        self._problems: dict[str, str] = {}
+        self._unchecked = len(self._files)
+
+    def check(self) -> None:
+        """Starts to read every file."""
+        threading.Thread(target=self._check, name="check images", daemon=True).start()
+
+    def _check(self) -> None:
+        for name, path in self._files.items():
+            try:
+                read_image(path, name)
+            except Sam3Error as error:
+                self._problems[name] = str(error)
+            self._unchecked -= 1
+
+    @property
+    def unchecked(self) -> int:
+        """Number of files that were not read yet."""
+        return self._unchecked
+
+    @property
+    def listed(self) -> Sequence[Listed]:
+        """All files, by name."""
+        return [Listed(name, self._problems.get(name)) for name in self._files]
+
+    def read(self, name: str) -> bytes:
+        """Returns the contents of a file.
+
+        Raises:
+            HarnessError: There is none of this name, or it cannot be read.
+        """
+        path = self._files.get(name)
+        if path is None:
+            raise HarnessError(f"The folder has no image {name!r}; choose one that is listed.")
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise HarnessError(f"The image {name} cannot be read: {error.strerror or error}.") from error

@@ -1,0 +1,123 @@
+"""The photographs that were uploaded or chosen: kept as files, so that one is encoded again when that is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.errors import HarnessError
+from harness.files import write_bytes
+from harness.runtime.sam3.images import load_image
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+LONGEST_NAME = 120
+UNNAMED = "photograph"
+_QUALITY = 92
+"""Of the JPEG that the page shows."""
+
+_reading = threading.Lock()
+"""Pillow tells of large images by a warning, and Python's filters of warnings belong to all threads."""
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A photograph that can be read.
+
+    Attributes:
+        key: What the page calls it: a digest of its name and contents.
+        name: Its file name, without folders.
+        file: Where its contents are kept.
+        size: Width and height in pixels, upright.
+    """
+
+    key: str
+    name: str
+    file: Path
+    size: tuple[int, int]
+
+
+class Photographs:
+    """All photographs of a server. Several threads may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep files in a folder that nobody else writes."""
+        self._folder = folder
+        self._known: dict[str, Photograph] = {}
+
+    def add(self, content: bytes, name: str) -> Photograph:
+        """Keeps a photograph.
+
+        Args:
+            content: An image file.
+            name: Its name; folders and what cannot be printed are left out.
+
+        Raises:
+            Sam3Error: It is no image, damaged, or too large.
+            HarnessError: It cannot be kept.
+        """
+        name = plain_name(name)
+        key = hashlib.sha256(name.encode("utf-8", "replace") + b"\0" + content).hexdigest()[:32]
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        file = self._folder / key
+        write_bytes(file, content)
+        try:
+            size = read_image(file, name).size
+        except Exception:
+            file.unlink(missing_ok=True)
+            raise
+        photograph = Photograph(key, name, file, size)
+        self._known[key] = photograph
+        return photograph
+
+    def get(self, key: str) -> Photograph:
+        """Returns a photograph.
+
+        Raises:
+            HarnessError: There is none with this key.
+        """
+        known = self._known.get(key)
+        if known is None:
+            raise HarnessError("This photograph is not known here; choose it again.")
+        return known
+
+    def pixels(self, photograph: Photograph) -> npt.NDArray[np.uint8]:
+        """Returns the pixels of a photograph, uint8 [h, w, 3], RGB, upright."""
+        return np.array(read_image(photograph.file, photograph.name))
+
+    def shown(self, photograph: Photograph) -> bytes:
+        """Returns a JPEG of a photograph as the model sees it: upright, 8-bit RGB, every pixel."""
+        image = read_image(photograph.file, photograph.name)
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=_QUALITY)
+        return buffer.getvalue()
+
+
+def read_image(file: Path, name: str) -> Image.Image:
+    """Reads an image file as `load_image` does; one thread at a time.
+
+    Raises:
+        Sam3Error: It is no image, damaged, or too large.
+    """
+    with _reading:
+        return load_image(file, name)
+
+
+def plain_name(given: str) -> str:
+    """A file name without folders and without what cannot be printed; never empty and not too long."""
+    name = given.replace("\\", "/").rpartition("/")[2]
+    name = "".join(letter for letter in name if letter.isprintable()).strip()
+    if len(name) > LONGEST_NAME:
+        stem, dot, suffix = name.rpartition(".")
+        name = f"{stem[:LONGEST_NAME]}{dot}{suffix[:10]}" if stem else name[:LONGEST_NAME]
+    return name or UNNAMED

@@ -1,0 +1,315 @@
+"""What the page's script asks the server, and the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import PurePath
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import AfterValidator, BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from harness.core.errors import HarnessError
+from harness.files import json_text
+from harness.runtime import ObjectPrompt
+from harness.runtime.sam3.model import THRESHOLD
+from harness.segment.asking import prompts_of_kinds
+from harness.segment.coco import mask_of
+from harness.segment.images import mask_png
+from harness.segment.job import ANNOTATIONS
+from harness.segment.overlay import colors
+from harness.ui.encodings import Announce, Masks
+from harness.ui.page import Page
+from harness.ui.photographs import Photograph
+from harness.ui.sessions import Answer, KindsPrompt, Session
+
+LARGEST_UPLOAD = 256 * 2**20
+"""Bytes."""
+
+router = APIRouter(prefix="/api")
+
+
+def page_of(request: Request) -> Page:
+    """Returns the state of the page that a request is for."""
+    page: Page = request.app.state.page
+    return page
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half of a surrogate pair is no letter") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+ThePage = Annotated[Page, Depends(page_of)]
+
+
+def session_of(session: str, page: ThePage) -> Session:
+    """Returns the session that a URL names.
+
+    Raises:
+        UnknownSessionError: There is none.
+    """
+    return page.sessions.get(session)
+
+
+TheSession = Annotated[Session, Depends(session_of)]
+
+
+class ObjectQuestion(BaseModel):
+    """A prompt for one object.
+
+    Attributes:
+        photograph: Key of the photograph that it is about.
+        points, labels, box: As of `harness.runtime.ObjectPrompt`.
+        refines: Number of the answer whose mask is refined; None for none.
+    """
+
+    photograph: str
+    points: list[list[float]] = []
+    labels: list[int] | None = None
+    box: list[float] | None = None
+    refines: int | None = None
+
+
+class KindsQuestion(BaseModel):
+    """A prompt for all of one or several kinds.
+
+    Attributes:
+        photograph: Key of the photograph that it is about.
+        texts: Noun phrases; boxes go with at most one.
+        boxes, box_labels: As of `harness.runtime.Prompt`.
+        threshold: What scores above it is kept.
+    """
+
+    photograph: str
+    texts: list[Text] = []
+    boxes: list[list[float]] = []
+    box_labels: list[bool] | None = None
+    threshold: float = THRESHOLD
+
+
+class Keep(BaseModel):
+    """Objects of the last answer that are to be kept.
+
+    Attributes:
+        answer: Its number.
+        indices: Of the objects.
+        category: What to call them; None for what the prompt asked for.
+    """
+
+    answer: int
+    indices: list[int]
+    category: Text | None = None
+
+
+@router.get("/model")
+async def get_model(page: ThePage) -> dict[str, Any]:
+    """What the model can do."""
+    return asdict(page.abilities)
+
+
+@router.get("/images")
+async def get_images(page: ThePage) -> dict[str, Any]:
+    """The images of the folder, and how many were not looked at yet."""
+    if page.folder is None:
+        return {"images": [], "unchecked": 0}
+    unchecked = page.folder.unchecked
+    return {"images": [asdict(listed) for listed in page.folder.listed], "unchecked": unchecked}
+
+
+@router.get("/photographs/{key}")
+def get_photograph(key: str, page: ThePage) -> Response:
+    """A photograph as the model sees it."""
+    content = page.photographs.shown(page.photographs.get(key))
+    return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=31536000, immutable"})
+
+
+@router.post("/sessions", status_code=201)
+async def start_session(page: ThePage) -> dict[str, Any]:
+    """A new session."""
+    return _state(page.sessions.start())
+
+
+@router.get("/sessions/{session}")
+async def get_session(session: TheSession) -> dict[str, Any]:
+    """What a session has chosen and kept."""
+    return _state(session)
+
+
+@router.get("/sessions/{session}/doing")
+async def get_doing(session: TheSession, page: ThePage) -> dict[str, Any]:
+    """What the model does for a session, or whom it waits for."""
+    doing = page.queue.doing(session.key)
+    known = {"doing": None, "ahead": 0, "seconds": 0.0} if doing is None else asdict(doing)
+    return known | {"expected": page.encodings.expected_seconds}
+
+
+@router.put("/sessions/{session}/photograph")
+async def upload(session: TheSession, page: ThePage, request: Request, name: str = "") -> dict[str, Any]:
+    """Shows a photograph, whose file is the body of the request."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > LARGEST_UPLOAD:
+            raise HarnessError(f"The file has more than {LARGEST_UPLOAD // 2**20} MB; give a smaller image.")
+    if not content:
+        raise HarnessError("The file is empty; choose an image.")
+    photograph = await run_in_threadpool(page.photographs.add, bytes(content), name)
+    session.choose(photograph)
+    return _described(photograph)
+
+
+@router.put("/sessions/{session}/image")
+async def choose(session: TheSession, page: ThePage, name: str) -> dict[str, Any]:
+    """Shows an image of the folder."""
+    if page.folder is None:
+        raise HarnessError("There is no folder of images; start the command with --images, or upload one.")
+    content = await run_in_threadpool(page.folder.read, name)
+    photograph = await run_in_threadpool(page.photographs.add, content, name)
+    session.choose(photograph)
+    return _described(photograph)
+
+
+@router.post("/sessions/{session}/encode")
+async def encode(session: TheSession, page: ThePage) -> dict[str, Any]:
+    """Encodes the photograph that is shown, if it is not encoded."""
+    if session.photograph is None:
+        raise HarnessError("There is no photograph yet; choose one.")
+    photograph = session.photograph
+    await page.queue.run(session.key, lambda announce: page.encodings.encoded(photograph, announce))
+    return {"expected": page.encodings.expected_seconds}
+
+
+@router.post("/sessions/{session}/object")
+async def ask_object(session: TheSession, page: ThePage, question: ObjectQuestion) -> dict[str, Any]:
+    """The best mask of one object."""
+    photograph = session.shown(question.photograph)
+    refined = None if question.refines is None else session.logits(question.refines)
+    prompt = ObjectPrompt(question.points, question.labels, question.box, refined)
+    page.model.encode_object_prompt(prompt, photograph.size)
+    masks = await page.queue.run(session.key, partial(page.encodings.predict, photograph, prompt))
+    return _answered(session.add_answer(photograph, masks))
+
+
+@router.post("/sessions/{session}/kinds")
+async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion) -> dict[str, Any]:
+    """All of one or several kinds."""
+    photograph = session.shown(question.photograph)
+    prompts = prompts_of_kinds(question.texts, question.boxes, question.box_labels)
+    if not 0 <= question.threshold <= 1:
+        raise HarnessError(f"The threshold {question.threshold} is no score; give a number from 0 to 1.")
+    for prompt in prompts:
+        page.model.encode_prompt(prompt, photograph.size)
+
+    keys = [KindsPrompt(photograph, repr(prompt), question.threshold) for prompt in prompts]
+    known = session.found
+
+    def find(announce: Announce) -> list[Masks]:
+        return [
+            known.get(key) or page.encodings.find(photograph, prompt, question.threshold, announce)
+            for key, prompt in zip(keys, prompts, strict=True)
+        ]
+
+    found = await page.queue.run(session.key, find)
+    session.found = dict(zip(keys, found, strict=True))
+    masks = Masks(
+        tuple(entry for each in found for entry in each.annotations),
+        tuple(dict.fromkeys(note for each in found for note in each.notes)),
+    )
+    return _answered(session.add_answer(photograph, masks))
+
+
+@router.get("/sessions/{session}/answers/{answer}/{index}.png")
+async def get_mask(session: TheSession, answer: int, index: int) -> Response:
+    """A mask of the last answer."""
+    annotation = session.answered(answer, index)
+    return await _mask(annotation, f"{_stem(session.photograph)}_{index:03}.png")
+
+
+@router.post("/sessions/{session}/kept", status_code=201)
+async def keep(session: TheSession, given: Keep) -> dict[str, Any]:
+    """Keeps masks of the last answer."""
+    for index in given.indices:
+        session.answered(given.answer, index)
+    for index in given.indices:
+        session.keep(given.answer, index, given.category)
+    return _state(session)
+
+
+@router.delete("/sessions/{session}/kept/{number}")
+async def drop(session: TheSession, number: int) -> dict[str, Any]:
+    """Removes a mask that was kept."""
+    session.drop(number)
+    return _state(session)
+
+
+@router.get("/sessions/{session}/kept/{number}.png")
+async def get_kept_mask(session: TheSession, number: int) -> Response:
+    """A mask that was kept."""
+    kept = session.kept_object(number)
+    return await _mask(kept.annotation, f"{_stem(kept.photograph)}_kept_{number:03}.png")
+
+
+@router.get("/sessions/{session}/annotations.json")
+async def get_coco(session: TheSession) -> Response:
+    """The data set of all masks that were kept, in COCO's format."""
+    text = json_text(session.coco())
+    content = text.encode("utf-8", "backslashreplace")
+    return Response(content, media_type="application/json", headers=_download(ANNOTATIONS))
+
+
+def _state(session: Session) -> dict[str, Any]:
+    photograph = session.photograph
+    return {
+        "session": session.key,
+        "photograph": None if photograph is None else _described(photograph),
+        "kept": [
+            _object(kept.annotation, kept.color)
+            | {"number": kept.number, "photograph": kept.photograph.key, "name": kept.photograph.name}
+            for kept in session.kept
+        ],
+    }
+
+
+def _described(photograph: Photograph) -> dict[str, Any]:
+    width, height = photograph.size
+    return {"key": photograph.key, "name": photograph.name, "width": width, "height": height}
+
+
+def _answered(answer: Answer) -> dict[str, Any]:
+    annotations: Sequence[dict[str, Any]] = answer.masks.annotations
+    return {
+        "answer": answer.number,
+        "photograph": answer.photograph.key,
+        "objects": [_object(entry, answer.first_color + index) for index, entry in enumerate(annotations)],
+        "notes": list(answer.masks.notes),
+    }
+
+
+def _object(annotation: dict[str, Any], color: int) -> dict[str, Any]:
+    return annotation | {"color": "#{:02x}{:02x}{:02x}".format(*colors(color + 1)[color])}
+
+
+async def _mask(annotation: dict[str, Any], name: str) -> Response:
+    content = await run_in_threadpool(lambda: mask_png(mask_of(annotation)))
+    return Response(content, media_type="image/png", headers=_download(name))
+
+
+def _stem(photograph: Photograph | None) -> str:
+    return "mask" if photograph is None else PurePath(photograph.name).stem
+
+
+def _download(name: str) -> dict[str, str]:
+    """Headers of a file that a browser saves under a name (RFC 6266)."""
+    return {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.encode('utf-8', 'replace'))}",
+        "Cache-Control": "no-store",
+    }

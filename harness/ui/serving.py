@@ -1,0 +1,91 @@
+"""The socket and the server of the page."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import signal
+import socket
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from harness.core.errors import HarnessError
+
+_BACKLOG = 128
+_GRACE_SECONDS = 1
+"""For requests that run when the server is stopped."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a socket that browsers can connect to; they wait until `serve` runs.
+
+    Args:
+        host: An address of this machine, or a name of it.
+        port: 0 for any that is free.
+
+    Raises:
+        HarnessError: There is no such address here, or the port is taken or not allowed.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise HarnessError(f"{host!r} is no address of this machine; give one with --host.") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            sentence = f"Port {port} of {host} is in use; give another with --port, or 0 for any that is free."
+        elif error.errno == errno.EACCES:
+            sentence = f"Port {port} may not be used; give one above 1023 with --port."
+        else:
+            reason = error.strerror or error
+            sentence = f"Cannot listen at {host}: {reason}; give an address of this machine with --host."
+        raise HarnessError(sentence) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Returns the address to open in a browser on this machine."""
+    host, port = listener.getsockname()[:2]
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def serve(app: FastAPI, listener: socket.socket) -> None:
+    """Serves an application until Ctrl-C or SIGTERM.
+
+    Args:
+        app: The application.
+        listener: From `listen`; is closed in the end.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    server = uvicorn.Server(config)
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    # The server ends its requests when it is interrupted, and then raises the signal again.
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        listener.close()
