@@ -26,7 +26,7 @@ from conformance.support.gpu_programs import (
 from conformance.support.operators import rms
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.rope import STRATEGIES
+from harness.lowering.rope import STRATEGIES, rotate_pairs
 from harness.lowering.rope.real import rotate
 from harness.models.sam3.upstream import upstream
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
@@ -193,6 +193,43 @@ def test_what_others_read_as_well_is_rotated_once() -> None:
 
     module = lowered([Expression("returned", function, (random(3, 1, 2, 33, 32), *turns(33, 32)))], "cuda")
     assert infos_of(module)["attention"].reads == ("keys",)
+
+
+class Picked(torch.nn.Module):
+    """Queries, and keys picked by number from memories [M, L, C], rotated by one operator."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.to_query = torch.nn.Linear(channels, channels)
+        self.to_key = torch.nn.Linear(channels, channels)
+
+    def forward(
+        self, x: torch.Tensor, memories: torch.Tensor, numbers: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        picked = (memories[numbers] * 2).flatten(0, 1)[None, None]
+        tables = {"rope_cos": cos, "rope_sin": sin}
+        q, k = rotate_pairs.rotate(self.to_query(x), self.to_key(picked), tables, len(numbers))
+        return scaled_dot_product_attention(q, k, picked)
+
+
+@emulation
+@pytest.mark.cuda
+def test_one_operator_rotates_queries_and_keys_that_integers_pick(tmp_path: Path) -> None:
+    """What the keys come from is no part of the queries, although one call returns both."""
+    skip_unless_emulated("cuda")
+    torch.manual_seed(0)
+    module = Picked(32).eval().requires_grad_(False)
+    args = (random(1, 1, 9, 32), random(4, 9, 32, seed=1), torch.tensor([3, 0]), *turns(9, 32))
+    program, parameters = STRATEGIES["tensorir"].import_program(export_program(module, args))
+    target = target_of("cuda")
+    lowered_module = lower_module(program, TARGETS["cuda"], target)
+    assert infos_of(lowered_module)["attention"].reads == ("queries", "keys")
+    build_library(lowered_module, target, tmp_path / "picked.so", keep_source=True)
+    inputs = [arg.numpy() for arg in args]
+    request = ("cuda", str(tmp_path / "picked.so"), list(parameters.values()), inputs)
+    ended = run_isolated("conformance.support.emulated:run", request, timeout=600)
+    assert ended.kind is WorkerEnd.OK, ended.error
+    np.testing.assert_allclose(ended.value[0], module(*args).numpy(), rtol=1e-5, atol=1e-5)
 
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -103,6 +103,11 @@ def fold(scope: Scope, value: relax.Expr) -> Folded:
     return folded
 
 
+def can_fold(value: relax.Expr) -> bool:
+    """Returns whether `fold` takes a value: a tensor of static shape, fp32 or half."""
+    return isinstance(value.ty, relax.TensorType) and _shape(value) is not None
+
+
 def _shape(value: relax.Expr) -> tuple[int, ...] | None:
     """Returns the static shape of a tensor of one of `_FLOATS`."""
     shape = static_shape(value, None)

@@ -17,7 +17,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 
-from harness.schedules.common.folding import BINARY, Folded, Reader, fold
+from harness.schedules.common.folding import BINARY, Folded, Reader, can_fold, fold
 from harness.schedules.common.graph import between, facts_of, is_call, static_shape
 from harness.schedules.common.scope import Scope
 
@@ -117,7 +117,7 @@ class Folding:
                 for value, often in zip(arguments, (1, turns, turns), strict=True)
             ]
             inside: set[relax.Var] = set().union(
-                *(self._inside(value, x) for value, x in zip(arguments, folded, strict=True))
+                *(self._inside(scope, value, x) for value, x in zip(arguments, folded, strict=True))
             )
             shared = {
                 variable
@@ -135,18 +135,19 @@ class Folding:
         if pays(folded, item_bytes, turns) and follow(folded, folded.shape[3]):
             return folded
         # As far back as its elements are only moved.
-        computed = {variable for variable in self._inside(value, folded) if self._computes(scope, variable)}
+        computed = {variable for variable in self._inside(scope, value, folded) if self._computes(scope, variable)}
         return fold(replace(scope, results=scope.results | computed), value)
 
-    def _inside(self, value: relax.Expr, folded: Folded) -> set[relax.Var]:
+    def _inside(self, scope: Scope, value: relax.Expr, folded: Folded) -> set[relax.Var]:
         """Returns the variables between an operand and what it reads from memory."""
-        return set(between(self.bindings, value, folded.inputs))
+        # One call rotates queries and keys: of the other operand nothing is followed beyond what is stored.
+        return set(between(self.bindings, value, (*folded.inputs, *scope.results)))
 
     def _computes(self, scope: Scope, variable: relax.Var) -> bool:
         """Returns whether a variable takes arithmetic, from what is in memory."""
         if is_call(self.bindings[variable], "relax.call_tir"):
             return True
-        return isinstance(variable.ty, relax.TensorType) and fold(scope, variable).operations > 0
+        return can_fold(variable) and fold(scope, variable).operations > 0
 
 
 def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:

@@ -10,6 +10,7 @@ from harness.lowering.frontends.defect import Defect
 
 if TYPE_CHECKING:
     import onnx_ir
+    import torch
     import tvm
 
 Converter = Callable[["tvm.relax.BlockBuilder", "list[Any]", dict[str, Any]], "tvm.relax.Expr"]
@@ -17,6 +18,9 @@ Converter = Callable[["tvm.relax.BlockBuilder", "list[Any]", dict[str, Any]], "t
 
 Translation = Callable[..., Any]
 """Takes an operator's arguments as ONNX values, returns the result in ONNX operators (`custom_translation_table`)."""
+
+ProgramPass = Callable[["torch.fx.GraphModule"], None]
+"""Rewrites the exported program's graph in place, before PyTorch's exporter; every new node carries `meta["val"]`."""
 
 ModelPass = Callable[["onnx_ir.Model"], None]
 """Rewrites the lifted ONNX model in place, before the import."""
@@ -29,9 +33,11 @@ class OnnxDefect(Defect):
     Attributes:
         converters: Importer functions that replace TVM's, by ONNX operator.
         translations: What PyTorch's exporter writes instead of its own translation, by PyTorch's operator.
+        program_passes: Rewrites of the exported program before PyTorch's ONNX exporter.
         passes: Rewrites of the ONNX model before the import.
     """
 
     converters: Mapping[str, Converter] = field(default_factory=dict)
     translations: Mapping[Callable[..., Any], Translation] = field(default_factory=dict)
+    program_passes: tuple[ProgramPass, ...] = ()
     passes: tuple[ModelPass, ...] = ()

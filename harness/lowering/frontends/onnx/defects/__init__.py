@@ -7,6 +7,7 @@ from harness.lowering.frontends.onnx.defects import (
     attention,
     booleans,
     clip,
+    complex_views,
     einsum,
     empty_tensors,
     floor_divide,
@@ -35,4 +36,5 @@ DEFECTS: tuple[OnnxDefect, ...] = (
     *booleans.DEFECTS,
     *floor_divide.DEFECTS,
     *log_sigmoid.DEFECTS,
+    *complex_views.DEFECTS,
 )
