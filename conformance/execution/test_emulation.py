@@ -248,7 +248,7 @@ def test_only_cheap_components_are_emulated_and_never_beside_a_device(monkeypatc
 
     if TARGETS["cuda"].run_problem() is not None:
         cheap = {name for name in subjects() if emulated(name, "cuda")}
-        assert len(cheap) == 7 and not cheap & {"vit", "vision_backbone", "image_encoder", "end_to_end"}
+        assert len(cheap) == 8 and not cheap & {"vit", "vision_backbone", "image_encoder", "end_to_end"}
         assert emulated("vit", "cuda", every=True)
         assert {name for name in cheap if not emulated(name, "cuda", "fp16")} == {"transformer_encoder"}
     assert not emulated("vit", "metal", every=True)

@@ -1,14 +1,14 @@
 """Transformers' `Sam3TrackerModel` and upstream's `predict_inst` on the same weights answer the same.
 
-Answers about one encoded photograph are compared in float64, every operator of theirs, so what is left of a difference is
-meant and not rounded; encoding it, and what passes between the modules, in fp32 under the strict gate.
+Answers about one encoded photograph are compared in float64, every operator of theirs, so what is left of a difference
+is meant and not rounded; encoding it, and what passes between the modules, in fp32 under the strict gate.
 It takes the extra `transformers` (some 140 MB) and about two minutes:
 
     pip install --constraint constraints.txt --editable ".[test,transformers]"
     pytest conformance/models/sam3/test_transformers_tracker.py
 
-Two differences are meant, and have a test each: `Sam3TrackerModel` leaves `no_memory_embedding` out of the features that it
-decodes, and asks with two tokens more where a mask comes alone.
+There are two differences, with a test each: `Sam3TrackerModel` leaves `no_memory_embedding` out of the features that
+it decodes, and asks with two tokens more where a mask comes alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WITH_POINTS = [name for name, question in QUESTIONS.items() if all(one.points or
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Transformers' model, loaded by Transformers from a file in the published layout of the video model, written here."""
+    """Transformers' model, loaded by Transformers from a file in the video model's published layout, written here."""
     folder = tmp_path_factory.mktemp("sam3_tracker")
     config, scale = transformers.Sam3TrackerConfig(), SCALES["shallow"]
     trunk = config.vision_config.backbone_config
@@ -120,7 +120,11 @@ def test_masks_are_decoded_alike(name: str, model: Any) -> None:
 
 
 def test_a_click_is_answered_alike(model: Any, embeddings: list[torch.Tensor]) -> None:
-    """From the photograph's pixels on; without what Transformers leaves out, the masks are others."""
+    """From the photograph's pixels on, with `no_memory_embedding`, which Transformers leaves out to other masks.
+
+    Its neck makes four feature maps, of which it decodes three; the embedding is added to the fourth.
+    """
+    assert len(model.vision_encoder.config.scale_factors) == len(model.backbone_feature_sizes) + 1
     asked = captured(CLICKS).click
     prompt = {"input_points": asked.points[None], "input_labels": asked.labels[None]}
     *finer, features = embeddings
@@ -129,12 +133,6 @@ def test_a_click_is_answered_alike(model: Any, embeddings: list[torch.Tensor]) -
     torch.testing.assert_close(answer.iou_scores[0], asked.ious, **NEAR)
     own = model(image_embeddings=embeddings, **prompt)
     assert (own.pred_masks[0] - asked.logits).abs().max() > 0.1
-
-
-def test_transformers_adds_the_embedding_of_no_memory_to_features_that_it_drops(model: Any) -> None:
-    """Its neck makes four feature maps and it decodes three; it adds to the fourth, and its video model drops that first."""
-    assert len(model.vision_encoder.config.scale_factors) == len(model.backbone_feature_sizes) + 1
-    assert model.no_memory_embedding.abs().max() > 0.1
 
 
 # In float64

@@ -1,4 +1,4 @@
-"""Normalizations, softmax and long sums on GPUs, emulated for CUDA and Metal, against PyTorch in float64."""
+"""Normalizations, softmax, long and running sums on GPUs, emulated for CUDA and Metal, against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ EXPRESSIONS = (
     Expression("softmax over the middle", lambda x: torch.log_softmax(x, 1), (random(3, 5000, 2, scale=10.0),)),
     Expression("mean in chunks", lambda x: x.mean(dim=1), (random(3, 20001, offset=1.0),)),
     Expression("sum of columns", lambda x: x.sum(dim=(0, 1)), (random(30, 20, 5, offset=1.0),)),
+    Expression("running sums", lambda x: x.cumsum(-1), (random(5, 72, offset=1.0),)),
+    Expression("running sums over the middle", lambda x: x.cumsum(1), (random(2, 300, 3),)),
+    Expression("running sums of one element", lambda x: x.cumsum(0), (random(1, 4),)),
+    Expression("running sums of long lines", lambda x: x.cumsum(-1), (random(2, 5001, offset=1.0),)),
     Expression("sum", lambda x: x.sum(dim=-1, keepdim=True), (random(5, 2, 300),)),
 )
 

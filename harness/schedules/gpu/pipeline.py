@@ -12,6 +12,7 @@ from harness.schedules.common.vm import lower_to_vm
 from harness.schedules.gpu import legalization, normalization, reduction
 from harness.schedules.gpu.rewrite import call_attention, group_transposed_products
 from harness.schedules.gpu.rules import schedule_kernels
+from harness.schedules.gpu.scan import call_scans
 
 _LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE}
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
@@ -27,6 +28,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
     passes = tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),
+            call_scans,
             relax.backend.DispatchSortScan(),
             call_attention(target),
             group_transposed_products,

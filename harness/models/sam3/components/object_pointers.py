@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.models.sam3.captures import PROPAGATION
-from harness.models.sam3.components.component import Arguments, Component
+from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component
 
 if TYPE_CHECKING:
     import torch
@@ -34,4 +34,5 @@ OBJECT_POINTERS = Component(
     build=build,
     samples=samples,
     captured_by=PROPAGATION,
+    emulated=EVERY_PRECISION,
 )
