@@ -2,7 +2,7 @@
 
 Answers about one encoded photograph are compared in float64, every operator of theirs, so what is left of a difference
 is meant and not rounded; encoding it, and what passes between the modules, in fp32 under the strict gate.
-It takes the extra `transformers` (some 140 MB) and about two minutes:
+It takes the extra `transformers` (some 140 MB) and about three minutes:
 
     pip install --constraint constraints.txt --editable ".[test,transformers]"
     pytest conformance/models/sam3/test_transformers_tracker.py
@@ -13,7 +13,6 @@ it decodes, and asks with two tokens more where a mask comes alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conformance.models.sam3 import test_interactive
 from conformance.models.sam3.test_hugging_face import published
 from conformance.support.shallow import captured, interactive_model
 from harness.models.sam3.capture import load_prompts
 from harness.models.sam3.captures import CLICKS
 from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.images import preprocess
-from harness.models.sam3.interactive.questions import Question, Round, load_questions
+from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.interactive.upstream import Predicting
 from harness.models.sam3.scales import SCALES
 from harness.models.sam3.upstream import upstream
 from harness.parity.oracle import oracle
+from harness.runtime import ObjectPrompt
 from harness.runtime.sam3.images import load_image
 
 transformers = pytest.importorskip(
@@ -50,8 +51,8 @@ IMAGE_SIZE = 1008
 ROUNDS = ("click", "box", "refined", "objects")
 """Of `harness.models.sam3.tracker.clicks.Activations`: what `predict_inst` was asked, and what passed in it."""
 
-QUESTIONS = {question.name: question for question in load_questions() if question.float64}
-WITH_POINTS = [name for name, question in QUESTIONS.items() if all(one.points or one.box for one in question.rounds)]
+QUESTIONS = {question.name: question for question in load_questions() if len(question.rounds) == 1 and question.float64}
+"""Questions without a mask, which takes minutes in float64."""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_masks_are_decoded_alike(name: str, model: Any) -> None:
 
 
 def test_a_click_is_answered_alike(model: Any, embeddings: list[torch.Tensor]) -> None:
-    """From the photograph's pixels on, with `no_memory_embedding`, which Transformers leaves out to other masks.
+    """From the photograph's pixels on, with `no_memory_embedding`; Transformers leaves it out, and its masks differ.
 
     Its neck makes four feature maps, of which it decodes three; the embedding is added to the fourth.
     """
@@ -135,11 +136,24 @@ def test_a_click_is_answered_alike(model: Any, embeddings: list[torch.Tensor]) -
     assert (own.pred_masks[0] - asked.logits).abs().max() > 0.1
 
 
+def test_transformers_asks_with_two_points_of_no_kind_where_a_mask_is_alone(model: Any) -> None:
+    """As upstream's tracker does; upstream's `predict_inst` asks with none, and gets other masks."""
+    image_embed, *finer = test_interactive.features()
+    mask = test_interactive.REFINED
+    answer = model(image_embeddings=[*finer, image_embed], input_masks=torch.from_numpy(mask)[None, None])
+    found = answer.pred_masks[0, 0].clip(-32, 32).numpy()
+    expected, _ = test_interactive.asked_upstream(ObjectPrompt(mask=mask), True)
+    assert np.abs(found - expected).max() > 1e-3
+    # `predict_inst` itself adds the second one.
+    expected, _ = test_interactive.asked_upstream(ObjectPrompt([(0, 0)], [-1], mask=mask), True)
+    np.testing.assert_allclose(found, expected, **NEAR)
+
+
 # In float64
 
 
 class Transformers(torch.nn.Module):
-    """Transformers' model, asked every round of a question about an encoded photograph."""
+    """Transformers' model, asked a question of one round about an encoded photograph."""
 
     def __init__(self, model: Any, question: Question) -> None:
         super().__init__()
@@ -149,30 +163,15 @@ class Transformers(torch.nn.Module):
     def forward(self, *features: torch.Tensor) -> list[torch.Tensor]:
         *finer, coarsest = features
         embeddings = [*finer, with_no_memory(self.model, coarsest)]
-        outputs: list[torch.Tensor] = []
-        refined: torch.Tensor | None = None
-        for asked in self._question.rounds:
-            prompt: dict[str, Any] = {}
-            if asked.points:
-                prompt["input_points"] = torch.tensor(asked.points)[None, None] * IMAGE_SIZE
-                prompt["input_labels"] = torch.tensor(asked.labels)[None, None]
-            if asked.box:
-                prompt["input_boxes"] = torch.tensor(asked.box)[None, None] * IMAGE_SIZE
-            answer = self.model(
-                image_embeddings=embeddings,
-                input_masks=refined,
-                multimask_output=self._question.multimask,
-                **prompt,
-            )
-            logits, iou = answer.pred_masks[0, 0], answer.iou_scores[0, 0]
-            outputs += [logits, iou]
-            refined = logits[int(iou.argmax())][None, None]
-        return outputs
-
-
-def answers(question: Question, outputs: tuple[str, ...]) -> list[str]:
-    """Names of so many outputs for each round."""
-    return [f"{answer}/{output}" for answer in question.answers for output in outputs]
+        (asked,) = self._question.rounds
+        prompt: dict[str, Any] = {}
+        if asked.points:
+            prompt["input_points"] = torch.tensor(asked.points)[None, None] * IMAGE_SIZE
+            prompt["input_labels"] = torch.tensor(asked.labels)[None, None]
+        if asked.box:
+            prompt["input_boxes"] = torch.tensor(asked.box)[None, None] * IMAGE_SIZE
+        answer = self.model(image_embeddings=embeddings, multimask_output=self._question.multimask, **prompt)
+        return [answer.pred_masks[0, 0], answer.iou_scores[0, 0]]
 
 
 def encoded() -> tuple[torch.Tensor, ...]:
@@ -184,16 +183,17 @@ def encoded() -> tuple[torch.Tensor, ...]:
 
 def asked_upstream(question: Question) -> dict[str, np.ndarray]:
     size = load_image(question.image).size
-    names = answers(question, ("logits", "iou", "masks", "undecided"))
     with upstream():
-        return oracle(Predicting(interactive_model(), question, size), encoded(), names)
+        return oracle(
+            Predicting(interactive_model(), question, size), encoded(), ("logits", "iou", "masks", "undecided")
+        )
 
 
 def asked_transformers(model: Any, question: Question) -> dict[str, np.ndarray]:
-    return oracle(Transformers(model, question), encoded(), answers(question, ("logits", "iou")))
+    return oracle(Transformers(model, question), encoded(), ("logits", "iou"))
 
 
-@pytest.mark.parametrize("name", WITH_POINTS)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_answers_agree(name: str, model: Any) -> None:
     expected, found = asked_upstream(QUESTIONS[name]), asked_transformers(model, QUESTIONS[name])
     for output, array in found.items():
@@ -201,16 +201,3 @@ def test_answers_agree(name: str, model: Any) -> None:
         assert array.shape == expected[output].shape
         assert np.abs(expected[output]).max() > 0.1
         assert np.abs(array - expected[output]).max() < GATE, output
-
-
-def test_transformers_asks_with_two_points_of_no_kind_where_a_mask_is_alone(model: Any) -> None:
-    """As upstream's tracker does; upstream's `predict_inst` asks with none, and gets other masks."""
-    question = QUESTIONS["mask_alone"]
-    *before, alone = question.rounds
-    assert not alone.points and alone.box is None
-    output = f"{question.answers[-1]}/logits"
-    found = asked_transformers(model, question)[output]
-    assert np.abs(found - asked_upstream(question)[output]).max() > 1e-3
-    # `predict_inst` itself adds the second one.
-    no_point = replace(question, rounds=(*before, Round(points=((0.0, 0.0),), labels=(-1,))))
-    assert np.abs(found - asked_upstream(no_point)[output]).max() < GATE
