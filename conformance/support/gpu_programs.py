@@ -64,19 +64,25 @@ def target_of(kind: str, processors: Processors = ONE_ARCHITECTURE) -> tvm.targe
     return tvm.target.Target({**exported, "host": {"kind": "llvm", "mcpu": llvm.cpu_name()}})
 
 
-def lowered(expressions: Sequence[Expression], kind: str) -> tvm.IRModule:
-    """The program after the target's pipeline."""
+def lowered(expressions: Sequence[Expression], kind: str, before: Sequence[tvm.transform.Pass] = ()) -> tvm.IRModule:
+    """The program after the target's pipeline; passes of TVM may come before it."""
     arguments = tuple(argument for e in expressions for argument in e.arguments)
     program, _ = import_program(export_program(Program(expressions), arguments))
+    with target_of(kind):
+        program = tvm.transform.Sequential(list(before))(program)
     return lower_module(program, TARGETS[kind], target_of(kind))
 
 
 def emulated(
-    expressions: Sequence[Expression], kind: str, folder: Path, orders: Sequence[str] = ("run",)
+    expressions: Sequence[Expression],
+    kind: str,
+    folder: Path,
+    orders: Sequence[str] = ("run",),
+    before: Sequence[tvm.transform.Pass] = (),
 ) -> list[list[np.ndarray]]:
-    """Results of all expressions, once for each order of threads: `run`, `run_descending`."""
+    """Results of all expressions, once for each order of threads: `run`, `run_descending`; `before` as of `lowered`."""
     library = folder / "program.so"
-    build_library(lowered(expressions, kind), target_of(kind), library, keep_source=True)
+    build_library(lowered(expressions, kind, before), target_of(kind), library, keep_source=True)
     arrays = [argument.numpy() for e in expressions for argument in e.arguments]
     results = []
     for order in orders:

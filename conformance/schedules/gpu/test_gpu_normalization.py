@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
+from tvm import relax
 
 from conformance.support.gpu_programs import KINDS, ORDERS, Expression, emulated, hold, lowered, skip_unless_emulated
 from harness.targets import TARGETS
@@ -72,6 +73,21 @@ def test_results_are_as_accurate_as_pytorch(kind: str, tmp_path: Path) -> None:
     for results in emulated(EXPRESSIONS, kind, tmp_path, ORDERS[kind]):
         for expression, actual in zip(EXPRESSIONS, results, strict=True):
             hold(expression, actual)
+
+
+@pytest.mark.cuda
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="TVM's gpu_2d_continuous_cumsum has no barrier between a write and the reads of its neighbours in a warp",
+)
+def test_tvms_own_running_sums(tmp_path: Path) -> None:
+    """The raw defect, which `harness.schedules.gpu.scan` goes around; both orders of threads must be right."""
+    skip_unless_emulated("cuda")
+    expression = Expression("running sums", lambda x: x.cumsum(-1), (random(5, 72, offset=1.0),))
+    orders = ("run", "run_descending")
+    for (actual,) in emulated([expression], "cuda", tmp_path, orders, (relax.backend.DispatchSortScan(),)):
+        hold(expression, actual)
 
 
 @pytest.mark.cuda
