@@ -1,6 +1,6 @@
 // Requests to the server: an answer, or an error whose message is one sentence.
 
-const SILENT = "The server does not answer; start `sam3-tvm ui` again, nothing of this page is lost until it is reloaded.";
+const SILENT = "The server does not answer; look at the terminal in which `sam3-tvm ui` runs, and try again.";
 
 export class Refused extends Error {}
 
