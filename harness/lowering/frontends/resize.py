@@ -1,7 +1,8 @@
-"""Linear interpolation of images as products with matrices of weights."""
+"""Linear interpolation of images along one axis: of two pixels each, or as a product with a matrix of weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from tvm import relax
+
+_TAPS = 2
 
 
 class _Antialias(torch.nn.Module):
@@ -52,3 +56,34 @@ def triangle_weights(positions: NDArray[Any], size: int, step: float, antialias:
             taps, values = taps[inside], values[inside] / values[inside].sum()
         np.add.at(weights[row], np.clip(taps, 0, size - 1).astype(int), values)
     return weights.astype(np.float32)
+
+
+def interpolate(data: relax.Expr, weights: NDArray[Any], axis: int, emit: Callable[[relax.Expr], relax.Expr]) -> Any:
+    """Interpolates images [n, c, h, w] along axis 2 or 3.
+
+    An image that becomes larger has two pixels in each row of weights, which are read by index; a matrix of all weights
+    would take megabytes.
+
+    Args:
+        data: The images.
+        weights: fp32 [number of target pixels, number of source pixels], as of `triangle_weights`.
+        axis: 2 or 3.
+        emit: Binds an expression to a variable.
+    """
+    from tvm import relax
+
+    used = weights != 0
+    if used.sum(axis=1).max() > _TAPS:
+        if axis == 2:
+            return emit(relax.op.matmul(relax.const(weights), data))
+        return emit(relax.op.matmul(data, relax.const(np.ascontiguousarray(weights.T))))
+    rows = np.arange(len(weights))
+    first, last = used.argmax(axis=1), weights.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
+    shape = (-1, 1) if axis == 2 else (-1,)
+
+    def part(pixels: NDArray[Any], factors: NDArray[Any]) -> relax.Expr:
+        taken = emit(relax.op.take(data, relax.const(pixels.astype(np.int64)), axis))
+        return emit(relax.op.multiply(taken, relax.const(factors.reshape(shape))))
+
+    beside = np.where(first == last, np.float32(0), weights[rows, last])
+    return emit(relax.op.add(part(first, weights[rows, first]), part(last, beside)))

@@ -10,7 +10,7 @@ import torch
 from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.rewriting import constant_of, shape_of
-from harness.lowering.frontends.resize import image, reproduce_antialias, triangle_weights
+from harness.lowering.frontends.resize import image, interpolate, reproduce_antialias, triangle_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def _linear_weights(size: int, target: int, scale: float, mode: str, antialias: 
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Interpolates by two products with matrices where TVM's operator would be wrong, and by TVM's elsewhere."""
+    """Interpolates by weights along each axis where TVM's operator would be wrong, and by TVM's elsewhere."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Resize
 
@@ -66,7 +66,7 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
             data = relax.op.take(data, relax.const(chosen.astype(np.int64)), axis)
         return data
     rows, columns = (_linear_weights(shape[axis], targets[axis], ratios[axis], mode, antialias) for axis in (2, 3))
-    return relax.op.matmul(relax.op.matmul(relax.const(rows), data), relax.const(np.ascontiguousarray(columns.T)))
+    return interpolate(interpolate(data, rows, 2, builder.emit), columns, 3, builder.emit)
 
 
 def _by_size(inputs: list[Any], targets: NDArray[Any]) -> list[Any]:
@@ -83,7 +83,7 @@ DEFECTS = (
         what="The attribute is not read, so that a smaller image is sampled without the filter.",
         reproduction=reproduce_antialias,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of the unfiltered image"),
-        workaround="A converter that writes the filter as two products with matrices of weights.",
+        workaround="A converter that applies the weights of the filter along each axis.",
         converters={"Resize": _convert},
     ),
     OnnxDefect(

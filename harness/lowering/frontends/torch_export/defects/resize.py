@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.fx import Node
 
 from harness.lowering.frontends.defect import RawOutcome, Symptom
-from harness.lowering.frontends.resize import image, reproduce_antialias, triangle_weights
+from harness.lowering.frontends.resize import image, interpolate, reproduce_antialias, triangle_weights
 from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
@@ -62,18 +62,15 @@ def _convert_nearest(node: Node, importer: Any) -> Any:
 
 
 def _convert_antialias(node: Node, importer: Any) -> Any:
-    from tvm import relax
-
     emit = importer.block_builder.emit
     value = importer.env[node.args[0]]
     align_corners = bool(argument(node, 2, "align_corners", False))
     (height, width), (rows, columns) = node.args[0].meta["val"].shape[2:], node.meta["val"].shape[2:]
     tall, wide = _factors(node)
     if columns != width:
-        across = _antialias_weights(width, columns, align_corners, wide)
-        value = emit(relax.op.matmul(value, relax.const(np.ascontiguousarray(across.T))))
+        value = interpolate(value, _antialias_weights(width, columns, align_corners, wide), 3, emit)
     if rows != height:
-        value = emit(relax.op.matmul(relax.const(_antialias_weights(height, rows, align_corners, tall)), value))
+        value = interpolate(value, _antialias_weights(height, rows, align_corners, tall), 2, emit)
     return value
 
 
@@ -98,7 +95,7 @@ DEFECTS = (
         what="The image is resized without the filter: a wrong result without an error wherever it gets smaller.",
         reproduction=reproduce_antialias,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values differ by up to 0.9"),
-        workaround="A converter that multiplies by the filter's weights along each axis.",
+        workaround="A converter that applies the filter's weights along each axis.",
         converters={
             "_upsample_bilinear2d_aa.default": _convert_antialias,
             "_upsample_bilinear2d_aa.vec": _convert_antialias,
