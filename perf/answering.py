@@ -46,6 +46,7 @@ class Questions:
     Attributes:
         sides: The module of the sides, whose `torch_side` takes a case and whose `tvm_side` takes a folder.
         first: The question that all sides answer once before anything is timed.
+        encode: Another function of every side, which encodes the photograph that later questions are about.
         check: Fails unless the answer of a side, which comes first, is that of PyTorch.
         capacity: The longest prompt that the folders take.
         without: Names of the entry points that the folders do without.
@@ -53,6 +54,7 @@ class Questions:
 
     sides: str
     first: str
+    encode: str
     check: Callable[[Any, Any], None]
     capacity: Capacity = DEFAULT_CAPACITY
     without: tuple[str, ...] = ()
@@ -121,28 +123,33 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
 
 def measure(
     question: str,
+    questions: Questions,
     sides: Mapping[str, Side],
     case: Case,
     options: Options,
     benchmark: Any,
     budget: float,
-    with_memory: bool = False,
 ) -> dict[str, Any]:
     """Times one question on all sides.
 
     Args:
         question: Name of the function that the sides have for it.
+        questions: What it is one of; memory belongs to the first one.
         sides: Sides that gave the same answer.
         case: What they run.
         options: How many rounds there are.
-        benchmark: The fixture of pytest-benchmark.
+        benchmark: The fixture of pytest-benchmark, which keeps the result as extra information.
         budget: Seconds that the rounds of all sides together may take; at least six run in any case.
-        with_memory: Whether the peak memory of the sides so far belongs to this question.
 
     Returns:
         The result as plain data, which the tables and the performance report read.
     """
     threads = configure_threads()
+    is_first = question == questions.first
+    if not is_first:
+        for side in sides.values():
+            side.process.result(questions.encode)
+            side.facts["first_call"], _ = side.process.first(question)
     processes = {name: side.process for name, side in sides.items()}
     peaks = [measured_peaks(threads)]
     seconds, failed = run_interleaved(
@@ -153,13 +160,15 @@ def measure(
     results = {
         name: summary(rounds)
         | sides[name].facts
-        | {"memory": memory_bytes(processes[name].memory()) if with_memory else None}
+        | {"memory": memory_bytes(processes[name].memory()) if is_first else None}
         for name, rounds in seconds.items()
     }
     tried = TUNED not in sides and options.database_for(TARGET) is not None
     note = "tuning found nothing over the defaults" if tried else ""
     result = {"what": question, "case": case.to_json(), "sides": results, "ratios": ratios(results), "note": note}
-    return result | circumstances(threads, peaks)
+    result |= circumstances(threads, peaks)
+    benchmark.extra_info |= result
+    return result
 
 
 def _unchecked(artifact: Path) -> float:

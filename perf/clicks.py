@@ -23,6 +23,8 @@ PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "cat.png"
 POINT = (0.46, 0.50)
 """Normalized x and y, those of the question `click` of fixtures/interactive.toml."""
 
+ENCODE = "encode"
+"""Another function of every side: it encodes the photograph that the next clicks are on."""
 PHOTO_AND_CLICK, NEXT_CLICK, REFINEMENT = QUESTIONS = ("photo and click", "next click", "refinement")
 """A photograph and a click to masks; a click on a photograph that is encoded already; the same that refines a mask."""
 
@@ -58,6 +60,7 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
 
         return {
             PHOTO_AND_CLICK: lambda: ask(model.set_image(photograph)),
+            ENCODE: lambda: encoded() and None,
             NEXT_CLICK: lambda: ask(encoded()),
             REFINEMENT: lambda: ask(encoded(), clicked()),
         }
@@ -92,6 +95,7 @@ def torch_side(case: Case) -> Iterator[Load]:
 
             return {
                 PHOTO_AND_CLICK: lambda: ask(processor.set_image(photograph)),
+                ENCODE: lambda: encoded() and None,
                 NEXT_CLICK: lambda: ask(encoded()),
                 REFINEMENT: lambda: ask(encoded(), clicked()),
             }

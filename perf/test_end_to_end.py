@@ -16,8 +16,7 @@ import pytest
 
 from harness.core.case import Case
 from harness.models.sam3.end_to_end.subject import END_TO_END
-from perf import answering
-from perf.answering import Side, answering_sides, measure, named_case
+from perf.answering import Questions, Side, answering_sides, measure, named_case
 from perf.options import Options
 from perf.whole_model import ENCODE, PHOTO_AND_TEXT, QUESTIONS, Answer
 
@@ -33,6 +32,9 @@ def check(found: Answer, expected: Answer) -> None:
     assert (found.masks != expected.masks).mean() <= 1e-6
 
 
+ASKED = Questions("perf.whole_model", PHOTO_AND_TEXT, ENCODE, check)
+
+
 @pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest) -> Case:
     return named_case(END_TO_END.name, request.config)
@@ -40,8 +42,7 @@ def whole(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
-    questions = answering.Questions("perf.whole_model", PHOTO_AND_TEXT, check)
-    with answering_sides(questions, whole, options) as found:
+    with answering_sides(ASKED, whole, options) as found:
         yield found
 
 
@@ -54,10 +55,4 @@ def test_end_to_end(
     benchmark: Any,
     end_to_end_results: list[dict[str, Any]],
 ) -> None:
-    if question != PHOTO_AND_TEXT:
-        for side in sides.values():
-            side.process.result(ENCODE)
-            side.facts["first_call"], _ = side.process.first(question)
-    result = measure(question, sides, whole, options, benchmark, BUDGET_SECONDS[question], question == PHOTO_AND_TEXT)
-    benchmark.extra_info |= result
-    end_to_end_results.append(result)
+    end_to_end_results.append(measure(question, ASKED, sides, whole, options, benchmark, BUDGET_SECONDS[question]))

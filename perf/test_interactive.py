@@ -18,9 +18,8 @@ from harness.core.case import Case
 from harness.models.sam3.interactive.subject import INTERACTIVE
 from harness.models.sam3.interactive.workload import CAPACITY
 from harness.models.sam3.model import DEPLOYABLE
-from perf import answering
-from perf.answering import Side, answering_sides, measure, named_case
-from perf.clicks import PHOTO_AND_CLICK, QUESTIONS, Answer
+from perf.answering import Questions, Side, answering_sides, measure, named_case
+from perf.clicks import ENCODE, PHOTO_AND_CLICK, QUESTIONS, Answer
 from perf.options import Options
 
 BUDGET_SECONDS = dict(zip(QUESTIONS, (60.0, 30.0, 30.0), strict=True))
@@ -34,6 +33,9 @@ def check(found: Answer, expected: Answer) -> None:
     assert (found.masks != expected.masks).mean() <= 1e-5
 
 
+ASKED = Questions("perf.clicks", PHOTO_AND_CLICK, ENCODE, check, CAPACITY, DEPLOYABLE.grounding)
+
+
 @pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest) -> Case:
     return named_case(INTERACTIVE.name, request.config)
@@ -41,8 +43,7 @@ def whole(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
-    questions = answering.Questions("perf.clicks", PHOTO_AND_CLICK, check, CAPACITY, DEPLOYABLE.grounding)
-    with answering_sides(questions, whole, options) as found:
+    with answering_sides(ASKED, whole, options) as found:
         yield found
 
 
@@ -55,9 +56,4 @@ def test_interactive(
     benchmark: Any,
     end_to_end_results: list[dict[str, Any]],
 ) -> None:
-    if question != PHOTO_AND_CLICK:
-        for side in sides.values():
-            side.facts["first_call"], _ = side.process.first(question)
-    result = measure(question, sides, whole, options, benchmark, BUDGET_SECONDS[question], question == PHOTO_AND_CLICK)
-    benchmark.extra_info |= result
-    end_to_end_results.append(result)
+    end_to_end_results.append(measure(question, ASKED, sides, whole, options, benchmark, BUDGET_SECONDS[question]))

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
+from conformance.support.bare import BARE
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.errors import Sam3Error
@@ -22,16 +23,6 @@ from harness.runtime.sam3.model import GROUNDING, INTERACTIVE
 from harness.segment.journal import JOURNAL
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
-BARE = (
-    "import sys\n"
-    "sys.modules['torch'] = sys.modules['torchvision'] = sys.modules['sam3'] = None\n"
-    "from harness.cli.main import main\n"
-    "try:\n"
-    "    main()\n"
-    "finally:\n"
-    "    assert 'tvm' not in sys.modules\n"
-)
-"""The command as after a base install: what that lacks cannot be imported; nor does it load TVM's compiler."""
 
 
 def segment(*arguments: str | Path, out: Path, model: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -16,19 +16,11 @@ from typing import Any
 
 import pytest
 
+from conformance.support.bare import BARE
+
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = ("chromium", "chromium-browser")
 """Names of the program in Debian and in Ubuntu."""
-BARE = (
-    "import sys\n"
-    "sys.modules['torch'] = sys.modules['torchvision'] = sys.modules['sam3'] = None\n"
-    "from harness.cli.main import main\n"
-    "try:\n"
-    "    main()\n"
-    "finally:\n"
-    "    assert 'tvm' not in sys.modules\n"
-)
-"""The command where torch and sam3 cannot be imported; it does not load TVM's compiler either."""
 READY = re.compile(r"Open (http://\S+/) in a browser")
 
 

@@ -13,7 +13,8 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.settings import Settings
 from harness.core.subject import Arrays, Program
-from harness.models.sam3.deployed.entry_points import GROUNDING, programs
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.source import Answer, InteractiveSource
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from harness.execution.run import Run
 
 CAPACITY = Capacity(clicks=DEFAULT_CLICKS)
-WITHOUT = tuple(entry_point.name for entry_point in GROUNDING)
-"""Entry points that clicks do without."""
 NUMBERS = ("logits", "iou")
 """Outputs under the strict gate; masks have a criterion of their own."""
 
@@ -51,11 +50,11 @@ class InteractiveWorkload:
     def programs(self) -> dict[str, Program]:
         """The entry points that predict masks of one object, built anew."""
         built = programs(self._case, self._settings, CAPACITY)
-        return {program.name: program for program in built if program.name not in WITHOUT}
+        return {program.name: program for program in built if program.name not in DEPLOYABLE.grounding}
 
     def run(self, run: Run) -> bool:
         """See `harness.core.subject.Workload`."""
-        with deployed_model(run, self._saved / "model", CAPACITY, WITHOUT) as model:
+        with deployed_model(run, self._saved / "model", CAPACITY, DEPLOYABLE.grounding) as model:
             if model is None:
                 return False
             for answer, arrays in _asked(model, self._source.questions):
