@@ -68,3 +68,27 @@ def test_programs_are_exported_and_imported_by_the_frontends_alone() -> None:
 )
 def test_whoever_touches_it_is_found(source: str) -> None:
     assert any(f"{name}.".startswith("torch.export.") for name in touched(source))
+
+
+ENVIRONMENT = {
+    # Defaults of options, for the commands and pytest; what is below gets values.
+    "core/processors.py": "the defaults of --cpu and --cuda-arch",
+    # What belongs to a process: a border sets it, and the libraries that the process loads obey.
+    "processes/threads.py": "the number of threads, for TVM and OpenMP",
+    "processes/memory.py": "how the C library keeps freed memory",
+    "processes/processes.py": "what a new process starts with",
+    "processes/child.py": "what a process that was forked takes over from its caller",
+    "runtime/threads.py": "the number of threads, where only the runtime is installed",
+    "doctor/probes.py": "what a parallel loop does without the variables",
+    "doctor/diagnosis.py": "which variables are set and have no effect",
+    # Where something is on this machine, as PATH says where programs are.
+    "models/registry.py": "modules that add models",
+    "parity/cache.py": "the folder of the cache",
+    "targets/linking.py": "the C compiler",
+    "targets/cuda.py": "the CUDA compiler",
+}
+"""Module → what it reads or writes of the environment; `docs/ARCHITECTURE.md` says why."""
+
+
+def test_the_environment_is_touched_where_the_table_says_and_nowhere_else() -> None:
+    assert users("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv") == ENVIRONMENT.keys()
