@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -16,17 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from conformance.support.shallow import captured
 from conformance.support.tracker_memory import (
     NEAR_THE_THRESHOLD,
     SIZE,
-    THRESHOLD,
     compare_plans,
     compare_session,
     scripted,
     scripted_tracker,
 )
-from harness.models.sam3.captures import PROPAGATION
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
@@ -91,21 +89,6 @@ def test_the_rules_have_upstreams_settings(memory_selection: bool, rules: Memory
     assert not tracker.keep_first_cond_frame
     assert tracker.clear_non_cond_mem_around_input
     assert tracker.add_all_frames_to_correct_as_cond
-
-
-def test_the_propagation_that_components_are_captured_from_follows_the_rules() -> None:
-    """The networks run there: 4 conditioning frames, 6 others, and 15 pointers of others."""
-    activations = captured(PROPAGATION)
-    others = dict.fromkeys(range(16), SEEN)
-    for frame, conditioning, expected in (
-        (1, [0], activations.second),
-        (16, [0], activations.full),
-        (19, [0, 1, 2, 3], activations.most),
-    ):
-        scores = {each: None for each in (*others, 17, 18) if each not in conditioning and each < frame}
-        plan = plan_attention(frame, conditioning, scores, num_frames=20, rules=WITHOUT_SELECTION)
-        assert [rank for _, rank in plan.memories] == expected.ranks.tolist()
-        assert np.array_equal(np.array([time for _, time in plan.pointers], np.float32), expected.times.numpy())
 
 
 # Single rules
@@ -373,14 +356,23 @@ def test_a_bucket_is_kept_whole_while_objects_may_be_removed_and_is_small_afterw
     assert sizes(bank(HOTSTART + 2)) == (17, 17, 17)
 
 
-def test_one_object_less_of_memory_is_needed_nowhere() -> None:
-    """Without any of the memories and pointers that are kept, some later frame would miss it."""
-    forward = bank(40, Retention.FORWARD).condition(40, entry(40), [1])
-    read_by = [forward.track(41, entry(41)).plan(42), forward.plan(41)]
-    invalid = tracked_entry(np.zeros((1, 2), np.float32), np.full((1, 1), -9, np.float32), np.ones((1, 1), np.float32))
-    read_by.append(forward.track(41, invalid).with_memory(41, np.zeros((1, 1), np.uint16)).plan(42))
-    whole = {frame for frame in (*forward.conditioning, *forward.tracked) if forward.entry(frame).memory is not None}
-    assert whole == {frame for plan in read_by for frame, _ in plan.memories} - {41}
+def test_nothing_is_kept_that_no_later_frame_reads() -> None:
+    kept = bank(40, Retention.FORWARD).condition(40, entry(40), [1])
+    seen, unseen = (
+        entry(41),
+        tracked_entry(*(np.full((1, 1), value, np.float32) for value in (41, -9, 1)), entry(41).memory),
+    )
+    plans = [kept.track(41, new).plan(42) for new in (seen, unseen)]
+    entries = {**kept.conditioning, **kept.tracked}
+    memories = {frame for frame, each in entries.items() if each.memory is not None}
+    pointers = {frame for frame, each in entries.items() if each.pointer is not None}
+    assert memories == {frame for plan in plans for frame, _ in plan.memories} - {41}
+    assert pointers == {frame for plan in plans for frame, _ in plan.pointers} - {41}
+    # The oldest frame ends the scan and is not read itself.
+    oldest = min(kept.tracked)
+    assert {*entries} - pointers == {oldest}
+    shorter = {frame: each for frame, each in kept.tracked.items() if frame != oldest}
+    assert replace(kept, tracked=shorter).plan(41) != kept.plan(41)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -445,15 +437,11 @@ def test_upstream_makes_the_pointer_of_an_empty_mask() -> None:
 
 
 def test_the_pointer_of_an_empty_mask_is_a_weight() -> None:
-    """`_use_mask_as_output` gives `no_obj_ptr` where a mask is empty, which `consolidated` therefore gets."""
-    from conformance.support.shallow import interactive_model
-
-    activations = captured(PROPAGATION)
-    tracker = interactive_model().inst_interactive_predictor.model
-    given = activations.given
+    """`_use_mask_as_output` gives `no_obj_ptr` where a mask is empty, so `consolidated` is given that."""
     with upstream(), torch.no_grad():
-        pointer = tracker._use_mask_as_output(
-            given.features, [given.high_res_0, given.high_res_1], torch.zeros_like(given.masks)
-        )[5]
+        from sam3.model_builder import build_tracker
+
+        tracker = build_tracker(apply_temporal_disambiguation=True).eval()
+        high_res = [torch.randn(1, 32, 288, 288), torch.randn(1, 64, 144, 144)]
+        pointer = tracker._use_mask_as_output(torch.randn(1, 256, 72, 72), high_res, torch.zeros(1, 1, 1152, 1152))[5]
     assert torch.equal(pointer, tracker.no_obj_ptr)
-    assert THRESHOLD == np.float32(RULES.mf_threshold)
