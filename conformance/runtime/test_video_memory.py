@@ -358,10 +358,8 @@ def test_a_bucket_is_kept_whole_while_objects_may_be_removed_and_is_small_afterw
 
 def test_nothing_is_kept_that_no_later_frame_reads() -> None:
     kept = bank(40, Retention.FORWARD).condition(40, entry(40), [1])
-    seen, unseen = (
-        entry(41),
-        tracked_entry(*(np.full((1, 1), value, np.float32) for value in (41, -9, 1)), entry(41).memory),
-    )
+    seen, numbers = entry(41), [np.full((1, 1), number, np.float32) for number in (41, -9, 1)]
+    unseen = tracked_entry(*numbers, seen.memory)
     plans = [kept.track(41, new).plan(42) for new in (seen, unseen)]
     entries = {**kept.conditioning, **kept.tracked}
     memories = {frame for frame, each in entries.items() if each.memory is not None}
