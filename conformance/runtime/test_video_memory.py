@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from conformance.support.tracker_memory import (
     NEAR_THE_THRESHOLD,
     SIZE,
+    compare_forgetting,
     compare_plans,
     compare_session,
     scripted,
@@ -259,73 +260,18 @@ def test_an_object_without_answer_keeps_what_was_known_of_it_or_counts_as_an_emp
 # What is forgotten
 
 
-def forward_histories(random: Random, memory_selection: bool) -> int:
-    """A bank that forgets beside one that keeps everything, for a drawn history of frames that go forward.
-
-    Returns:
-        How many frames were compared.
-    """
-    objects = tuple(range(random.choice([1, 1, 2, 3])))
-    rules = MemoryRules(use_memory_selection=memory_selection)
-    banks = [MemoryBank(objects, retention, rules) for retention in (Retention.EVERYTHING, Retention.FORWARD)]
-    kinds = random.choice([[1.0], [1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [*map(float, NEAR_THE_THRESHOLD), 1.0, 0.0]])
-    often = random.choice([0.02, 0.06, 0.5])
-    frame, count, compared = random.choice([0, 0, 7]), 0, 0
-
-    def drawn() -> Entry:
-        nonlocal count
-        count += 1
-        numbers = np.arange(len(objects)) + 10 * count
-        logits = np.array([[random.choice([20, 20, -3])] for _ in objects], np.float32)
-        iou = np.array([[random.choice(kinds)] for _ in objects], np.float32)
-        return tracked_entry(numbers[:, None].astype(np.float32), logits, iou, numbers[:, None].astype(np.uint16))
-
-    def apply(change: Any) -> None:
-        nonlocal banks
-        banks = [change(each) for each in banks]
-
-    def asked(answered: tuple[int, ...]) -> None:
-        at, new = frame, drawn()
-        iou, asked_for = new.iou[:, None], answered or objects[:1]
-        apply(lambda bank: bank.condition(at, Entry(new.memory, new.pointer, new.object_logits, iou), asked_for))
-
-    asked(objects)
-    born = frame
-    for _ in range(random.randrange(10, 90)):
-        frame += random.choice([1, 1, 1, 1, 1, 1, 2, 5])
-        # The next frame, and others in case that some are left out.
-        for ahead in (0, 1, 4):
-            everything, forward = (each.plan(frame + ahead, num_frames=random.choice([None, 2000])) for each in banks)
-            assert forward == everything, (frame, ahead, forward, everything)
-            for name, array in vars(banks[1].read(forward)).items():
-                assert np.array_equal(array, getattr(banks[0].read(everything), name))
-            compared += 1
-        tracked = drawn()
-        apply(lambda bank, at=frame, new=tracked: bank.track(at, new))
-        if random.random() < often:
-            asked(tuple(each for each in objects if random.random() < 0.7))
-        memory = np.arange(len(objects), dtype=np.uint16)[:, None] + 30000
-        apply(lambda bank, at=frame, new=memory: bank.with_memory(at, new))
-        if len(objects) > 1 and frame - born <= HOTSTART and random.random() < 0.1:
-            removed = random.choice(objects)
-            apply(lambda bank, removed=removed: bank.remove(removed))
-            objects = banks[0].objects
-            if not banks[0].conditioning:
-                break
-    return compared
-
-
 @pytest.mark.parametrize("memory_selection", [True, False])
 @settings(max_examples=60)
 @given(random=st.randoms(use_true_random=False))
 def test_what_is_forgotten_is_never_read_again(random: Random, memory_selection: bool) -> None:
-    forward_histories(random, memory_selection)
+    compare_forgetting(random, memory_selection)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_forgotten_is_never_read_again_in_long_histories(seed: int) -> None:
     random = Random(seed)
-    assert sum(forward_histories(random, memory_selection=random.random() < 0.7) for _ in range(25)) > 1000
+    histories = [compare_forgetting(random, memory_selection=random.random() < 0.7) for _ in range(25)]
+    assert sum(history["forgetting"] for history in histories) > 1000
 
 
 def sizes(forward: MemoryBank) -> tuple[int, int, int]:

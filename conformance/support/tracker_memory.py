@@ -29,7 +29,7 @@ from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.consolidation import Answer, consolidated
 from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank, tracked_entry
-from harness.runtime.sam3.video.retention import Retention
+from harness.runtime.sam3.video.retention import HOTSTART, Retention
 from harness.runtime.sam3.video.selection import MemoryRules, plan_attention
 
 THRESHOLD = np.float32(0.01)
@@ -395,6 +395,65 @@ def refused(session: Session, frame: int) -> None:
         raise AssertionError(f"{error.__name__} was expected")
 
 
+# A bank that forgets
+
+
+def compare_forgetting(random: Random, memory_selection: bool) -> Counter[str]:
+    """A bank that forgets beside one that keeps everything, for a drawn history of frames that go forward.
+
+    Returns:
+        How many plans were compared.
+    """
+    objects = tuple(range(random.choice([1, 1, 2, 3])))
+    rules = MemoryRules(use_memory_selection=memory_selection)
+    banks = [MemoryBank(objects, retention, rules) for retention in (Retention.EVERYTHING, Retention.FORWARD)]
+    kinds = random.choice([[1.0], [1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [*map(float, NEAR_THE_THRESHOLD), 1.0, 0.0]])
+    often = random.choice([0.02, 0.06, 0.5])
+    frame, count, compared = random.choice([0, 0, 7]), 0, 0
+
+    def drawn() -> Entry:
+        nonlocal count
+        count += 1
+        numbers = np.arange(len(objects)) + 10 * count
+        logits = np.array([[random.choice([20, 20, -3])] for _ in objects], np.float32)
+        iou = np.array([[random.choice(kinds)] for _ in objects], np.float32)
+        return tracked_entry(numbers[:, None].astype(np.float32), logits, iou, numbers[:, None].astype(np.uint16))
+
+    def apply(change: Any) -> None:
+        nonlocal banks
+        banks = [change(each) for each in banks]
+
+    def asked(answered: tuple[int, ...]) -> None:
+        at, new = frame, drawn()
+        iou, asked_for = new.iou[:, None], answered or objects[:1]
+        apply(lambda bank: bank.condition(at, Entry(new.memory, new.pointer, new.object_logits, iou), asked_for))
+
+    asked(objects)
+    born = frame
+    for _ in range(random.randrange(10, 90)):
+        frame += random.choice([1, 1, 1, 1, 1, 1, 2, 5])
+        # The next frame, and others in case that some are left out.
+        for ahead in (0, 1, 4):
+            everything, forward = (each.plan(frame + ahead, num_frames=random.choice([None, 2000])) for each in banks)
+            assert forward == everything, (frame, ahead, forward, everything)
+            for name, array in vars(banks[1].read(forward)).items():
+                assert np.array_equal(array, getattr(banks[0].read(everything), name))
+            compared += 1
+        tracked = drawn()
+        apply(lambda bank, at=frame, new=tracked: bank.track(at, new))
+        if random.random() < often:
+            asked(tuple(each for each in objects if random.random() < 0.7))
+        memory = np.arange(len(objects), dtype=np.uint16)[:, None] + 30000
+        apply(lambda bank, at=frame, new=memory: bank.with_memory(at, new))
+        if len(objects) > 1 and frame - born <= HOTSTART and random.random() < 0.1:
+            removed = random.choice(objects)
+            apply(lambda bank, removed=removed: bank.remove(removed))
+            objects = banks[0].objects
+            if not banks[0].conditioning:
+                break
+    return Counter(forgetting=compared)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compares the memory rules with upstream's, frame by frame.")
     parser.add_argument("--frames", type=int, default=100_000, help="how many frames; default: 100000")
@@ -404,7 +463,7 @@ def main() -> None:
     random = Random(arguments.seed)
     with scripted():
         while done["frames"] < arguments.frames:
-            compare = random.choice([compare_plans, compare_session, compare_session, compare_session])
+            compare = random.choice([compare_plans, compare_session, compare_session, compare_forgetting])
             done += compare(random, memory_selection=random.random() < 0.75)
             done["scripts"] += 1
     print(f"seed {arguments.seed}: {dict(done)}")
