@@ -443,7 +443,7 @@ def compare_forgetting(random: Random, memory_selection: bool) -> Counter[str]:
         apply(lambda bank, at=frame, new=tracked: bank.track(at, new))
         if random.random() < often:
             asked(tuple(each for each in objects if random.random() < 0.7))
-        memory = np.arange(len(objects), dtype=np.uint16)[:, None] + 30000
+        memory = (np.arange(len(objects))[:, None] + 10 * count + 5).astype(np.uint16)
         apply(lambda bank, at=frame, new=memory: bank.with_memory(at, new))
         if len(objects) > 1 and frame - born <= HOTSTART and random.random() < 0.1:
             removed = random.choice(objects)
