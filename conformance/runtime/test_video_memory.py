@@ -355,7 +355,7 @@ def test_what_forward_tracking_forgets_is_told() -> None:
 # What upstream does
 
 
-@pytest.mark.xfail(strict=True, reason="_clear_non_cond_mem_around_input clears per-object copies alone, TP:1312")
+@pytest.mark.xfail(strict=True, reason="_clear_non_cond_mem_around_input clears per-object copies alone, TP:1314")
 def test_upstream_clears_the_memories_around_a_correction() -> None:
     tracker, networks = scripted_tracker()
     with scripted():

@@ -14,7 +14,7 @@ from harness.runtime.sam3.video.memory_bank import Array, Entry
 from harness.runtime.sam3.video.memory_scores import Floats
 
 MISSING_MASK_LOGIT = np.float32(-1024)
-"""`NO_OBJ_SCORE`: the mask, before its memory is encoded, of an object of which a frame knows nothing (TP:521)."""
+"""`NO_OBJ_SCORE`: the mask, before its memory is encoded, of an object of which a frame knows nothing (TP:530)."""
 MISSING_OBJECT_LOGIT = np.float32(10)
 """Upstream takes such an object to be there (TP:544), although its mask is empty."""
 MISSING_IOU = np.float32(0)

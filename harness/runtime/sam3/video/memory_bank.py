@@ -3,7 +3,7 @@
 Upstream keeps the same in `output_dict` of an inference state. TP is its `model/sam3_tracking_predictor.py` and VB its
 `model/sam3_video_base.py`, with the lines of sam3 0.1.4. Its copies for single objects (`output_dict_per_obj`) are
 slices of these; the attention to memories reads them only where clicks use earlier frames (`use_prev_mem_frame`), which
-the video model switches off (`model/sam3_video_inference.py:964`).
+the video model switches off (`model/sam3_video_inference.py:965`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Attended:
 class MemoryBank:
     """The memory of a bucket. Every change returns a new bank; arrays are shared and never written to.
 
-    A frame is conditioning or tracked, never both: one that becomes conditioning is no longer tracked (TP:721), and
-    upstream does not track a conditioning frame again (TP:836).
+    A frame is conditioning or tracked, never both: one that becomes conditioning is no longer tracked (TP:724), and
+    upstream does not track a conditioning frame again (TP:834).
 
     Attributes:
         objects: Their ids, in the order of the first axis of all arrays.
@@ -174,14 +174,14 @@ class MemoryBank:
         return self._with(frame, tracked={**self.tracked, frame: entry})
 
     def condition(self, frame: int, entry: Entry, objects: Sequence[int]) -> MemoryBank:
-        """Makes a frame conditioning, because these objects have a click or a mask on it (TP:707, TP:721).
+        """Makes a frame conditioning, because these objects have a click or a mask on it (TP:707, TP:724).
 
         Upstream clears the tracked frames around it only in its copies for single objects
         (`_clear_non_cond_mem_around_input`, TP:1301), which the attention to memories does not read. So what objects
         looked like before a correction is still attended to. This is followed, because users' masks depend on it.
 
         Frames that were clicked on before they are tracked from become conditioning in the order of a Python set of
-        their numbers (TP:697).
+        their numbers (TP:699).
 
         Raises:
             Sam3Error: An object is not in this bucket, or the frame is earlier than another one of a bank that only

@@ -93,7 +93,7 @@ def plan_attention(
     span = rules.pointer_span(num_frames)
     recent = recent_frames(frame, scores, span, reverse, rules)
 
-    # Conditioning frames share the last row (TB:675); the row of the others grows with their rank in age (TB:613).
+    # Conditioning frames share the last row (TB:675); the row of the others grows with their rank in age (TB:616).
     memories = [(each, rules.num_maskmem - 1) for each in selected]
     others = [(each, rank) for rank, each in enumerate(recent[: rules.num_maskmem - 1]) if each in available]
     memories.extend(reversed(others))  # the oldest one first
