@@ -347,6 +347,8 @@ def test_what_forward_tracking_forgets_is_told() -> None:
     for ask in (lambda: forward.plan(31, reverse=True), lambda: forward.plan(12)):
         with pytest.raises(Sam3Error, match=r"cannot be tracked .*after frame 29.*Retention\.EVERYTHING"):
             ask()
+    with pytest.raises(Sam3Error, match=r"The clicks on frame 0 cannot be taken back, because .*Retention\.EVERYTHING"):
+        forward.clear(0, 1)
     for change in (lambda: forward.track(12, entry(12)), lambda: forward.condition(12, entry(12), [1])):
         with pytest.raises(Sam3Error, match=r"Frame 12 is before frame 29.*Retention\.EVERYTHING"):
             change()

@@ -222,17 +222,16 @@ class MemoryBank:
 
         A frame without any is tracked from now on, with what is remembered of it; its score is unknown. A bucket
         without any conditioning frame forgets everything (TP:955).
+
+        Raises:
+            Sam3Error: The bank only goes forward, and may have forgotten what is read instead.
         """
-        left = self.inputs.get(frame, frozenset()) - {object_id}
-        if left:
-            return replace(self, inputs={**self.inputs, frame: left})
-        conditioning, tracked = dict(self.conditioning), dict(self.tracked)
-        if frame in conditioning:
-            tracked[frame] = conditioning.pop(frame)
-        if not conditioning:
-            return replace(self, conditioning={}, tracked={}, inputs={}, born=None)
-        inputs = {each: ids for each, ids in self.inputs.items() if each != frame}
-        return replace(self, conditioning=conditioning, tracked=tracked, inputs=inputs)
+        if self.retention is Retention.FORWARD:
+            raise Sam3Error(
+                f"The clicks on frame {frame} cannot be taken back, because this bank keeps what later frames need; "
+                "make it with Retention.EVERYTHING."
+            )
+        return self._cleared(frame, object_id)
 
     def remove(self, object_id: int) -> MemoryBank:
         """The bank without an object (`remove_object`, TP:1183); without objects it is empty.
@@ -250,7 +249,7 @@ class MemoryBank:
             return MemoryBank((), self.retention, self.rules)
         bank = self
         for frame in [frame for frame, ids in self.inputs.items() if object_id in ids]:
-            bank = bank.clear(frame, object_id)
+            bank = bank._cleared(frame, object_id)
         rows = [row for row, each in enumerate(self.objects) if each != object_id]
         return replace(
             bank,
@@ -258,6 +257,18 @@ class MemoryBank:
             conditioning={frame: entry.of(rows) for frame, entry in bank.conditioning.items()},
             tracked={frame: entry.of(rows) for frame, entry in bank.tracked.items()},
         )._forgotten()
+
+    def _cleared(self, frame: int, object_id: int) -> MemoryBank:
+        left = self.inputs.get(frame, frozenset()) - {object_id}
+        if left:
+            return replace(self, inputs={**self.inputs, frame: left})
+        conditioning, tracked = dict(self.conditioning), dict(self.tracked)
+        if frame in conditioning:
+            tracked[frame] = conditioning.pop(frame)
+        if not conditioning:
+            return replace(self, conditioning={}, tracked={}, inputs={}, born=None)
+        inputs = {each: ids for each, ids in self.inputs.items() if each != frame}
+        return replace(self, conditioning=conditioning, tracked=tracked, inputs=inputs)
 
     @property
     def _names(self) -> str:
