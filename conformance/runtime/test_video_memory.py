@@ -58,7 +58,7 @@ def bank(frames: int, retention: Retention = Retention.EVERYTHING, objects: tupl
 
 
 @pytest.mark.parametrize("memory_selection", [True, False])
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(random=st.randoms(use_true_random=False))
 def test_every_frame_attends_to_what_upstream_attends_to(random: Random, memory_selection: bool) -> None:
     with scripted():
@@ -66,14 +66,14 @@ def test_every_frame_attends_to_what_upstream_attends_to(random: Random, memory_
 
 
 @pytest.mark.parametrize("memory_selection", [True, False])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(random=st.randoms(use_true_random=False))
 def test_sessions_of_clicks_masks_and_tracking_are_upstreams(random: Random, memory_selection: bool) -> None:
     with scripted():
         compare_session(random, memory_selection)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_long_sessions_are_upstreams(seed: int) -> None:
     """What hypothesis draws is short; these are as long as they come."""
     random, frames = Random(seed), 0
@@ -131,7 +131,7 @@ def test_a_stream_is_as_a_long_video_and_a_short_clip_is_not() -> None:
 
 def test_upstream_cannot_track_a_stream() -> None:
     tracker, _ = scripted_tracker()
-    with pytest.raises(TypeError, match="'<' not supported"):
+    with pytest.raises(TypeError, match="NoneType"):
         tracker.frame_filter({"non_cond_frame_outputs": {}}, False, 9, None, 1)
 
 
@@ -261,7 +261,7 @@ def test_an_object_without_answer_keeps_what_was_known_of_it_or_counts_as_an_emp
 
 
 @pytest.mark.parametrize("memory_selection", [True, False])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(random=st.randoms(use_true_random=False))
 def test_what_is_forgotten_is_never_read_again(random: Random, memory_selection: bool) -> None:
     compare_forgetting(random, memory_selection)
@@ -328,10 +328,8 @@ def test_a_late_removal_leaves_every_object_a_conditioning_frame(seed: int) -> N
         forward = MemoryBank(objects, Retention.FORWARD).condition(0, entry(0, 3), objects)
         for frame in range(1, random.randrange(HOTSTART + 2, 60)):
             logits = np.array([[random.choice([20, -3])] for _ in objects], np.float32)
-            numbers = np.full((3, 1), frame)
-            new = tracked_entry(
-                numbers.astype(np.float32), logits, np.ones((3, 1), np.float32), numbers.astype(np.uint16)
-            )
+            new = entry(frame, 3)
+            new = tracked_entry(np.full((3, 2), frame, np.float32), logits, new.iou[:, None], new.memory)
             forward = forward.track(frame, new)
             if random.random() < 0.3:
                 forward = forward.condition(frame, new, [random.choice(objects)])

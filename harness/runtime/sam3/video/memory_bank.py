@@ -189,9 +189,7 @@ class MemoryBank:
         """
         unknown = [each for each in objects if each not in self.objects]
         if unknown:
-            raise Sam3Error(
-                f"Object {unknown[0]} is not in this bucket of objects {', '.join(map(str, self.objects))}."
-            )
+            raise Sam3Error(f"Object {unknown[0]} is not in this bucket; its objects are {self._names}.")
         return self._with(
             frame,
             conditioning={**self.conditioning, frame: entry},
