@@ -103,7 +103,7 @@ def plan_attention(
     pointers = [(each, age) for each, age in ages if age >= 0]
     # With memory selection upstream stops one short of the oldest (TB:724). The age of the others is their rank.
     with_pointers = recent[:-1] if rules.use_memory_selection else recent
-    pointers.extend((each, age) for age, each in enumerate(with_pointers[: span - 1], start=1) if each in available)
+    pointers.extend((each, age) for age, each in enumerate(with_pointers, start=1) if each in available)
     longest = np.float32(max(span - 1, 1))
     return AttentionPlan(tuple(memories), tuple((each, float(np.float32(age) / longest)) for each, age in pointers))
 
@@ -130,12 +130,12 @@ def recent_frames(
 
     With memory selection these are the frame beside this one, whatever its score is, and the `span` - 1 nearest valid
     frames, among which it may be (`frame_filter`, TB:518). Forwards frame 0 is never valid (TB:530). Without memory
-    selection these are the frames beside this one, one after another (TB:622, TB:720).
+    selection these are the `span` - 1 frames beside this one, one after another (TB:622, TB:720).
     """
     step = 1 if reverse else -1
     beside = frame + step
     if not rules.use_memory_selection:
-        return tuple(range(beside, frame + step * max(span, rules.num_maskmem), step))
+        return tuple(range(beside, frame + step * span, step))
     passed = [each for each in scores if (each > frame if reverse else 0 < each < frame)]
     valid = (each for each in sorted(passed, reverse=not reverse) if is_valid(scores[each], rules))
     nearest = tuple(islice(valid, span - 1))
