@@ -127,11 +127,16 @@ def scripted_tracker(memory_selection: bool = True) -> tuple[Any, Networks]:
 @contextmanager
 def scripted() -> Iterator[None]:
     """Within it a scripted tracker runs; the encoding of times gives the times themselves."""
+    threads = torch.get_num_threads()
     with upstream(), torch.inference_mode():
         import sam3.model.sam3_tracker_base as base
 
-        with replaced(base, "get_1d_sine_pe", lambda times, dim: times[:, None].expand(-1, dim)):
-            yield
+        torch.set_num_threads(1)  # arrays are so small that threads would only wait for each other
+        try:
+            with replaced(base, "get_1d_sine_pe", lambda times, dim: times[:, None].expand(-1, dim)):
+                yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def attended_by_upstream(
