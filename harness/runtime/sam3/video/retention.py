@@ -23,7 +23,7 @@ class Retention(Enum):
             clicks back. Then every frame can be read again, and nothing is forgotten.
         FORWARD: Later frames alone, each once; a mask or a click on the latest frame makes it conditioning. What is
             forgotten is never read again, unless a user removes an object more than `HOTSTART` frames after its birth:
-            then other frames of its bucket may become valid or stop to be conditioning, upstream reads older ones
+            then other frames of its bucket may become valid or stop being conditioning, upstream reads older ones
             instead, and these may be gone. At least one conditioning frame of each object is always there.
     """
 
