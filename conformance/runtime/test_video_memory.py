@@ -58,7 +58,7 @@ def bank(frames: int, retention: Retention = Retention.EVERYTHING, objects: tupl
 
 
 @pytest.mark.parametrize("memory_selection", [True, False])
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(random=st.randoms(use_true_random=False))
 def test_every_frame_attends_to_what_upstream_attends_to(random: Random, memory_selection: bool) -> None:
     with scripted():
