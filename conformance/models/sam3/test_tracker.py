@@ -24,6 +24,7 @@ from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.recording import recorded_methods
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import UNREAD_PARAMETERS
+from harness.runtime.sam3.video.selection import MemoryRules, plan_attention
 
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 """The strict gate: rounding in another order."""
@@ -140,6 +141,20 @@ def test_objects_that_are_there_and_that_are_not() -> None:
     assert {bool(args["from_points"]) for args in samples("memory_encoder").values()} == {False, True}
     (args,) = samples("mask_pointer").values()
     assert [bool(mask.any()) for mask in args["masks"]] == [True, False]
+
+
+def test_the_propagation_follows_the_memory_rules() -> None:
+    """Networks and state machine run together there, without memory selection."""
+    activations, rules = captured(PROPAGATION), MemoryRules(use_memory_selection=False)
+    for frame, conditioning, expected in (
+        (1, [0], activations.second),
+        (16, [0], activations.full),
+        (19, [0, 1, 2, 3], activations.most),
+    ):
+        scores = {each: None for each in range(frame) if each not in conditioning}
+        plan = plan_attention(frame, conditioning, scores, num_frames=propagation.FRAMES, rules=rules)
+        assert [rank for _, rank in plan.memories] == expected.ranks.tolist()
+        assert [time for _, time in plan.pointers] == expected.times.tolist()
 
 
 def test_banks_of_every_size() -> None:
