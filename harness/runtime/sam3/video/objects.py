@@ -58,6 +58,11 @@ class VideoState:
         return tuple(each.id for each in self.objects)
 
     @property
+    def scores(self) -> dict[int, float]:
+        """The score of each tracked object."""
+        return {each.id: each.score for each in self.objects}
+
+    @property
     def buckets(self) -> dict[int, tuple[int, ...]]:
         """The ids of the objects of each bucket; a bucket without objects is no more."""
         members: dict[int, tuple[int, ...]] = {}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.objects import VideoState
 from harness.runtime.sam3.video.occlusion import without_overlaps
 from harness.runtime.sam3.video.planner import Plan
@@ -23,12 +22,11 @@ class ShownObject:
 
     Attributes:
         mask: bool [height, width] of the video.
-        score: That of the detection that the object was found by, or 1 for one that was clicked on.
-        tracker_score: Probability that the object is on this frame, as the tracker says; of a new object its score.
+        tracker_score: Probability that the object is on this frame, as the tracker says. That of a new object is its
+            score, and that of a clicked object on the frame of the click is 1.
     """
 
     mask: Masks
-    score: float
     tracker_score: float
 
 
@@ -67,18 +65,19 @@ def shown_objects(
     """
     probabilities = sigmoid(object_logits)
     shown = {
-        each.id: ShownObject(mask, each.score, float(probability))
+        each.id: ShownObject(mask, float(probability))
         for each, mask, probability in zip(state.objects, tracked, probabilities, strict=True)
     }
-    born = {
-        birth.object_id: ShownObject(mask, birth.score, birth.score)
-        for birth, mask in zip(plan.births, found, strict=True)
+    return shown | {
+        birth.object_id: ShownObject(mask, birth.score) for birth, mask in zip(plan.births, found, strict=True)
     }
-    return shown | born
 
 
 def frame_output(
-    objects: Mapping[int, ShownObject], size: tuple[int, int], hidden: Collection[int] = frozenset()
+    objects: Mapping[int, ShownObject],
+    scores: Mapping[int, float],
+    size: tuple[int, int],
+    hidden: Collection[int] = frozenset(),
 ) -> FrameOutput:
     """What is given out of a frame.
 
@@ -87,6 +86,7 @@ def frame_output(
 
     Args:
         objects: The objects of the frame by id.
+        scores: The score of each object that is not hidden, see `VideoState.scores`.
         size: Width and height of the video.
         hidden: Ids of objects that are left out: those that hotstart has removed until the frame is given out.
     """
@@ -96,10 +96,19 @@ def frame_output(
     tracker_scores = np.array([objects[each].tracker_score for each in ids], np.float32)
     return FrameOutput(
         ids=np.array(ids, np.int64),
-        scores=np.array([objects[each].score for each in ids], np.float32),
+        scores=np.array([scores[each] for each in ids], np.float32),
         boxes=boxes(masks),
         masks=without_overlaps(masks, tracker_scores),
     )
+
+
+def refined_object(mask: Masks, object_logit: float) -> ShownObject:
+    """An object as a partial propagation shows it; its tracker score is the logit itself, as upstream's (VI:1141).
+
+    Beside the probabilities of other objects, a logit above 1 wins every pixel and a negative one none. This project
+    follows it.
+    """
+    return ShownObject(mask, float(object_logit))
 
 
 def with_refined(kept: Mapping[int, ShownObject] | None, refined: Mapping[int, ShownObject]) -> dict[int, ShownObject]:
@@ -114,8 +123,6 @@ def with_refined(kept: Mapping[int, ShownObject] | None, refined: Mapping[int, S
 
 def boxes(masks: Masks) -> Floats:
     """Boxes of masks [n, height, width] that are not empty, fp32 [n, 4] as in `FrameOutput` (VI:489-500)."""
-    if masks.ndim != 3:
-        raise Sam3Error(f"The masks are {list(masks.shape)}; give [n, height, width].")
     _, height, width = masks.shape
     columns, rows = masks.any(axis=1), masks.any(axis=2)
     left, top = columns.argmax(axis=1), rows.argmax(axis=1)
