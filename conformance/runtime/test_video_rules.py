@@ -1,4 +1,4 @@
-"""Each rule of the video planner alone: against upstream's function, at its thresholds, and where upstream was repaired."""
+"""Each rule of the video planner alone: against upstream's function, at its thresholds, and where it was repaired."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_the_state_before_a_frame_is_never_changed() -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_frame_on_which_the_detector_was_not_asked_counts_against_nobody(asked: bool) -> None:
-    """Repaired: upstream counts it as a frame without detections, and removes the object of a box on frame 8 (VI:393)."""
+    """Repaired: upstream takes it for a frame without detections, and removes the object of a box (VI:393)."""
     script = Scene(20, lambda frame: [run(0, 20)] if frame == 0 else [], lambda *_: run(0, 20))
     with upstream():
         theirs = upstream_video(script)
@@ -466,11 +466,8 @@ def test_the_history_decides_what_is_computed_as_upstreams_does(history: list[Ac
 def test_frames_are_processed_in_upstreams_order(
     start: int | None, limit: int | None, reverse: bool, processed: frozenset[int]
 ) -> None:
-    state = {
-        "num_frames": FRAMES,
-        "previous_stages_out": [each if each in processed else None for each in range(FRAMES)],
-    }
-    state["previous_stages_out"] = ["" if each in processed else None for each in range(FRAMES)]
+    outputs = ["some" if each in processed else None for each in range(FRAMES)]
+    state = {"num_frames": FRAMES, "previous_stages_out": outputs}
     theirs, end = UpstreamVideo._get_processing_order(None, state, start, limit, reverse)
     ours = processing_order(start, limit, FRAMES, reverse, sorted(processed))
     assert list(ours) == list(theirs)

@@ -27,7 +27,7 @@ from harness.runtime.sam3.video.reconditioning import cleared_by_click
 from harness.runtime.sam3.video.rules import Rules
 
 _REMOVED_SCORE = -1e4
-"""Upstream's score of an object that hotstart removed (VB:796); it is seen where a removal follows an output."""
+"""Upstream's score of an object that hotstart removed (VB:800); it is seen where a removal follows an output."""
 
 
 class PlannedVideo:

@@ -24,7 +24,7 @@ OBJECT_LOGITS = np.float32([-10, -1, 0, np.nextafter(np.float32(0.8), np.float32
 
 @cache
 def near_ties(probability: float) -> tuple[float, ...]:
-    """Logits whose sigmoid, as PyTorch rounds it, is the probability in fp32, the number before it, the one after it."""
+    """Logits whose sigmoid, as PyTorch rounds it, is the probability in fp32, and the numbers beside it."""
     target = np.float32(probability)
     wanted = {float(np.nextafter(target, np.float32(side))) for side in (0, 1)} | {float(target)}
     logit = np.float32(np.log(probability / (1 - probability)))

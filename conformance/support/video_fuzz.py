@@ -2,7 +2,8 @@
 
     python -m conformance.support.video_fuzz --frames 50000
 
-compares so many frames, prints how often each rule decided something, and fails with the seed of the first video that differs.
+compares so many frames, prints how often each rule decided something, and fails with the seed of the first video that
+differs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FEW_OBJECTS = 5
 
 
 def configurations() -> tuple[tuple[dict[str, Any], Rules], ...]:
-    """Upstream's configurations and this project's rules: both that its builder knows, and the first with few objects."""
+    """Upstream's configurations and this project's rules: the two of its builder, and the first with few objects."""
     disambiguated, undisambiguated = ({**each, **SCRIPTED} for each in built_configurations())
     return (
         (disambiguated, DISAMBIGUATED),

@@ -17,7 +17,7 @@ _Output = TypeVar("_Output")
 def shared_detections(
     counted: Duplicates, matches: Iterable[Sequence[int]], first_frames: Mapping[int, int], reverse: bool
 ) -> dict[tuple[int, int], int]:
-    """Counts the detections that objects share, after one more frame (VB:1400-1417).
+    """Counts the detections that objects share, after one more frame (VB:1401-1418).
 
     Of the objects that a detection matches, the one that was found first is the original, and each other one shares a
     detection with it once more. Among several that were found together the first one in the order of tracking is the
@@ -58,7 +58,8 @@ def removed(
     """Ids of the objects that are removed on this frame.
 
     A young object is removed if no detection showed it on `hotstart_unmatched` frames, which need not follow each other
-    (VB:1376-1387), or if it shared `hotstart_duplicates` detections with one object that was found before it (VB:1421).
+    (VB:1378-1392). It is also removed if it shared `hotstart_duplicates` detections with one object that was found
+    before it (VB:1420-1433).
 
     Args:
         objects: The tracked objects, with the counts of this frame.

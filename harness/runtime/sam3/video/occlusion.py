@@ -27,7 +27,7 @@ def suppressed(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) 
     """Which objects are suppressed on a frame because they overlap one that was occluded longer ago (VB:1015-1073).
 
     Of two objects whose IoU is at least `overlap_iou`, the one that was occluded last is suppressed, if the other one
-    was occluded at all. A suppressed mask is empty, in the frame's output and in its memory (VB:887).
+    was occluded at all. A suppressed mask is empty, in the frame's output and in its memory (VB:888).
 
     Backwards, upstream takes the smaller frame number for the later occlusion, and with it the -1 of an object that
     never was occluded: such an object gives way to one that was. This project follows it.
@@ -48,7 +48,7 @@ def suppressed(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) 
 
 
 def occluded_by_now(last_occluded: Frames, nonempty: Masks, suppressed: Masks, frame: int) -> Frames:
-    """On which frame each object was last occluded, int64 [N]: an empty or suppressed mask is occluded now (VB:872)."""
+    """On which frame each object was last occluded, int64 [N]: an empty or suppressed mask is occluded now (VB:876)."""
     return np.where(~nonempty | suppressed, frame, last_occluded)
 
 

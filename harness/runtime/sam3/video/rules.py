@@ -13,7 +13,7 @@ from harness.runtime.errors import Sam3Error
 
 @dataclass(frozen=True)
 class Rules:
-    """Upstream's configuration with temporal disambiguation (MB:717-743), which is its default.
+    """Upstream's configuration with temporal disambiguation (MB:716-740), which is its default.
 
     Scores are probabilities, IoU is of binary masks of 288 x 288 pixels.
 
@@ -45,7 +45,7 @@ class Rules:
     max_objects: int = 10_000
 
     def __post_init__(self) -> None:
-        """Check that what hotstart counts can be reached within its frames (VB:90-92).
+        """Check that what hotstart counts can be reached within its frames (VB:92-94).
 
         Raises:
             Sam3Error: It cannot.
@@ -58,6 +58,6 @@ class Rules:
 
 
 DISAMBIGUATED = Rules()
-"""`apply_temporal_disambiguation=True` (MB:717-743)."""
+"""`apply_temporal_disambiguation=True` (MB:716-740)."""
 UNDISAMBIGUATED = Rules(hotstart_frames=0, hotstart_unmatched=0, hotstart_duplicates=0, recondition_every=0)
-"""`apply_temporal_disambiguation=False` (MB:744-770): no object is removed or corrected, and nothing is held back."""
+"""`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and nothing is held back."""
