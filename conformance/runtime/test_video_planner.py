@@ -23,6 +23,11 @@ NAMES = {
     "overlap_iou": "suppress_overlapping_based_on_recent_occlusion_threshold",
 }
 """Our rules and upstream's names; the number of objects has no limit upstream but 10,000."""
+HAPPENING = (
+    *("prompt", "propagate", "click", "remove"),
+    *("births", "unmatched", "shared", "confident", "removed", "dropped", "reconditioned", "suppressed", "absent"),
+)
+"""What must have happened in the sessions, so that their equality says something."""
 OFF = {
     "suppress_det_close_to_boundary": False,
     "decrease_trk_keep_alive_for_empty_masklets": False,
@@ -37,10 +42,8 @@ OFF = {
 
 def test_sessions_are_decided_as_upstream_decides_them() -> None:
     happened = compare(FRAMES)
-    print(dict(happened))
-    never = [what for what, times in happened.items() if not times]
-    assert not never
-    assert {"prompt", "propagate", "click", "remove"} <= set(happened)
+    print("videos of the seeds from 0 on:", dict(happened))
+    assert not [what for what in HAPPENING if happened[what] < 5]
 
 
 def test_the_rules_are_those_that_upstreams_builder_configures() -> None:

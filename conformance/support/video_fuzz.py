@@ -48,7 +48,7 @@ def compare(frames: int, first_seed: int = 0) -> Counter[str]:
     happened: Counter[str] = Counter()
     for seed in count(first_seed):
         try:
-            happened += compare_session(seed)
+            happened.update(compare_session(seed))
         except Exception as error:
             raise AssertionError(f"the session of seed {seed} differs: {error}") from error
         if happened["frames"] >= frames:
@@ -73,7 +73,7 @@ def compare_session(seed: int) -> Counter[str]:
             assert found == expected, f"{name} {given}: outputs"
             happened[name] += 1
             happened["outputs"] += sum(isinstance(each, tuple) for each in found)
-            happened += occurrences(ours.recorded)
+            happened.update(occurrences(ours.recorded))
             ours.recorded.clear()
             theirs.recorded.clear()
     return happened
