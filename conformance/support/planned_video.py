@@ -77,7 +77,7 @@ class PlannedVideo:
             objects = self._process(frame, reverse)
             held, out = released(held, (frame, objects, self._scores()), frame == order[-1], self.rules)
             for held_frame, held_objects, scores in out:
-                removed = self.state.removed
+                removed = self.state.removed if self.rules.hotstart_frames else frozenset()  # VI:294
                 self.kept[held_frame] = {i: each for i, each in held_objects.items() if i not in removed}
                 outputs.append(self._shown(held_frame, held_objects, scores, removed))
         return outputs
@@ -126,7 +126,8 @@ class PlannedVideo:
         tracked[plan.suppressed] = SUPPRESSED_LOGIT
         self.recorded.append(facts(frame, plan, before, self.state, detections, tracked))
         found = detections.masks[[birth.detection for birth in plan.births]]
-        self.kept[frame] = shown_objects(before, plan, tracked > 0, present, found)
+        probabilities = torch.from_numpy(present).sigmoid().numpy()  # two of them may differ by one rounding of PyTorch
+        self.kept[frame] = shown_objects(before, plan, tracked > 0, probabilities, found)
         self.processed.add(frame)
         return self.kept[frame]
 

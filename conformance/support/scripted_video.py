@@ -18,25 +18,22 @@ LENGTHS = (1, 2, 3, 5, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 20, 30)
 """Ratios of two of them are 0.1, 0.3, 0.5, 0.7 and 0.8, and others close by."""
 INSIDE = np.float32([0.5, 1, 2, 4])
 OUTSIDE = np.float32([-4, -1, -0.5, 0])
-OBJECT_LOGITS = np.float32([-10, -1, 0, np.nextafter(np.float32(0.8), np.float32(0)), 0.8, 0.9, 2, 5, 30])
-"""The neighbour of 0.8 and 0.8 are two logits with one probability."""
+NEAR_PRESENT = [np.nextafter(np.float32(0.8), np.float32(side)) for side in (0, 1)]
+OBJECT_LOGITS = np.float32([-10, -1, 0, 0.8, *NEAR_PRESENT, 2, 5, 30])
 
 
 @cache
 def near_ties(probability: float) -> tuple[float, ...]:
-    """Logits whose sigmoid, as PyTorch rounds it, is the probability in fp32, and the numbers beside it."""
-    target = np.float32(probability)
-    wanted = {float(np.nextafter(target, np.float32(side))) for side in (0, 1)} | {float(target)}
-    logit = np.float32(np.log(probability / (1 - probability)))
-    step = max(float(np.spacing(np.abs(logit))), 1e-8)
-    found: dict[float, float] = {}
+    """Logits whose sigmoid, as PyTorch rounds it, is the probability in fp32 or the closest beside it."""
+    target = float(np.float32(probability))
+    logit = np.log(probability / (1 - probability))
+    step = max(float(np.spacing(np.float32(logit))), 1e-8)
+    rounded: dict[float, float] = {}
     for offset in range(-60, 61):
         candidate = float(np.float32(logit + offset * step))
-        rounded = torch.full((1, QUERIES, 1), candidate).sigmoid()[0, 0, 0].item()
-        if rounded in wanted:
-            found.setdefault(rounded, candidate)
-    assert set(found) == wanted, (probability, found)
-    return tuple(found.values())
+        rounded.setdefault(torch.full((1, QUERIES, 1), candidate).sigmoid()[0, 0, 0].item(), candidate)
+    below, above = (max(each for each in rounded if each < target), min(each for each in rounded if each > target))
+    return tuple(rounded[each] for each in (below, target, above))
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,9 @@ import sam3.model.sam3_video_inference as inference  # noqa: E402
 import sam3.model_builder  # noqa: E402
 from sam3.model.sam3_image import Sam3ImageOnVideoMultiGPU  # noqa: E402
 from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor  # noqa: E402
+
+inference.logger.setLevel(logging.ERROR)
+sam3.model.sam3_video_base.logger.setLevel(logging.ERROR)
 
 
 def built_configurations() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -50,7 +50,7 @@ class FrameOutput:
 
 
 def shown_objects(
-    state: VideoState, plan: Plan, tracked: Masks, object_logits: Floats, found: Masks
+    state: VideoState, plan: Plan, tracked: Masks, tracker_scores: Floats, found: Masks
 ) -> dict[int, ShownObject]:
     """The objects of a frame: the tracked ones with the tracker's masks, the new ones with their detections' (VB:937).
 
@@ -60,13 +60,12 @@ def shown_objects(
         state: The state before the frame.
         plan: The frame's plan.
         tracked: bool [N, height, width] in the video's size, after the suppression that the plan asks for.
-        object_logits: fp32 [N], as the tracker says.
+        tracker_scores: fp32 [N], the `sigmoid` of what the tracker says of each object.
         found: bool [births, height, width] in the video's size, holes filled and sprinkles removed.
     """
-    probabilities = sigmoid(object_logits)
     shown = {
-        each.id: ShownObject(mask, float(probability))
-        for each, mask, probability in zip(state.objects, tracked, probabilities, strict=True)
+        object_id: ShownObject(mask, float(score))
+        for object_id, mask, score in zip(state.ids, tracked, tracker_scores, strict=True)
     }
     return shown | {
         birth.object_id: ShownObject(mask, birth.score) for birth, mask in zip(plan.births, found, strict=True)
