@@ -8,7 +8,7 @@ from conformance.support.upstream_video import built_configurations
 from conformance.support.video_fuzz import compare
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, UNDISAMBIGUATED, Rules
 
-FRAMES = 2500
+FRAMES = 2000
 
 NAMES = {
     "detection_score": "score_threshold_detection",

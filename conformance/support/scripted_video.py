@@ -7,6 +7,7 @@ scores and logits lie at the thresholds and right beside them.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ import torch
 SIZE = 12
 QUERIES = 6
 THINGS, LONGEST = 4, 30
-LENGTHS = (1, 2, 3, 5, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 20, 30)
+LENGTHS = np.array([1, 2, 3, 5, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 20, 30])
 """Ratios of two of them are 0.1, 0.3, 0.5, 0.7 and 0.8, and others close by."""
+GHOSTS = np.array([20, 24, 17, 14])
 INSIDE = np.float32([0.5, 1, 2, 4])
 OUTSIDE = np.float32([-4, -1, -0.5, 0])
 NEAR_PRESENT = [np.nextafter(np.float32(0.8), np.float32(side)) for side in (0, 1)]
@@ -40,6 +42,11 @@ def near_ties(probability: float) -> tuple[float, ...]:
 def score_logits() -> np.ndarray:
     likely = (3.0, 1.2, 0.9, 0.3, -1.0)
     return np.float32([*near_ties(0.5), *near_ties(0.7), *near_ties(0.8), *likely])
+
+
+def pick(random: np.random.Generator, values: np.ndarray, size: int | None = None) -> Any:
+    """As `random.choice`, without what makes it slow."""
+    return values[random.integers(len(values), size=size)]
 
 
 class Script:
@@ -70,7 +77,7 @@ class Script:
                 thing = query if query < THINGS else int(random.integers(THINGS))
                 masks[query] = self._mask(random, thing, self._length(random, thing))
                 if random.random() < (self.busy if query < THINGS else 0.3):
-                    logits[query] = 3 + random.random() if random.random() < 0.5 else random.choice(score_logits())
+                    logits[query] = 3 + random.random() if random.random() < 0.5 else pick(random, score_logits())
             self._detections[frame] = logits, masks
         return self._detections[frame]
 
@@ -83,7 +90,7 @@ class Script:
             thing, length = object_id % THINGS, 0
             if mode == ghost and random.random() < self.steady:
                 thing = THINGS
-                length = int(random.choice([20, 24, 17, 14]))
+                length = int(pick(random, GHOSTS))
             elif mode == fading and random.random() < 0.5:
                 length = 0
             else:
@@ -92,14 +99,14 @@ class Script:
                 elif mode != faithful:
                     thing = int(random.integers(THINGS))
                 length = self._length(random, thing)
-            self._tracked[frame, object_id] = self._mask(random, thing, length), random.choice(OBJECT_LOGITS)
+            self._tracked[frame, object_id] = self._mask(random, thing, length), pick(random, OBJECT_LOGITS)
         return self._tracked[frame, object_id]
 
     def _length(self, random: np.random.Generator, thing: int) -> int:
-        return int(self.lengths[thing] if random.random() < self.steady else random.choice(LENGTHS))
+        return int(self.lengths[thing] if random.random() < self.steady else pick(random, LENGTHS))
 
     def _mask(self, random: np.random.Generator, thing: int, length: int) -> np.ndarray:
-        pixels = random.choice(OUTSIDE, size=SIZE * SIZE)
+        pixels = pick(random, OUTSIDE, SIZE * SIZE)
         start = thing * LONGEST
-        pixels[start : start + length] = random.choice(INSIDE, size=length)
+        pixels[start : start + length] = pick(random, INSIDE, length)
         return pixels.reshape(SIZE, SIZE)
