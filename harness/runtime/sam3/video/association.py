@@ -59,7 +59,7 @@ def associate(
     """
     known = np.array(ids, np.int64)
     matched = iou >= np.float32(rules.matched_iou)
-    is_new = ~matched.any(axis=1)
+    is_new: npt.NDArray[np.bool_] = ~np.any(matched, axis=1)
     if len(ids):
         is_new &= scores >= np.float32(rules.new_score)
     tracked = (iou >= np.float32(rules.tracked_iou)).any(axis=0)

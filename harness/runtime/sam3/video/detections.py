@@ -39,7 +39,7 @@ def video_scores(scores: Floats) -> Floats:
     between 0.001 and 0.999 keeps its value. Upstream's logarithm and exponential round once more, by some 1e-7.
     """
     odds, against = np.maximum(scores, _EPSILON), np.maximum(1 - scores, _EPSILON)
-    return odds / (odds + against)
+    return np.asarray(odds / (odds + against), np.float32)
 
 
 def kept(scores: Floats, logits: Floats, rules: Rules) -> Detections:

@@ -10,7 +10,7 @@ Masks = npt.NDArray[np.bool_]
 
 def areas(masks: Masks) -> npt.NDArray[np.int64]:
     """Numbers of pixels of bool masks [N, H, W], int64 [N]."""
-    return np.count_nonzero(masks, axis=(1, 2)).astype(np.int64)
+    return np.asarray(np.count_nonzero(masks, axis=(1, 2)), np.int64)
 
 
 def mask_iou(first: Masks, second: Masks) -> npt.NDArray[np.float32]:
@@ -22,4 +22,4 @@ def mask_iou(first: Masks, second: Masks) -> npt.NDArray[np.float32]:
     flat, other = (masks.reshape(len(masks), pixels).astype(np.float64) for masks in (first, second))
     intersection = flat @ other.T
     union = areas(first)[:, None] + areas(second) - intersection
-    return intersection.astype(np.float32) / np.maximum(union, 1).astype(np.float32)
+    return np.asarray(intersection.astype(np.float32) / np.maximum(union, 1).astype(np.float32), np.float32)

@@ -44,7 +44,7 @@ def suppressed(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) 
     overlapping = (iou >= np.float32(rules.overlap_iou)) & ~np.eye(len(iou), dtype=bool)
     mine, others = last_occluded[:, None], last_occluded[None]
     later = mine < others if reverse else mine > others
-    return (overlapping & later & (others > NEVER_OCCLUDED)).any(axis=1)
+    return np.asarray(np.any(overlapping & later & (others > NEVER_OCCLUDED), axis=1))
 
 
 def occluded_by_now(last_occluded: Frames, nonempty: Masks, suppressed: Masks, frame: int) -> Frames:

@@ -123,14 +123,14 @@ def with_refined(kept: Mapping[int, ShownObject] | None, refined: Mapping[int, S
 def boxes(masks: Masks) -> Floats:
     """Boxes of masks [n, height, width] that are not empty, fp32 [n, 4] as in `FrameOutput` (VI:489-500)."""
     _, height, width = masks.shape
-    columns, rows = masks.any(axis=1), masks.any(axis=2)
+    columns, rows = np.asarray(masks.any(axis=1)), np.asarray(masks.any(axis=2))
     left, top = columns.argmax(axis=1), rows.argmax(axis=1)
     right, bottom = width - 1 - columns[:, ::-1].argmax(axis=1), height - 1 - rows[:, ::-1].argmax(axis=1)
     corners = np.stack([left, top, right - left, bottom - top], axis=1).astype(np.float32)
-    return corners / np.array([width, height, width, height], np.float32)
+    return np.asarray(corners / np.array([width, height, width, height], np.float32), np.float32)
 
 
 def sigmoid(logits: Floats) -> Floats:
     """Probabilities fp32 of logits, in a form that does not overflow."""
     odds = np.exp(-np.abs(logits.astype(np.float64)))
-    return (np.where(logits < 0, odds, 1) / (1 + odds)).astype(np.float32)
+    return np.asarray(np.where(logits < 0, odds, 1) / (1 + odds), np.float32)
