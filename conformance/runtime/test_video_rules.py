@@ -220,6 +220,20 @@ def test_a_removed_object_is_never_seen() -> None:
             assert [facts["frame"] for facts in video.recorded if facts["removed"] == [1]] == [11]
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("age", "survivor"), [(14, 1), (15, 0)])
+def test_hotstart_ends_with_the_14th_frame_after_a_birth(age: int, survivor: int, reverse: bool) -> None:
+    """The eighth frame without a detection comes at this age; of a removed object its next detection is a new one."""
+    missed = range(age - 7, age + 1)
+    script = Scene(41, lambda frame: [] if abs(frame - 20) in missed else [run(0, 20)], lambda *_: run(0, 20))
+    with upstream():
+        theirs, ours = upstream_video(script), PlannedVideo(script, DISAMBIGUATED)
+        for video in (theirs, ours):
+            video.prompt(20, True)
+            video.propagate(20, None, reverse)
+    assert theirs.tracked == list(ours.state.ids) == [survivor]
+
+
 # Reconditioning
 
 
