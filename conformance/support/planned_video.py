@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from harness.runtime.sam3.video.propagation import Action, next_propagation, pro
 from harness.runtime.sam3.video.reconditioning import cleared_by_click
 from harness.runtime.sam3.video.rules import Rules
 
+_MANY = 1_000_000
+"""How many objects may be in a single image: upstream does not limit them there (VB:561)."""
 _REMOVED_SCORE = -1e4
 """Upstream's score of an object that hotstart removed (VB:800); it is seen where a removal follows an output."""
 
@@ -116,7 +119,8 @@ class PlannedVideo:
         tracked = np.array([mask for mask, _ in said], np.float32).reshape(-1, SIZE, SIZE)
         present = np.array([logit for _, logit in said], np.float32)
         seen = Observations(frame, tracked > 0, present, detections, reverse)
-        self.state, plan = plan_frame(before, seen, self.rules)
+        image = self.script.frames == 1
+        self.state, plan = plan_frame(before, seen, replace(self.rules, max_objects=_MANY) if image else self.rules)
 
         for each in plan.reconditionings:
             self.masked[each.object_id][frame] = None
