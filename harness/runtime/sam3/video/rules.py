@@ -29,7 +29,7 @@ class Rules:
         recondition_every: On frames whose number is a multiple of this, confident detections correct their objects;
             0 for never.
         overlap_iou: Of two objects whose IoU is at least this, the one that was occluded last may be suppressed.
-        max_objects: New objects beyond this number are dropped. Upstream does so only if there are several frames (VB:561).
+        max_objects: New objects beyond this number are dropped, but upstream drops none of a single image (VB:561).
     """
 
     detection_score: float = 0.5
