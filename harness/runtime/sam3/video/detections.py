@@ -1,0 +1,70 @@
+"""What the detector found on one frame: the queries whose scores count and which no better one covers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.sam3.video.masks import mask_iou
+from harness.runtime.sam3.video.rules import Rules
+
+Floats = npt.NDArray[np.float32]
+
+_EPSILON = np.float32(1e-3)
+"""`eps` of upstream's `inverse_sigmoid` (sam3/model/model_misc.py:20)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """The detections of one frame that count, in the order of the detector's queries.
+
+    Attributes:
+        queries: int64 [D], the numbers of their queries.
+        scores: fp32 [D], each above `Rules.detection_score`.
+        masks: bool [D, H, W].
+    """
+
+    queries: npt.NDArray[np.int64]
+    scores: Floats
+    masks: npt.NDArray[np.bool_]
+
+
+def video_scores(scores: Floats) -> Floats:
+    """The scores that decide in a video, of those of an image: sigmoid(logit) · sigmoid(presence), fp32 [Q].
+
+    Upstream's video model turns the product into a logit and back, with both odds at least 0.001
+    (sam3/model/sam3_image.py:352 and VB:366). A score is therefore at least 0.000999 and at most 0.999001, and one
+    between 0.001 and 0.999 keeps its value. Upstream's logarithm and exponential round once more, by some 1e-7.
+    """
+    odds, against = np.maximum(scores, _EPSILON), np.maximum(1 - scores, _EPSILON)
+    return np.asarray(odds / (odds + against), np.float32)
+
+
+def kept(scores: Floats, logits: Floats, rules: Rules) -> Detections:
+    """The detections that count, of Q queries on one frame.
+
+    A score must be above `detection_score` (VB:372). Then masks are gone through from the highest score to the
+    lowest, and each one that remains takes out those with which its IoU is above `detection_iou`
+    (sam3/model/sam3_image.py:818-831, sam3/perflib/nms.py:70). NumPy's argsort breaks a tie, as upstream's does.
+
+    Args:
+        scores: fp32 [Q], see `video_scores`.
+        logits: fp32 [Q, H, W], masks.
+        rules: The thresholds.
+    """
+    queries = np.flatnonzero(scores > np.float32(rules.detection_score))
+    masks = logits[queries] > 0
+    best = np.sort(suppress_non_maxima(mask_iou(masks, masks), scores[queries], rules.detection_iou))
+    return Detections(queries[best], scores[queries[best]], masks[best])
+
+
+def suppress_non_maxima(iou: Floats, scores: Floats, threshold: float) -> npt.NDArray[np.int64]:
+    """Indices of the masks that remain, best first, given fp32 [D, D] and [D] (sam3/perflib/nms.py:70-91)."""
+    order, remaining = np.argsort(scores)[::-1], []
+    while len(order):
+        best, rest = order[0], order[1:]
+        remaining.append(best)
+        order = rest[iou[best, rest] <= np.float32(threshold)]
+    return np.array(remaining, np.int64)

@@ -1,0 +1,117 @@
+"""The objects of a video that are tracked, and what is remembered of them besides their memories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from harness.runtime.errors import Sam3Error
+
+CLICKED_SCORE = 1.0
+"""The score of an object that the user clicked on (VI:1506)."""
+
+
+@dataclass(frozen=True)
+class TrackedObject:
+    """An object that is tracked.
+
+    Attributes:
+        id: Its number, which no other object of the video gets.
+        bucket: The number of its bucket. The objects of a bucket were found on one frame together, and their
+            conditioning frames and selected memories are the same (VB:1532).
+        first_frame: The frame on which it was found.
+        score: That of the detection that it was found by, or 1 for an object that was clicked on.
+        unmatched: On how many frames no detection showed it though its mask had pixels.
+        last_occluded: The frame on which its mask was last empty or suppressed, -1 if it never was; None before it
+            has been tracked on a frame.
+    """
+
+    id: int
+    bucket: int
+    first_frame: int
+    score: float
+    unmatched: int = 0
+    last_occluded: int | None = None
+
+
+@dataclass(frozen=True)
+class VideoState:
+    """What decides about the objects of a video on the next frame. It is never changed; each frame has a new one.
+
+    Attributes:
+        objects: The tracked objects, bucket by bucket. Masks and scores of the tracker come in this order.
+        next_id: The id of the next object that is found.
+        next_bucket: The number of the next bucket.
+        removed: Ids of the objects that hotstart removed; their outputs are hidden.
+        duplicates: For (older object, younger object) how many detections they shared.
+    """
+
+    objects: tuple[TrackedObject, ...] = ()
+    next_id: int = 0
+    next_bucket: int = 0
+    removed: frozenset[int] = frozenset()
+    duplicates: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of the tracked objects, in their order."""
+        return tuple(each.id for each in self.objects)
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The score of each tracked object."""
+        return {each.id: each.score for each in self.objects}
+
+    @property
+    def buckets(self) -> dict[int, tuple[int, ...]]:
+        """The ids of the objects of each bucket; a bucket without objects is no more."""
+        members: dict[int, tuple[int, ...]] = {}
+        for each in self.objects:
+            members[each.bucket] = (*members.get(each.bucket, ()), each.id)
+        return members
+
+
+def with_clicked(state: VideoState, object_id: int, frame: int) -> VideoState:
+    """The state after a click on a frame: an object is added in a bucket of its own, or an old one is refined.
+
+    Its score becomes 1, and an object that hotstart had removed comes back (VI:1478-1513). A new object may be added
+    before anything was found, where upstream's assertion fails (VI:553), and it has a first frame, which upstream
+    forgets.
+
+    Raises:
+        Sam3Error: The id is negative.
+    """
+    if object_id < 0:
+        raise Sam3Error(f"The object id is {object_id}; give 0 or a larger number.")
+    if object_id in state.ids:
+        refined = (replace(each, score=CLICKED_SCORE) if each.id == object_id else each for each in state.objects)
+        return replace(state, objects=tuple(refined))
+    added = TrackedObject(object_id, state.next_bucket, frame, CLICKED_SCORE)
+    return replace(
+        state,
+        objects=(*state.objects, added),
+        next_id=max(state.next_id, object_id + 1),
+        next_bucket=state.next_bucket + 1,
+        removed=state.removed - {object_id},
+    )
+
+
+def without(state: VideoState, object_ids: frozenset[int]) -> VideoState:
+    """The state without some objects (VI:1277, VB:1591). What others shared with them before is not forgotten."""
+    return replace(
+        state,
+        objects=tuple(each for each in state.objects if each.id not in object_ids),
+        duplicates={pair: count for pair, count in state.duplicates.items() if pair[1] not in object_ids},
+    )
+
+
+def without_chosen(state: VideoState, object_id: int) -> VideoState:
+    """The state after the user removed an object (VI:1277).
+
+    Raises:
+        Sam3Error: No such object is tracked.
+    """
+    if object_id not in state.ids:
+        listed = ", ".join(map(str, state.ids)) or "none"
+        raise Sam3Error(f"Object {object_id} is not tracked; tracked are: {listed}.")
+    return without(state, frozenset({object_id}))
