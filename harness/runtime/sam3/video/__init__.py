@@ -1,0 +1,1 @@
+"""Videos: objects are found by text and tracked with memory."""

@@ -1,0 +1,145 @@
+"""Video files, decoded by PyAV one frame after another.
+
+PyAV is an extra of the installation. The rotation that a file states is applied, more than 8 bits are reduced to 8,
+and colours are converted by the matrix and the range that the file states (BT.601 in limited range by default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.errors import Sam3Error
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def pyav(path: Path) -> Any:
+    """Imports PyAV.
+
+    Args:
+        path: The file that needs it.
+
+    Raises:
+        Sam3Error: It is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise Sam3Error(
+            f"{path} is a video file, and PyAV, which reads and writes them, is not installed: "
+            "pip install 'sam3-tvm[video]'; a folder of images needs nothing more."
+        ) from error
+    return av
+
+
+def file_timing(path: Path) -> tuple[int | None, Fraction | None]:
+    """Returns how many frames a video file states that it has, and how many of them it shows in a second.
+
+    Returns:
+        None where the file does not say.
+
+    Raises:
+        Sam3Error: The file cannot be read, or has no video.
+    """
+    with _opened(path) as (_, stream):
+        return _stated_length(stream), stream.average_rate or stream.guessed_rate
+
+
+def read_file(path: Path) -> Generator[Pixels, None, None]:
+    """Gives each frame of a video file, uint8 [h, w, 3], upright.
+
+    Raises:
+        Sam3Error: The file cannot be read, a frame is damaged, or the file ends before the last frame that it states.
+    """
+    av = pyav(path)
+    with _opened(path) as (container, stream):
+        length = _stated_length(stream)
+        count = packets = 0
+        try:
+            for packet in container.demux(stream):
+                packets += packet.size > 0
+                if packet.is_corrupt:
+                    raise _broken(path, count, "its data are incomplete")
+                for frame in packet.decode():
+                    if frame.is_corrupt:
+                        raise _broken(path, count, "its data are damaged")
+                    yield upright(frame.to_ndarray(format="rgb24"), _display_matrix(frame))
+                    count += 1
+        except av.FFmpegError as error:
+            raise _broken(path, count, error.strerror) from error
+    if length is not None and packets < length:
+        raise Sam3Error(f"{path} ends after {count} frames, and states that it has {length}; convert or copy it anew.")
+
+
+def upright(pixels: Pixels, matrix: npt.NDArray[np.int32] | None) -> Pixels:
+    """Turns and mirrors a frame as the display matrix of its file says.
+
+    Args:
+        pixels: uint8 [h, w, 3].
+        matrix: int32 [3, 3], where the column and row (x, y) of a pixel, times the matrix, are the place where it is
+            shown (FFmpeg's `libavutil/display.h`); angles between quarter turns are taken to the nearest of them. None
+            for a frame that is upright.
+
+    Returns:
+        uint8 [h, w, 3], or [w, h, 3] for a quarter turn.
+    """
+    if matrix is None:
+        return pixels
+    (across_x, across_y), (down_x, down_y) = matrix[:2, :2].tolist()
+    if abs(across_x) + abs(down_y) < abs(across_y) + abs(down_x):
+        pixels, across_x, down_y = pixels.swapaxes(0, 1), down_x, across_y
+    pixels = pixels[:, ::-1] if across_x < 0 else pixels
+    pixels = pixels[::-1] if down_y < 0 else pixels
+    return np.ascontiguousarray(pixels)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container of a file and its best video stream."""
+    av = pyav(path)
+    try:
+        container = av.open(str(path), metadata_errors="replace")
+    except PermissionError as error:
+        raise Sam3Error(f"The video {path} may not be read; check its permissions.") from error
+    except av.FFmpegError as error:
+        raise Sam3Error(
+            f"The file {path} is not a video that PyAV can read ({error.strerror}); use MP4, MOV, MKV or WebM."
+        ) from error
+    with container:
+        streams = [
+            stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic
+        ]
+        if not streams:
+            raise Sam3Error(f"The file {path} has no video; give one that has.")
+        if streams[0].codec_context is None:
+            raise Sam3Error(f"The video {path} is in a format that PyAV has no decoder for; convert it to H.264.")
+        yield container, streams[0]
+
+
+def _stated_length(stream: VideoStream) -> int | None:
+    """How many frames will come; an MP4 file may state more than those that its edit list shows."""
+    is_mp4 = "mp4" in stream.container.format.name.split(",")
+    return (len(stream.index_entries) if is_mp4 else stream.frames) or None
+
+
+def _display_matrix(frame: VideoFrame) -> npt.NDArray[np.int32] | None:
+    data: Any = frame.side_data.get("DISPLAYMATRIX")
+    return None if data is None else np.frombuffer(bytes(data), np.int32).reshape(3, 3)
+
+
+def _broken(path: Path, index: int, why: str) -> Sam3Error:
+    return Sam3Error(
+        f"Frame {index} of {path} cannot be decoded ({why}); cut the video there, or convert or copy it anew."
+    )
