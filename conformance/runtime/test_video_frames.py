@@ -289,21 +289,21 @@ def test_the_size_changes_in_a_file(tmp_path: Path) -> None:
     parts = []
     for size in [(64, 32), (48, 32)]:
         pictures = [picture(index, size) for index in range(4)]
-        part = write_video(tmp_path / f"{size[0]}.mpg", pictures, "mpeg2video", "yuv420p", format="mpeg2video")
+        part = write_video(tmp_path / f"{size[0]}.mjpeg", pictures, "mjpeg", "yuvj420p")
         parts.append(part.read_bytes())
-    file = tmp_path / "both.mpg"
+    file = tmp_path / "both.mjpeg"
     file.write_bytes(b"".join(parts))
     read, sentence = read_until_fault(open_frames(file))
     assert len(read) == 4
     assert sentence.startswith(f"Frame 4 of {file} has 48 x 32 pixels, and those before it have 64 x 32;")
 
 
-@pytest.mark.parametrize("codec", ["libx264", "mjpeg", "ffv1"])
+@pytest.mark.parametrize("codec", ["libx264", "mjpeg"])
 def test_a_broken_frame_in_a_file(tmp_path: Path, codec: str) -> None:
     """Half of a frame's bytes are overwritten; those before it are read as ever."""
     whole = tmp_path / "whole.mkv"
-    pixel_format = {"mjpeg": "yuvj420p", "libx264": "yuv420p", "ffv1": "yuv444p"}[codec]
-    options = {"libx264": {"tune": "zerolatency"}, "ffv1": {"slicecrc": "1"}}.get(codec, {})
+    pixel_format = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    options = {"tune": "zerolatency"} if codec == "libx264" else {}
     random = np.random.default_rng(0)
     noise = [random.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(8)]
     write_video(whole, noise, codec, pixel_format, options=options)

@@ -6,8 +6,9 @@ what is there. A frame is on the disk when the next one is written. `finish_vide
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ class VideoWriter:
             context.colorspace, context.color_range = _BT709, _LIMITED_RANGE
             context.color_primaries, context.color_trc = _BT709, _BT709
             self._container.start_encoding()
-            for _, packet in zip(range(kept), _whole_packets(path), strict=False):
+            for packet in _for_muxing(islice(_whole_packets(path), kept)):
                 packet.stream = self._stream
                 self._container.mux(packet)
 
@@ -139,6 +140,19 @@ def finish_video(path: Path) -> None:
                 if packet.size:
                     packet.stream = stream
                     target.mux(packet)
+
+
+def _for_muxing(packets: Iterable[Packet[Any]]) -> Iterator[Packet[Any]]:
+    """Gives frames of an MP4 file the form that an encoder gives them, which the muxer expects beside its frames."""
+    from av.bitstream import BitStreamFilterContext
+
+    to_start_codes = None
+    for packet in packets:
+        if packet.stream.codec_context.name != "h264":
+            yield packet
+            continue
+        to_start_codes = to_start_codes or BitStreamFilterContext("h264_mp4toannexb", packet.stream)
+        yield from to_start_codes.filter(packet)
 
 
 def _whole_packets(path: Path) -> Iterator[Packet[Any]]:

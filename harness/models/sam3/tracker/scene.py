@@ -111,7 +111,7 @@ SCENE = Scene(
     corner=(176, 160),
     size=(424, 240),
     parts=(
-        # Hidden behind the cat from frame 13 to frame 26.
+        # Hidden behind the cat from frame 14 to frame 25.
         Part("eye", _IMAGES / "cat.png", (160, 100), (40, 40), ((0, 210, 120), (39, 210, 120))),
         Part("cat", _IMAGES / "cat.png", (150, 50), (130, 120), ((0, 70, 120), (39, 350, 120))),
         # Enters from the right after frame 5, passes in front of the cat, and has left on the other side by frame 33.

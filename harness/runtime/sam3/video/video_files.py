@@ -6,8 +6,9 @@ and colours are converted by the matrix and the range that the file states (BT.6
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 Pixels = npt.NDArray[np.uint8]
+
+_CLOCK = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 
 def pyav(path: Path) -> Any:
@@ -61,26 +64,27 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
     """Gives each frame of a video file, uint8 [h, w, 3], upright.
 
     Raises:
-        Sam3Error: The file cannot be read, a frame is damaged, or the file ends before the last frame that it states.
+        Sam3Error: The file cannot be read, a frame is damaged, or the file ends before the time that it states.
     """
     av = pyav(path)
     with _opened(path) as (container, stream):
-        length = _stated_length(stream)
-        count = packets = 0
+        count, end = 0, Fraction(0)
         try:
-            for packet in container.demux(stream):
-                packets += packet.size > 0
-                if packet.is_corrupt:
-                    raise _broken(path, count, "its data are incomplete")
-                for frame in packet.decode():
-                    if frame.is_corrupt:
-                        raise _broken(path, count, "its data are damaged")
-                    yield upright(frame.to_ndarray(format="rgb24"), _display_matrix(frame))
-                    count += 1
+            for frame in _decoded(container, stream, av):
+                if frame.is_corrupt:
+                    raise av.InvalidDataError(0, "its data are damaged")
+                if frame.pts is not None and stream.time_base:
+                    end = (frame.pts + (frame.duration or 0)) * stream.time_base
+                yield upright(frame.to_ndarray(format="rgb24"), _display_matrix(frame))
+                count += 1
         except av.FFmpegError as error:
             raise _broken(path, count, error.strerror) from error
-    if length is not None and packets < length:
-        raise Sam3Error(f"{path} ends after {count} frames, and states that it has {length}; convert or copy it anew.")
+        stated, rate = _stated_end(stream), stream.average_rate
+    if stated is not None and rate and end < stated - 2 / rate:
+        raise Sam3Error(
+            f"{path} ends after {count} frames and {float(end):.2f} seconds, and states that it lasts "
+            f"{float(stated):.2f} seconds; convert or copy it anew."
+        )
 
 
 def upright(pixels: Pixels, matrix: npt.NDArray[np.int32] | None) -> Pixels:
@@ -128,10 +132,52 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         yield container, streams[0]
 
 
+def _decoded(container: InputContainer, stream: VideoStream, av: Any) -> Generator[VideoFrame, None, None]:
+    """Decodes a stream; where its data end in the middle, the frames that the decoder holds come before the error.
+
+    Where the decoder fails they do not: they may refer to what it could not decode.
+    """
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets, None)
+            # Where two MPEG-TS files were joined, the last packet of the first is marked, although it is whole.
+            if packet is not None and packet.is_corrupt and "mpegts" not in _formats(stream):
+                raise av.InvalidDataError(0, "its data are incomplete")
+        except av.FFmpegError:
+            with suppress(av.FFmpegError):
+                yield from stream.decode(None)
+            raise
+        if packet is None:
+            return
+        yield from packet.decode()
+
+
 def _stated_length(stream: VideoStream) -> int | None:
-    """How many frames will come; an MP4 file may state more than those that its edit list shows."""
-    is_mp4 = "mp4" in stream.container.format.name.split(",")
-    return (len(stream.index_entries) if is_mp4 else stream.frames) or None
+    """How many frames will come; None where the header does not say, as that of an MP4 file in fragments.
+
+    An MP4 file may have more frames than its edit list shows, which the index knows.
+    """
+    if "mp4" in _formats(stream) and stream.frames:
+        return sum(not entry.is_discard for entry in stream.index_entries) or None
+    return stream.frames or None
+
+
+def _stated_end(stream: VideoStream) -> Fraction | None:
+    """When the last frame ends, in seconds, as the header says; other containers have no such field."""
+    if clock := _CLOCK.fullmatch(stream.metadata.get("DURATION", "")):  # Matroska and WebM
+        return Fraction(clock[3]) + 60 * (int(clock[2]) + 60 * int(clock[1]))
+    formats = _formats(stream)
+    if "avi" in formats and stream.frames and stream.average_rate:
+        return stream.frames / stream.average_rate
+    if "mp4" in formats and stream.duration and stream.time_base:
+        return stream.duration * stream.time_base
+    return None
+
+
+def _formats(stream: VideoStream) -> set[str]:
+    """The names of a container's format, as `mov`, `mp4` and `m4a`."""
+    return set(stream.container.format.name.split(","))
 
 
 def _display_matrix(frame: VideoFrame) -> npt.NDArray[np.int32] | None:
