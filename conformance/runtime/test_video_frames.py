@@ -321,6 +321,61 @@ def test_a_broken_frame_in_a_file(tmp_path: Path, codec: str) -> None:
     assert sentence.startswith(f"Frame 5 of {broken} cannot be decoded (")
 
 
+@pytest.mark.parametrize("broken_packet", [7, 12, 20])
+def test_frames_before_a_broken_one_are_whole(tmp_path: Path, broken_packet: int) -> None:
+    """In a file whose frames refer to later ones too, so that some that are shown earlier need the broken one."""
+    whole = write_video(tmp_path / "whole.mp4", open_frames(BUNNY), "libx264", "yuv420p")
+    expected = list(open_frames(whole))
+    with av.open(str(whole)) as container:
+        packets = [(packet.dts, packet.pts, bytes(packet)) for packet in container.demux(video=0)]
+    assert any(dts != pts for dts, pts, _ in packets), "frames are not decoded in the order in which they are shown"
+    packet = packets[broken_packet][2]
+    content = bytearray(whole.read_bytes())
+    begin = content.index(packet)
+    content[begin + 30 : begin + len(packet)] = bytes(len(packet) - 30)
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(content)
+    read, sentence = read_until_fault(open_frames(broken))
+    assert broken_packet - 4 <= len(read) <= broken_packet
+    np.testing.assert_array_equal(read, expected[: len(read)])
+    assert sentence.startswith(f"Frame {len(read)} of {broken} cannot be decoded (")
+
+
+def test_joined_files_are_whole(tmp_path: Path) -> None:
+    parts = [write_video(tmp_path / f"{i}.ts", [picture(i)] * 5, "libx264", "yuv420p").read_bytes() for i in range(2)]
+    (tmp_path / "both.ts").write_bytes(b"".join(parts))
+    assert len(list(open_frames(tmp_path / "both.ts"))) == 10
+
+
+def test_an_edit_list_hides_frames(tmp_path: Path) -> None:
+    """Frames before time 0, which a cut without encoding leaves in the file, are neither given nor counted."""
+    whole = write_video(tmp_path / "whole.mp4", [picture(index) for index in range(12)], "libx264", "yuv420p")
+    with av.open(str(whole)) as source, av.open(str(tmp_path / "cut.mp4"), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        hidden = 4 * source.streams.video[0].time_base.denominator // 10
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.pts, packet.dts, packet.stream = packet.pts - hidden, packet.dts - hidden, stream
+                target.mux(packet)
+    frames, expected = open_frames(tmp_path / "cut.mp4"), list(open_frames(whole))
+    assert frames.length == 8
+    np.testing.assert_array_equal(list(frames), expected[4:])
+
+
+def test_a_variable_rate(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream("libx264", 10)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 100)
+        for index, time in enumerate((0, 10, 20, 100, 103, 400)):
+            frame = av.VideoFrame.from_ndarray(picture(index), format="rgb24")
+            frame.pts, frame.time_base = time, Fraction(1, 100)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    frames = open_frames(tmp_path / "clip.mp4")
+    assert len(list(frames)) == frames.length == 6
+
+
 @pytest.mark.parametrize(("name", "codec"), [("clip.mp4", "libx264"), ("clip.avi", "mjpeg"), ("clip.mkv", "libx264")])
 def test_a_file_that_ends_early(tmp_path: Path, name: str, codec: str) -> None:
     random = np.random.default_rng(0)
