@@ -123,7 +123,8 @@ def test_the_overlay_shows_masks_in_colours_that_stay(whole: Path) -> None:
         assert np.abs(drawn[nothing].astype(int) - plain[nothing]).mean() < 12
         inside = masks[1] & np.roll(masks[1], 12, 0) & np.roll(masks[1], -12, 0)
         tinted = plain[inside] * 0.58 + np.array(color_of(1)) * 0.42
-        assert np.abs(drawn[inside].mean(axis=0) - tinted.mean(axis=0)).max() < 12, f"frame {index}"
+        # The median, because lines and labels of other objects may cross it.
+        assert np.median(np.abs(drawn[inside] - tinted)) < 8, f"frame {index}"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -131,7 +132,9 @@ def test_a_run_that_is_ended_goes_on_where_it_was(tmp_path: Path, whole: Path, h
     stopped_after(started(tmp_path, "--slowly"), 12, how)
     count = sum(1 for _ in open_frames(tmp_path / "overlay.mp4"))
     assert 11 <= count < SCENE.length
-    kept = sorted((tmp_path / "masks").glob("*.png"))
+    for name in (".overlay.mp4", ".annotations.json", "masks/.00013.png"):
+        (tmp_path / f"{name}.1.2.tmp").write_bytes(b"what a process that was killed was writing")
+    kept = sorted((tmp_path / "masks").glob("[0-9]*.png"))
     assert 12 <= len(kept) < SCENE.length
     for path in kept:
         assert path.read_bytes() == (whole / "masks" / path.name).read_bytes()

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import append_bytes, make_folder, write_bytes
-from harness.segment.journal import Journal, entries_of
+from harness.files import append_bytes, make_folder, remove_unfinished, write_bytes
+from harness.segment.journal import JOURNAL, Journal, entries_of
 from harness.segment.overlay import draw
 from harness.track import table
 from harness.track.coco import AnnotatedFrame, track_annotations, write_data_set
@@ -86,6 +86,8 @@ class Results:
         self._has_overlay = has_overlay
         asked = question | {"overlay": encoder_version(out / OVERLAY) if has_overlay else None}
         make_folder(out / MASKS)
+        for path in (out / ANNOTATIONS, out / JOURNAL, out / OVERLAY, out / TRACKS, out / MASKS / "*"):
+            remove_unfinished(path)
         done = sum(1 for _ in _contiguous(entries_of(out, asked)))
         self.done = min(done, frames_in(out / OVERLAY)) if done and has_overlay else done
         self._journal = Journal(out, asked, _first(self.done))

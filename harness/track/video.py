@@ -6,7 +6,9 @@ what is there. A frame is on the disk when the next one is written. `finish_vide
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -53,7 +55,8 @@ class VideoWriter:
         """
         av = pyav(path)
         self._path = path
-        self._frame_type = av.VideoFrame
+        self._frame_type, self._errors = av.VideoFrame, av.FFmpegError
+        self._is_open = True
         self._interval = 1 / rate
         self._padding = [(0, size[1] % 2), (0, size[0] % 2), (0, 0)]
         self._count = kept
@@ -90,18 +93,36 @@ class VideoWriter:
         frame = self._frame_type.from_ndarray(np.pad(pixels, self._padding, mode="edge"), format="rgb24")
         frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709")
         frame.pts, frame.time_base = self._count, self._interval
-        with writing(self._path):
+        with self._whole_or_nothing():
             self._container.mux(self._stream.encode(frame))
         self._count += 1
 
     def close(self) -> None:
-        """Ends the file, which `VideoWriter` can continue.
+        """Ends the file, which `VideoWriter` can continue; it has ended already if a frame could not be written.
 
         Raises:
             HarnessError: The last frame cannot be written.
         """
-        with writing(self._path), self._container:
-            self._container.mux(self._stream.encode(None))
+        if self._is_open:
+            with self._whole_or_nothing():
+                self._container.mux(self._stream.encode(None))
+                self._container.close()
+            self._is_open = False
+
+    @contextmanager
+    def _whole_or_nothing(self) -> Iterator[None]:
+        """Ends the file with the last fragment that is whole if what follows cannot be written."""
+        length = self._path.stat().st_size
+        try:
+            with writing(self._path):
+                yield
+        except BaseException:
+            self._is_open = False
+            with suppress(self._errors):
+                self._container.close()
+            with suppress(OSError):
+                os.truncate(self._path, length)
+            raise
 
 
 def encoder() -> str:
