@@ -67,6 +67,14 @@ def differs_little(got: np.ndarray, expected: np.ndarray, most: int = 3) -> bool
     return got.shape == expected.shape and int(np.abs(got.astype(int) - expected).max()) <= most
 
 
+def test_clips_are_described() -> None:
+    text = (BUNNY.parents[1] / "README.md").read_text(encoding="utf-8")
+    for path in BUNNY.parent.iterdir():
+        line = next(line for line in text.splitlines() if f"`videos/{path.name}`" in line)
+        assert "CC BY 3.0" in line
+        assert "Blender Foundation" in line
+
+
 # Folders, lists, streams
 
 
