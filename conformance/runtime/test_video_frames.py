@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,8 +22,6 @@ from PIL import Image
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.frames import Frames, frame_files, open_frames
 from harness.runtime.sam3.video.video_files import upright
-
-av = pytest.importorskip("av")
 
 BUNNY = Path(__file__).resolve().parents[2] / "fixtures" / "videos" / "bigbuckbunny.mp4"
 
@@ -227,9 +226,10 @@ def test_animated_images_are_videos(tmp_path: Path, suffix: str, settings: Any) 
     assert str(file) in sentence
 
 
-def test_an_image_is_a_video_of_one_frame(tmp_path: Path) -> None:
-    Image.fromarray(picture(0)).save(tmp_path / "still.png")
-    frames = open_frames(tmp_path / "still.png")
+@pytest.mark.parametrize("name", ["still.png", "still.gif"])
+def test_an_image_is_a_video_of_one_frame(tmp_path: Path, name: str) -> None:
+    Image.fromarray(picture(0)).save(tmp_path / name)
+    frames = open_frames(tmp_path / name)
     assert frames.length == 1
     np.testing.assert_array_equal(list(frames), [picture(0)])
 
@@ -481,7 +481,7 @@ def test_opencvs_loader_forgets_to_divide_by_255(tmp_path: Path, monkeypatch: py
 
 
 def test_the_folder_of_images_is_the_reference(tmp_path: Path) -> None:
-    """A photograph through upstream's folder of images is within fp16 of what `Sam3Processor` makes of it."""
+    """Upstream's folder of images makes of a frame what `Sam3Processor` does, but for fp16 and some steps of 1/255."""
     pytest.importorskip("torch")
     from harness.models.sam3.images import preprocess
     from harness.models.sam3.upstream import upstream
@@ -494,4 +494,6 @@ def test_the_folder_of_images_is_the_reference(tmp_path: Path) -> None:
 
         loaded, _, _ = io_utils.load_video_frames_from_image_folder(str(tmp_path), 1008, True, half, half, False)
     reference = preprocess(Image.fromarray(pixels))
-    np.testing.assert_allclose(loaded.float().numpy(), reference.numpy(), atol=2**-10)
+    difference = np.abs(loaded.float().numpy() - reference.numpy())
+    assert difference.max() < 2 / 255 + 2**-10
+    assert (difference > 2**-10).mean() < 0.005

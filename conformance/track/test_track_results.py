@@ -29,8 +29,6 @@ from harness.track.masks import numbered_pixels, numbered_png
 from harness.track.results import VideoDescription
 from harness.track.video import VideoWriter, finish_video, frames_in
 
-pytest.importorskip("av")
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:

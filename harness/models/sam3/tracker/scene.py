@@ -50,7 +50,8 @@ class Part:
         """Which pixels of the part belong to the ellipse, bool [height, width]."""
         width, height = self.size
         y, x = np.mgrid[1 - height : height : 2, 1 - width : width : 2]
-        return (x * height) ** 2 + (y * width) ** 2 <= (width * height) ** 2
+        inside: Masks = (x * height) ** 2 + (y * width) ** 2 <= (width * height) ** 2
+        return inside
 
 
 @dataclass(frozen=True)

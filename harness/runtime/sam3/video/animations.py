@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.images import to_rgb
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 ANIMATION_SUFFIXES = (".gif", ".png", ".apng", ".webp")
 
@@ -31,7 +35,7 @@ def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
             if not getattr(file, "is_animated", False):
                 return None
             milliseconds = file.info.get("duration", 0)
-            return file.n_frames, Fraction(1000) / Fraction(milliseconds) if milliseconds > 0 else None
+            return _count(file), Fraction(1000) / Fraction(milliseconds) if milliseconds > 0 else None
     except _DAMAGED:
         return None
 
@@ -47,10 +51,15 @@ def read_animation(path: Path) -> Generator[npt.NDArray[np.uint8], None, None]:
     index = 0
     try:
         with Image.open(path) as file:
-            for index in range(file.n_frames):
+            for index in range(_count(file)):
                 file.seek(index)
                 yield np.array(to_rgb(file))
     except _DAMAGED as error:
         raise Sam3Error(
             f"Frame {index} of {path} cannot be read ({error}); cut the animation there, or save it anew."
         ) from error
+
+
+def _count(file: Image.Image) -> int:
+    count: int = getattr(file, "n_frames", 1)
+    return count

@@ -123,7 +123,7 @@ def _at(path: Path) -> Frames:
         return _image_files(frame_files(path), name)
     if suffix in ANIMATION_SUFFIXES and (timing := animation_timing(path)) is not None:
         return Frames(name, lambda: read_animation(path), *timing)
-    if suffix in IMAGE_SUFFIXES:
+    if suffix in IMAGE_SUFFIXES or suffix in ANIMATION_SUFFIXES:
         return _image_files([path], name)
     return Frames(name, lambda: read_file(path), *file_timing(path))
 

@@ -149,11 +149,13 @@ def _overlaps(words: Words, area: np.int64, others: Words, other_areas: npt.NDAr
     """IoU fp32 [m] of one mask's words [words] with others' [m, words]."""
     common = _bit_counts(others & words)
     union = np.maximum(other_areas + area - common, 1)
-    return common.astype(np.float32) / union.astype(np.float32)
+    ious: Floats = common.astype(np.float32) / union.astype(np.float32)
+    return ious
 
 
 def _bit_counts(words: Words) -> npt.NDArray[np.int64]:
     """The number of bits that are set in each row of words [m, words]."""
-    if hasattr(np, "bitwise_count"):
-        return np.bitwise_count(words).sum(axis=1, dtype=np.int64)
-    return _BITS[words.view(np.uint8)].sum(axis=1, dtype=np.int64)  # before NumPy 2
+    has_function = hasattr(np, "bitwise_count")  # NumPy 2
+    counts: npt.NDArray[np.uint8] = np.bitwise_count(words) if has_function else _BITS[words.view(np.uint8)]
+    total: npt.NDArray[np.int64] = counts.sum(axis=1, dtype=np.int64)
+    return total

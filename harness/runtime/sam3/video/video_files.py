@@ -75,7 +75,8 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
                     raise av.InvalidDataError(0, "its data are damaged")
                 if frame.pts is not None and stream.time_base:
                     end = (frame.pts + (frame.duration or 0)) * stream.time_base
-                yield upright(frame.to_ndarray(format="rgb24"), _display_matrix(frame))
+                pixels: Any = frame.to_ndarray(format="rgb24")
+                yield upright(pixels, _display_matrix(frame))
                 count += 1
         except av.FFmpegError as error:
             raise _broken(path, count, error.strerror) from error
