@@ -161,8 +161,10 @@ def test_a_file_is_decoded_while_it_is_read() -> None:
 
 @pytest.mark.parametrize("name", ["clip.mkv", "clip.avi", "clip.nut"])
 def test_pixels_of_a_file(tmp_path: Path, name: str) -> None:
-    expected = [picture(index) for index in range(5)]
+    """Of an odd size too, whose rows FFmpeg keeps with gaps between them."""
+    expected = [picture(index, (30, 17)) for index in range(5)]
     got = list(open_frames(write_video(tmp_path / name, expected)))
+    assert all(pixels.flags.c_contiguous and pixels.flags.owndata for pixels in got)
     assert len(got) == 5
     assert all(differs_little(*both) for both in zip(got, expected, strict=True))
 

@@ -56,6 +56,7 @@ class VideoWriter:
         av = pyav(path)
         self._path = path
         self._frame_type, self._errors = av.VideoFrame, av.FFmpegError
+        self._reformatter = av.video.reformatter.VideoReformatter()
         self._is_open = True
         self._interval = 1 / rate
         self._padding = [(0, size[1] % 2), (0, size[0] % 2), (0, 0)]
@@ -91,7 +92,7 @@ class VideoWriter:
             HarnessError: The file cannot be written.
         """
         frame = self._frame_type.from_ndarray(np.pad(pixels, self._padding, mode="edge"), format="rgb24")
-        frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709")
+        frame = self._reformatter.reformat(frame, format="yuv420p", dst_colorspace="ITU709")
         frame.pts, frame.time_base = self._count, self._interval
         with self._whole_or_nothing():
             self._container.mux(self._stream.encode(frame))

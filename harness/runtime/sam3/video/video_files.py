@@ -61,13 +61,15 @@ def file_timing(path: Path) -> tuple[int | None, Fraction | None]:
 
 
 def read_file(path: Path) -> Generator[Pixels, None, None]:
-    """Gives each frame of a video file, uint8 [h, w, 3], upright.
+    """Gives each frame of a video file, uint8 [h, w, 3], upright, in memory of its own.
 
     Raises:
         Sam3Error: The file cannot be read, a frame is damaged, or the file ends before the time that it states.
     """
     av = pyav(path)
     with _opened(path) as (container, stream):
+        # One for all frames: each keeps megabytes of state.
+        reformatter = av.video.reformatter.VideoReformatter()
         count, end = 0, Fraction(0)
         try:
             for frame in _decoded(container, stream, av):
@@ -75,8 +77,9 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
                     raise av.InvalidDataError(0, "its data are damaged")
                 if frame.pts is not None and stream.time_base:
                     end = (frame.pts + (frame.duration or 0)) * stream.time_base
-                pixels: Any = frame.to_ndarray(format="rgb24")
-                yield upright(pixels, _display_matrix(frame))
+                pixels = reformatter.reformat(frame, format="rgb24").to_ndarray()
+                # A copy, because the array is a view of FFmpeg's memory, with gaps between rows.
+                yield np.array(upright(pixels, _display_matrix(frame)), order="C")
                 count += 1
         except av.FFmpegError as error:
             raise _broken(path, count, error.strerror) from error
@@ -98,7 +101,7 @@ def upright(pixels: Pixels, matrix: npt.NDArray[np.int32] | None) -> Pixels:
             for a frame that is upright.
 
     Returns:
-        uint8 [h, w, 3], or [w, h, 3] for a quarter turn.
+        uint8 [h, w, 3], or [w, h, 3] for a quarter turn; a view of the frame.
     """
     if matrix is None:
         return pixels
@@ -106,8 +109,7 @@ def upright(pixels: Pixels, matrix: npt.NDArray[np.int32] | None) -> Pixels:
     if abs(across_x) + abs(down_y) < abs(across_y) + abs(down_x):
         pixels, across_x, down_y = pixels.swapaxes(0, 1), down_x, across_y
     pixels = pixels[:, ::-1] if across_x < 0 else pixels
-    pixels = pixels[::-1] if down_y < 0 else pixels
-    return np.ascontiguousarray(pixels)
+    return pixels[::-1] if down_y < 0 else pixels
 
 
 @contextmanager
