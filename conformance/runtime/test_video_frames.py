@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from psutil import Process
 
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.frames import Frames, frame_files, open_frames
@@ -157,6 +159,16 @@ def test_a_file_is_decoded_while_it_is_read() -> None:
     tracemalloc.stop()
     assert count == 40
     assert peak < 6 * 240 * 424 * 3, "not more than some frames were in memory"
+
+
+def test_decoded_frames_do_not_wait_for_the_garbage_collector(tmp_path: Path) -> None:
+    file = write_video(tmp_path / "clip.mp4", [picture(0, (640, 480))] * 120, "mpeg4", "yuv420p")
+    gc.disable()
+    try:
+        sizes = [Process().memory_info().rss for _ in open_frames(file)]
+    finally:
+        gc.enable()
+    assert max(sizes) - sizes[20] < 15e6, "100 frames of FFmpeg have 46 MB"
 
 
 @pytest.mark.parametrize("name", ["clip.mkv", "clip.avi", "clip.nut"])

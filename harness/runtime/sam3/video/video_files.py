@@ -70,16 +70,18 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
     with _opened(path) as (container, stream):
         # One for all frames: each keeps megabytes of state.
         reformatter = av.video.reformatter.VideoReformatter()
-        count, end = 0, Fraction(0)
+        count, end, matrix = 0, Fraction(0), None
         try:
             for frame in _decoded(container, stream, av):
                 if frame.is_corrupt:
                     raise av.InvalidDataError(0, "its data are damaged")
                 if frame.pts is not None and stream.time_base:
                     end = (frame.pts + (frame.duration or 0)) * stream.time_base
+                if count == 0:
+                    matrix = _display_matrix(frame)
                 pixels = reformatter.reformat(frame, format="rgb24").to_ndarray()
                 # A copy, because the array is a view of FFmpeg's memory, with gaps between rows.
-                yield np.array(upright(pixels, _display_matrix(frame)), order="C")
+                yield np.array(upright(pixels, matrix), order="C")
                 count += 1
         except av.FFmpegError as error:
             raise _broken(path, count, error.strerror) from error
@@ -184,6 +186,10 @@ def _formats(stream: VideoStream) -> set[str]:
 
 
 def _display_matrix(frame: VideoFrame) -> npt.NDArray[np.int32] | None:
+    """The display matrix of a file, which every frame has.
+
+    A frame whose side data were read stays in memory until cyclic garbage is collected: ask one of them.
+    """
     data: Any = frame.side_data.get("DISPLAYMATRIX")
     return None if data is None else np.frombuffer(bytes(data), np.int32).reshape(3, 3)
 
