@@ -283,6 +283,17 @@ def test_a_video_is_continued(tmp_path: Path, encoder: str, monkeypatch: pytest.
     assert frames.length == 9
 
 
+def test_colours_of_the_video_are_those_that_were_written(tmp_path: Path) -> None:
+    """The matrix of BT.709 is written and stated, and read again."""
+    for color in ((200, 30, 30), (20, 180, 60), (40, 60, 210)):
+        pixels = np.full((32, 64, 3), color, np.uint8)
+        writer = VideoWriter(tmp_path / "video.mp4", (64, 32), Fraction(5))
+        writer.write(pixels)
+        writer.close()
+        (got,) = open_frames(tmp_path / "video.mp4")
+        assert np.abs(got.astype(int) - pixels).max() <= 4
+
+
 def test_no_video_has_no_frames(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("no video")
     assert frames_in(tmp_path / "text.mp4") == frames_in(tmp_path / "absent.mp4") == 0
