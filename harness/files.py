@@ -58,6 +58,28 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys) + "\n"
 
 
+def append_bytes(path: Path, content: bytes, *, advice: str = ADVICE) -> None:
+    """Adds to the end of a file, all of it or nothing; the file is made if it does not exist.
+
+    Args:
+        path: The file; its folder must exist, and nobody else may write it.
+        content: What to add.
+        advice: What the user can do if it cannot be written, as the end of a sentence.
+
+    Raises:
+        HarnessError: It cannot be written; what was there before still is.
+    """
+    with writing(path, advice):
+        length = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab") as file:
+                file.write(content)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.truncate(path, length)
+            raise
+
+
 def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVICE) -> None:
     """Writes several files of a folder, and renames them after the last of them is written.
 

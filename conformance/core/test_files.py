@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from harness.core.errors import HarnessError
 from harness.files import (
+    append_bytes,
     check_writable,
     make_folder,
     remove_unfinished,
@@ -28,7 +29,7 @@ from harness.files import (
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from harness.files import write_bytes, write_files
+from harness.files import append_bytes, write_bytes, write_files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 """
@@ -60,6 +61,17 @@ def test_what_is_written_is_there_and_nothing_else(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "json").read_text(encoding="utf-8")) == {"a": 1, "b": ["ключ", "\ud800"]}
     assert (tmp_path / "new" / "below" / "picture").read_bytes() == b"picture"
     assert (names(tmp_path), names(tmp_path / "new")) == (["bytes", "json", "new", "text"], ["below", "page"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+def test_what_is_added_to_a_file_is_added_as_a_whole(tmp_path: Path) -> None:
+    for part in (b"one ", b"two "):
+        append_bytes(tmp_path / "file", part)
+    sentence = run_on_full_disk("append_bytes(Path(sys.argv[1]) / 'file', b'x' * 5000)", tmp_path)
+    assert sentence.endswith("file: File too large; free some space or choose another folder")
+    assert (tmp_path / "file").read_bytes() == b"one two "
+    with pytest.raises(HarnessError, match="cannot write"):
+        append_bytes(tmp_path / "absent" / "file", b"three")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")

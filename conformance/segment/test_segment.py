@@ -190,16 +190,19 @@ def test_a_journal_survives_being_cut_anywhere(tmp_path: Path, cut: int) -> None
     question = {"prompts": ["cat"], "threshold": 0.5}
     journal = Journal(tmp_path, question)
     for index in range(3):
-        journal.add(f"image {index}", {"seconds": index})
+        journal.add({"key": f"image {index}", "seconds": index})
     file = tmp_path / JOURNAL
     written = file.read_bytes()
     file.write_bytes(written[: max(0, len(written) - cut)])
     again = Journal(tmp_path, question)
     expected = {0: 3, 1: 3, 30: 2, 10_000: 0}[cut]
-    assert list(again.done) == [f"image {index}" for index in range(expected)]
-    again.add("image 9", {"seconds": 9})
-    assert list(Journal(tmp_path, question).done) == [*again.done]
-    assert not Journal(tmp_path, question | {"threshold": 0.4}).done
+    assert [entry["key"] for entry in again] == [f"image {index}" for index in range(expected)]
+    again.add({"key": "image 9", "seconds": 9})
+    kept = list(Journal(tmp_path, question))
+    assert kept == list(again)
+    assert [entry["seconds"] for entry in kept] == [*range(expected), 9]
+    assert not list(Journal(tmp_path, question, lambda entry: entry["seconds"] > 9))
+    assert not list(Journal(tmp_path, question | {"threshold": 0.4}))
 
 
 def test_images_and_folders(tmp_path: Path) -> None:

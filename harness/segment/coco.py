@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.segment.objects import Objects
+
+INFO = {"description": "Objects that SAM 3 found, with their scores"}
+"""What a data set says about itself."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def data_set(images: Sequence[AnnotatedImage], categories: Sequence[str]) -> dic
     Returns:
         `info`, `licenses`, `images`, `categories` and `annotations`; each annotation has its `score` besides.
     """
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(categories), 1)}
+    numbers = category_numbers(categories)
     entries = [
         {"image_id": image_id, "category_id": numbers[entry["category"]], "iscrowd": 0}
         | {name: value for name, value in entry.items() if name != "category"}
@@ -67,15 +70,25 @@ def data_set(images: Sequence[AnnotatedImage], categories: Sequence[str]) -> dic
         for entry in image.annotations
     ]
     return {
-        "info": {"description": "Objects that SAM 3 found, with their scores"},
+        "info": INFO,
         "licenses": [],
         "images": [
             {"id": image_id, "file_name": image.file_name, "width": image.size[0], "height": image.size[1]}
             for image_id, image in enumerate(images, 1)
         ],
-        "categories": [{"id": number, "name": name, "supercategory": ""} for name, number in numbers.items()],
+        "categories": category_entries(numbers),
         "annotations": [{"id": number} | entry for number, entry in enumerate(entries, 1)],
     }
+
+
+def category_numbers(names: Sequence[str]) -> dict[str, int]:
+    """Numbers the names of categories from 1; a name counts once."""
+    return {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
+
+
+def category_entries(numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Makes the entries of a data set's `categories` from `category_numbers`."""
+    return [{"id": number, "name": name, "supercategory": ""} for name, number in numbers.items()]
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> dict[str, Any]:

@@ -141,17 +141,18 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
             raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
     make_folder(job.out)
     journal = Journal(job.out, _question(model, job))
+    done_before = {entry.get("key"): entry for entry in journal}
     results: list[Result] = []
     try:
         for image, name in zip(job.images, names, strict=True):
             key = _key(image, name)
-            earlier = journal.done.get(key)
+            earlier = done_before.get(key)
             if earlier is not None and overlay_path(job.out, name).is_file():
                 result: Result = _resumed(image, earlier)
             else:
                 result = _segment(model, job, image, name)
                 if isinstance(result, Segmented):
-                    journal.add(key, {field: getattr(result, field) for field in _KEPT})
+                    journal.add({field: getattr(result, field) for field in _KEPT} | {"key": key})
             results.append(result)
             on_done(result)
     finally:

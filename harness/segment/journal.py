@@ -1,4 +1,4 @@
-"""The journal of a job: one line for each image that is done, so that a job that was killed goes on where it was.
+"""The journal of a job: one line for each part of it that is done, so that a job that was killed goes on where it was.
 
 The first line says what was asked. A journal of another question, or of another model, is begun anew. A line that was
 not written to its end is ignored.
@@ -7,52 +7,74 @@ not written to its end is ignored.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.files import write_text, writing
+from harness.files import append_bytes, unfinished
 
 JOURNAL = ".journal.jsonl"
 
 
 class Journal:
-    """The images of a job that are done, in a file of its output folder.
+    """What is done of a job, in a file of its output folder, entry after entry."""
 
-    Attributes:
-        done: Entry of each image that is done, by the image's key.
-    """
-
-    def __init__(self, folder: Path, question: dict[str, Any]) -> None:
-        """Reads the journal of an earlier run that was asked the same, or begins one.
+    def __init__(
+        self, folder: Path, question: dict[str, Any], is_kept: Callable[[dict[str, Any]], bool] = lambda entry: True
+    ) -> None:
+        """Takes the journal of an earlier run that was asked the same, or begins one.
 
         Args:
             folder: Folder of the results; it exists.
-            question: All that the results depend on besides the images; JSON.
+            question: All that the results depend on besides what the entries are about; JSON.
+            is_kept: Whether an entry of the earlier run stays; called for each of them in their order.
 
         Raises:
             HarnessError: The journal cannot be written.
         """
         self._path = folder / JOURNAL
         first = json.dumps(question, sort_keys=True)
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
-        entries = [entry for line in lines[1:] if (entry := _whole(line)) is not None] if lines[:1] == [first] else []
-        self.done: dict[str, dict[str, Any]] = {entry["key"]: entry for entry in entries}
         # What is kept is written anew, so that the next line does not continue half of one.
-        write_text(self._path, "".join(f"{line}\n" for line in (first, *map(json.dumps, entries))))
+        with unfinished(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.write(f"{first}\n")
+            for entry in entries_of(folder, question):
+                if is_kept(entry):
+                    file.write(f"{json.dumps(entry)}\n")
 
-    def add(self, key: str, entry: dict[str, Any]) -> None:
-        """Adds an image that is done; the disk has its line when this returns.
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Reads the entries."""
+        return _entries(self._path)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Adds what is done; the file has its line when this returns.
 
         Raises:
             HarnessError: It cannot be written.
         """
-        self.done[key] = entry | {"key": key}
-        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(self.done[key]) + "\n")
+        append_bytes(self._path, f"{json.dumps(entry)}\n".encode())
 
     def remove(self) -> None:
         """Removes the file: the job is done."""
         self._path.unlink(missing_ok=True)
+
+
+def entries_of(folder: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Reads the journal that an earlier run has left in a folder; there is nothing if it was asked something else."""
+    path = folder / JOURNAL
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            is_same = file.readline() == f"{json.dumps(question, sort_keys=True)}\n"
+        if is_same:
+            yield from _entries(path)
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines after the first."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        next(file, None)
+        for line in file:
+            if (entry := _whole(line)) is not None:
+                yield entry
 
 
 def _whole(line: str) -> dict[str, Any] | None:
@@ -60,4 +82,4 @@ def _whole(line: str) -> dict[str, Any] | None:
         entry = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return entry if isinstance(entry, dict) and "key" in entry else None
+    return entry if isinstance(entry, dict) else None

@@ -52,13 +52,20 @@ class Style:
         return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
 
 
-def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prompt | ObjectPrompt] = ()) -> Image.Image:
+def draw(
+    pixels: npt.NDArray[np.uint8],
+    objects: Objects,
+    prompts: Sequence[Prompt | ObjectPrompt] = (),
+    ids: Sequence[int] | None = None,
+) -> Image.Image:
     """Draws the objects of a photograph into it; what scores highest is on top.
 
     Args:
         pixels: The photograph, uint8 [h, w, 3].
         objects: What was found in it.
         prompts: Whose boxes and points to mark: green where positive, red where negative.
+        ids: Number of each object, from 0, that chooses its colour and is written beside its name; by default objects
+            have the colours of their places and no number.
 
     Returns:
         RGB, of the photograph's size.
@@ -66,7 +73,8 @@ def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prom
     from PIL import Image, ImageDraw
 
     style = Style.suiting(objects.size)
-    palette = colors(len(objects.scores))
+    palette = colors(len(objects.scores)) if ids is None else [color_of(number) for number in ids]
+    prefixes = [""] * len(objects.scores) if ids is None else [f"{number} " for number in ids]
     lowest_first = np.argsort(objects.scores, kind="stable").tolist()
     canvas = np.array(pixels)
     for index in lowest_first:
@@ -77,18 +85,20 @@ def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prom
         _rectangle(pen, objects.boxes[index].tolist(), palette[index], style.line, objects.size)
     for prompt in prompts:
         _mark_prompt(pen, prompt, style, objects.size)
-    _write_labels(pen, objects, palette, style)
+    _write_labels(pen, objects, prefixes, palette, style)
     return image
 
 
 def colors(count: int) -> list[Color]:
     """That many colours, bright and saturated, each far in hue from those before it."""
-    told = []
-    for index in range(count):
-        lightness = (0.56, 0.46, 0.66)[index // 12 % 3]
-        red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN_ANGLE) % 1, lightness, 0.95)
-        told.append((round(red * 255), round(green * 255), round(blue * 255)))
-    return told
+    return [color_of(index) for index in range(count)]
+
+
+def color_of(index: int) -> Color:
+    """The colour of `colors` with this number, from 0."""
+    lightness = (0.56, 0.46, 0.66)[index // 12 % 3]
+    red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN_ANGLE) % 1, lightness, 0.95)
+    return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def outline(mask: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.bool_]:
@@ -149,7 +159,9 @@ def _labelled(places: Coordinates, labels: Labels) -> list[tuple[list[float], bo
     return list(zip(told, [True] * len(told) if labels is None else map(bool, labels), strict=True))
 
 
-def _write_labels(pen: ImageDraw.ImageDraw, objects: Objects, palette: Sequence[Color], style: Style) -> None:
+def _write_labels(
+    pen: ImageDraw.ImageDraw, objects: Objects, prefixes: Sequence[str], palette: Sequence[Color], style: Style
+) -> None:
     """Writes a label on each box, the highest score's where it belongs, the others' where there is room near it."""
     names = {category: _shortened(category) for category in objects.categories}
     fonts = {category: _font(name, style.text) for category, name in names.items()}
@@ -157,7 +169,7 @@ def _write_labels(pen: ImageDraw.ImageDraw, objects: Objects, palette: Sequence[
     placed: list[tuple[float, float, float, float]] = []
     for index in np.argsort(-objects.scores, kind="stable").tolist():
         category = objects.categories[index]
-        text, font = f"{names[category]} {objects.scores[index]:.2f}", fonts[category]
+        text, font = f"{prefixes[index]}{names[category]} {objects.scores[index]:.2f}", fonts[category]
         left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
         width, height = right - left + 2 * margin, bottom - top + 2 * margin
         x, y = _place(objects.boxes[index].tolist(), width, height, objects.size, placed)

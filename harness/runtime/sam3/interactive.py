@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.components import small_components
 from harness.runtime.sam3.coordinates import boxes_of, check_points, inside, labels_of, numbers_of, shown
 from harness.runtime.sam3.prompts import Coordinates
 
@@ -175,13 +176,6 @@ def without_holes(logits: Floats) -> Floats:
 
     Upstream does this where scikit-image is installed (`SAM2Transforms.postprocess_masks`).
     """
-    from scipy.ndimage import label
-
     filled = logits.copy()
-    for mask in filled:
-        parts, _ = label(mask <= 0, np.ones((3, 3), np.int8))
-        areas = np.bincount(parts.ravel())
-        small = areas <= LARGEST_HOLE
-        small[0] = False  # what is no part of the background
-        mask[small[parts]] = _FILLED
+    filled.reshape(-1)[small_components(filled <= 0, LARGEST_HOLE)] = _FILLED
     return filled

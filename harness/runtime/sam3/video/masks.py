@@ -1,25 +1,161 @@
-"""Binary masks: their areas and how much they overlap."""
+"""What is done with the masks of a frame: areas, boxes, overlaps, duplicates, holes and sprinkles.
+
+Every function gives exactly what upstream's does, whose file stands beside it; the test compares them bit by bit.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.sam3.components import small_components
+
 Masks = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint64]
+
+LARGEST_FILLED = 16
+"""Pixels of a hole that is filled and of a sprinkle that is removed (`fill_hole_area`, `sam3/model_builder.py:732`)."""
+_INSIDE, _OUTSIDE = np.float32(0.1), np.float32(-0.1)
+_WORD = 64
+
+_BITS = np.array([number.bit_count() for number in range(256)], np.uint8)
 
 
 def areas(masks: Masks) -> npt.NDArray[np.int64]:
-    """Numbers of pixels of bool masks [N, H, W], int64 [N]."""
-    return np.asarray(np.count_nonzero(masks, axis=(1, 2)), np.int64)
+    """Counts the pixels of each mask.
 
+    Args:
+        masks: bool [n, h, w].
 
-def mask_iou(first: Masks, second: Masks) -> npt.NDArray[np.float32]:
-    """Intersection over union of bool masks [N, H, W] and [M, H, W], fp32 [N, M]; 0 where both are empty.
-
-    It is upstream's `mask_iou` (sam3/perflib/masks_ops.py:48), with the same rounding: two integers in fp32, divided.
+    Returns:
+        int64 [n].
     """
-    pixels = first.shape[1] * first.shape[2]
-    flat, other = (masks.reshape(len(masks), pixels).astype(np.float64) for masks in (first, second))
-    intersection = flat @ other.T
-    union = areas(first)[:, None] + areas(second) - intersection
-    return np.asarray(intersection.astype(np.float32) / np.maximum(union, 1).astype(np.float32), np.float32)
+    return np.array([np.count_nonzero(mask) for mask in masks], np.int64)
+
+
+def mask_iou(first: Masks, second: Masks) -> Floats:
+    """Computes how much each mask of one set overlaps each of another: intersection divided by union.
+
+    Upstream: `mask_iou` of `sam3/perflib/masks_ops.py`. Two empty masks overlap by 0. Pixels are counted as bits, so
+    that the counts are exact for masks of any size.
+
+    Args:
+        first: bool [n, h, w].
+        second: bool [m, h, w], of the same size.
+
+    Returns:
+        fp32 [n, m].
+    """
+    words = (_packed(first), _packed(second))
+    counts = (areas(first), areas(second))
+    ious = np.empty((len(first), len(second)), np.float32)
+    for row in range(len(first)):
+        ious[row] = _overlaps(words[0][row], counts[0][row], words[1], counts[1])
+    return ious
+
+
+def nms(masks: Masks, scores: Floats, score_threshold: float, iou_threshold: float) -> npt.NDArray[np.bool_]:
+    """Chooses the detections that no better one covers (non-maximum suppression).
+
+    Upstream: `nms_masks` and `generic_nms_cpu` of `sam3/perflib/nms.py`. A detection goes if it overlaps one that is
+    kept, and that comes before it, by more than the threshold. Only overlaps with what is kept are computed.
+
+    Args:
+        masks: bool [n, h, w].
+        scores: fp32 [n].
+        score_threshold: Detections that score higher take part.
+        iou_threshold: The largest overlap of two that are kept.
+
+    Returns:
+        bool [n], whether a detection is kept.
+    """
+    keep = np.zeros(len(scores), bool)
+    valid = np.flatnonzero(scores > np.float32(score_threshold))
+    words, counts = _packed(masks[valid]), areas(masks[valid])
+    # NumPy's default sort, as upstream's: equal scores come in the same order.
+    order = np.argsort(scores[valid])[::-1]
+    while len(order):
+        best, rest = order[0], order[1:]
+        keep[valid[best]] = True
+        ious = _overlaps(words[best], counts[best], words[rest], counts[rest])
+        order = rest[ious <= np.float32(iou_threshold)]
+    return keep
+
+
+def boxes_of_masks(masks: Masks) -> Floats:
+    """Finds the first and the last column and row of each mask.
+
+    Upstream: `masks_to_boxes` of `sam3/perflib/masks_ops.py`. The last ones belong to the mask: a mask of one pixel has
+    a box without width. An empty mask has (w, h, 0, 0).
+
+    Args:
+        masks: bool [n, h, w].
+
+    Returns:
+        fp32 [n, 4], (x0, y0, x1, y1).
+    """
+    _, height, width = masks.shape
+    boxes = np.empty((len(masks), 4), np.float32)
+    for box, mask in zip(boxes, masks, strict=True):
+        rows = np.flatnonzero(mask.any(axis=1))
+        if not len(rows):
+            box[:] = (width, height, 0, 0)
+            continue
+        columns = np.flatnonzero(mask[rows[0] : rows[-1] + 1].any(axis=0))
+        box[:] = (columns[0], rows[0], columns[-1], rows[-1])
+    return boxes
+
+
+def without_holes_and_sprinkles(
+    logits: Floats, largest: int = LARGEST_FILLED, *, holes: bool = True, sprinkles: bool = True
+) -> Floats:
+    """Fills small holes of masks, then removes small parts.
+
+    Upstream: `fill_holes_in_mask_scores` of `sam3/model/sam3_tracker_utils.py`. A hole gets the logit 0.1. A part is
+    removed, with the logit -0.1, if besides it has at most half of all the mask's pixels.
+
+    Args:
+        logits: fp32 [n, h, w]; pixels above 0 belong to the mask.
+        largest: Pixels of the largest hole or part; 0 leaves all as they are.
+        holes: Whether holes are filled.
+        sprinkles: Whether parts are removed.
+
+    Returns:
+        fp32 [n, h, w], in memory of its own.
+    """
+    cleaned = logits.copy()
+    if largest <= 0:
+        return cleaned
+    flat = cleaned.reshape(-1)
+    if holes:
+        flat[small_components(cleaned <= 0, largest)] = _INSIDE
+    if sprinkles:
+        inside = cleaned > 0
+        flat[small_components(inside, np.minimum(areas(inside) // 2, largest))] = _OUTSIDE
+    return cleaned
+
+
+def _packed(masks: Masks) -> Words:
+    """The bits of masks [n, h, w] in words, uint64 [n, words]; bits after the last pixel are 0."""
+    count, height, width = masks.shape
+    bits = np.packbits(masks.reshape(count, height * width), axis=1)
+    padded = np.zeros((count, -(-height * width // _WORD) * (_WORD // 8)), np.uint8)
+    padded[:, : bits.shape[1]] = bits
+    return padded.view(np.uint64)
+
+
+def _overlaps(words: Words, area: np.int64, others: Words, other_areas: npt.NDArray[np.int64]) -> Floats:
+    """IoU fp32 [m] of one mask's words [words] with others' [m, words]."""
+    common = _bit_counts(others & words)
+    union = np.maximum(other_areas + area - common, 1)
+    ious: Floats = common.astype(np.float32) / union.astype(np.float32)
+    return ious
+
+
+def _bit_counts(words: Words) -> npt.NDArray[np.int64]:
+    """The number of bits that are set in each row of words [m, words]."""
+    has_function = hasattr(np, "bitwise_count")  # NumPy 2
+    counts: npt.NDArray[np.uint8] = np.bitwise_count(words) if has_function else _BITS[words.view(np.uint8)]
+    total: npt.NDArray[np.int64] = counts.sum(axis=1, dtype=np.int64)
+    return total

@@ -1,0 +1,146 @@
+"""The frames of a video, whatever it is kept in: one after another, upright, 8-bit RGB, all of one size.
+
+A video is a file, a folder of images, a list of images or arrays, or anything that gives frames for ever. No more than
+a few frames are in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.images import load_image, to_pixels
+from harness.runtime.sam3.video.animations import ANIMATION_SUFFIXES, animation_timing, read_animation
+from harness.runtime.sam3.video.video_files import file_timing, read_file
+
+Pixels = npt.NDArray[np.uint8]
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".webp")
+"""Files of a folder that are frames (`IMAGE_EXTS`, `sam3/model/io_utils.py:25`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """The frames of a video; iterating reads them, from the first on, each time anew unless it is a stream.
+
+    Attributes:
+        name: What sentences call the video.
+        read: Begins to read.
+        length: How many frames there are, as far as the source states it before they are read; None for a stream.
+        rate: Frames per second, where the source states it.
+        names: File of each frame, where it has one.
+    """
+
+    name: str
+    read: Callable[[], Generator[Pixels, None, None]]
+    length: int | None = None
+    rate: Fraction | None = None
+    names: tuple[str, ...] | None = None
+
+    def __iter__(self) -> Iterator[Pixels]:
+        """Gives each frame, uint8 [h, w, 3].
+
+        Raises:
+            Sam3Error: There is no frame, one cannot be read, or one has another size than those before it. The frames
+                before it were given and can be used.
+        """
+        size = None
+        with closing(self.read()) as frames:
+            for index, pixels in enumerate(frames):
+                size = size or pixels.shape
+                if pixels.shape != size:
+                    raise Sam3Error(
+                        f"Frame {index} of {self.name} has {_size(pixels.shape)} pixels, and those before it have "
+                        f"{_size(size)}; cut the video where its size changes."
+                    )
+                yield pixels
+        if size is None:
+            raise Sam3Error(f"{self.name} has no frames; give a video that has.")
+
+
+def open_frames(source: Any) -> Frames:
+    """Opens a video; frames are read when they are asked for.
+
+    Args:
+        source: A video file or an animation; a folder of images, which are its frames in the order of upstream; one
+            image; a list of files, images of Pillow and arrays uint8 [h, w, 3]; an array uint8 [t, h, w, 3]; or any
+            iterable of such frames, which may have no end. Frames that are open already are given back.
+
+    Raises:
+        Sam3Error: It is none of these, or cannot be opened; a list is checked frame by frame while it is read.
+    """
+    if isinstance(source, Frames):
+        return source
+    if isinstance(source, str | Path):
+        return _at(Path(source))
+    if isinstance(source, np.ndarray) and source.ndim != 4:
+        raise Sam3Error(f"The video is an array {list(source.shape)}; give uint8 [frames, height, width, 3].")
+    if isinstance(source, Sequence | np.ndarray):
+        return Frames("the list of frames", lambda: _given(source, "the list of frames"), len(source))
+    if isinstance(source, Iterable):
+        return Frames("the stream", lambda: _given(source, "the stream"))
+    raise Sam3Error(
+        f"The video is of type {type(source).__name__}; give a file, a folder, a list or an iterator of frames."
+    )
+
+
+def frame_files(folder: Path) -> list[Path]:
+    """Lists the frames of a folder in upstream's order: by number if all are named `<number>.<suffix>`, else by name.
+
+    Upstream: `load_video_frames_from_image_folder`, `sam3/model/io_utils.py:158`. Hidden files do not count, and
+    numbers that are equal (`1.png`, `01.png`) come by name; upstream takes hidden files and the order of the disk.
+
+    Raises:
+        Sam3Error: The folder cannot be read, or has no images.
+    """
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise Sam3Error(f"The folder {folder} cannot be read ({error.strerror}); check its permissions.") from error
+    files = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")]
+    if not files:
+        raise Sam3Error(f"The folder {folder} has no images; frames are files {', '.join(IMAGE_SUFFIXES)}.")
+    try:
+        return sorted(files, key=lambda path: int(path.stem))
+    except ValueError:
+        return files
+
+
+def _at(path: Path) -> Frames:
+    """The video at a path."""
+    name, suffix = str(path), path.suffix.lower()
+    if not path.exists():
+        raise Sam3Error(f"{name} does not exist; give a video file or a folder of images.")
+    if path.is_dir():
+        return _image_files(frame_files(path), name)
+    if suffix in ANIMATION_SUFFIXES and (timing := animation_timing(path)) is not None:
+        return Frames(name, lambda: read_animation(path), *timing)
+    if suffix in IMAGE_SUFFIXES or suffix in ANIMATION_SUFFIXES:
+        return _image_files([path], name)
+    return Frames(name, lambda: read_file(path), *file_timing(path))
+
+
+def _image_files(files: Sequence[Path], name: str) -> Frames:
+    return Frames(name, lambda: _given(files, name), len(files), names=tuple(file.name for file in files))
+
+
+def _given(frames: Iterable[Any], name: str) -> Generator[Pixels, None, None]:
+    """Frames that are files, images or arrays."""
+    for index, frame in enumerate(frames):
+        try:
+            pixels = np.array(load_image(frame)) if isinstance(frame, str | Path) else to_pixels(frame)
+        except Sam3Error as error:
+            raise Sam3Error(f"Frame {index} of {name} cannot be used: {error}") from error
+        yield pixels
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]} x {shape[0]}"

@@ -1,0 +1,200 @@
+"""Video files, decoded by PyAV one frame after another.
+
+PyAV is an extra of the installation. The rotation that a file states is applied, more than 8 bits are reduced to 8,
+and colours are converted by the matrix and the range that the file states (BT.601 in limited range by default).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.errors import Sam3Error
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+Pixels = npt.NDArray[np.uint8]
+
+_CLOCK = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
+
+
+def pyav(path: Path) -> Any:
+    """Imports PyAV.
+
+    Args:
+        path: The file that needs it.
+
+    Raises:
+        Sam3Error: It is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise Sam3Error(
+            f"{path} is a video file, and PyAV, which reads and writes them, is not installed: "
+            "pip install 'sam3-tvm[video]'; a folder of images needs nothing more."
+        ) from error
+    return av
+
+
+def file_timing(path: Path) -> tuple[int | None, Fraction | None]:
+    """Returns how many frames a video file states that it has, and how many of them it shows in a second.
+
+    Returns:
+        None where the file does not say.
+
+    Raises:
+        Sam3Error: The file cannot be read, or has no video.
+    """
+    with _opened(path) as (_, stream):
+        return _stated_length(stream), stream.average_rate or stream.guessed_rate
+
+
+def read_file(path: Path) -> Generator[Pixels, None, None]:
+    """Gives each frame of a video file, uint8 [h, w, 3], upright, in memory of its own.
+
+    Raises:
+        Sam3Error: The file cannot be read, a frame is damaged, or the file ends before the time that it states.
+    """
+    av = pyav(path)
+    with _opened(path) as (container, stream):
+        # One for all frames: each keeps megabytes of state.
+        reformatter = av.video.reformatter.VideoReformatter()
+        count, end, matrix = 0, Fraction(0), None
+        try:
+            for frame in _decoded(container, stream, av):
+                if frame.is_corrupt:
+                    raise av.InvalidDataError(0, "its data are damaged")
+                if frame.pts is not None and stream.time_base:
+                    end = (frame.pts + (frame.duration or 0)) * stream.time_base
+                if count == 0:
+                    matrix = _display_matrix(frame)
+                pixels = reformatter.reformat(frame, format="rgb24").to_ndarray()
+                # A copy, because the array is a view of FFmpeg's memory, with gaps between rows.
+                yield np.array(upright(pixels, matrix), order="C")
+                count += 1
+        except av.FFmpegError as error:
+            raise _broken(path, count, error.strerror) from error
+        stated, rate = _stated_end(stream), stream.average_rate
+    if stated is not None and rate and end < stated - 2 / rate:
+        raise Sam3Error(
+            f"{path} ends after {count} frames and {float(end):.2f} seconds, and states that it lasts "
+            f"{float(stated):.2f} seconds; convert or copy it anew."
+        )
+
+
+def upright(pixels: Pixels, matrix: npt.NDArray[np.int32] | None) -> Pixels:
+    """Turns and mirrors a frame as the display matrix of its file says.
+
+    Args:
+        pixels: uint8 [h, w, 3].
+        matrix: int32 [3, 3], where the column and row (x, y) of a pixel, times the matrix, are the place where it is
+            shown (FFmpeg's `libavutil/display.h`); angles between quarter turns are taken to the nearest of them. None
+            for a frame that is upright.
+
+    Returns:
+        uint8 [h, w, 3], or [w, h, 3] for a quarter turn; a view of the frame.
+    """
+    if matrix is None:
+        return pixels
+    (across_x, across_y), (down_x, down_y) = matrix[:2, :2].tolist()
+    if abs(across_x) + abs(down_y) < abs(across_y) + abs(down_x):
+        pixels, across_x, down_y = pixels.swapaxes(0, 1), down_x, across_y
+    pixels = pixels[:, ::-1] if across_x < 0 else pixels
+    return pixels[::-1] if down_y < 0 else pixels
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container of a file and its best video stream."""
+    av = pyav(path)
+    try:
+        container = av.open(str(path), metadata_errors="replace")
+    except PermissionError as error:
+        raise Sam3Error(f"The video {path} may not be read; check its permissions.") from error
+    except av.FFmpegError as error:
+        raise Sam3Error(
+            f"The file {path} is not a video that PyAV can read ({error.strerror}); use MP4, MOV, MKV or WebM."
+        ) from error
+    with container:
+        streams = [
+            stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic
+        ]
+        if not streams:
+            raise Sam3Error(f"The file {path} has no video; give one that has.")
+        if streams[0].codec_context is None:
+            raise Sam3Error(f"The video {path} is in a format that PyAV has no decoder for; convert it to H.264.")
+        yield container, streams[0]
+
+
+def _decoded(container: InputContainer, stream: VideoStream, av: Any) -> Generator[VideoFrame, None, None]:
+    """Decodes a stream; where its data end in the middle, the frames that the decoder holds come before the error.
+
+    Where the decoder fails they do not: they may refer to what it could not decode.
+    """
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets, None)
+            # Where two MPEG-TS files were joined, the last packet of the first is marked, although it is whole.
+            if packet is not None and packet.is_corrupt and "mpegts" not in _formats(stream):
+                raise av.InvalidDataError(0, "its data are incomplete")
+        except av.FFmpegError:
+            with suppress(av.FFmpegError):
+                yield from stream.decode(None)
+            raise
+        if packet is None:
+            return
+        yield from packet.decode()
+
+
+def _stated_length(stream: VideoStream) -> int | None:
+    """How many frames will come; None where the header does not say, as that of an MP4 file in fragments.
+
+    An MP4 file may have more frames than its edit list shows, which the index knows.
+    """
+    if "mp4" in _formats(stream) and stream.frames:
+        return sum(not entry.is_discard for entry in stream.index_entries) or None
+    return stream.frames or None
+
+
+def _stated_end(stream: VideoStream) -> Fraction | None:
+    """When the last frame ends, in seconds, as the header says; other containers have no such field."""
+    if clock := _CLOCK.fullmatch(stream.metadata.get("DURATION", "")):  # Matroska and WebM
+        return Fraction(clock[3]) + 60 * (int(clock[2]) + 60 * int(clock[1]))
+    formats = _formats(stream)
+    if "avi" in formats and stream.frames and stream.average_rate:
+        return stream.frames / stream.average_rate
+    if "mp4" in formats and stream.duration and stream.time_base:
+        return stream.duration * stream.time_base
+    return None
+
+
+def _formats(stream: VideoStream) -> set[str]:
+    """The names of a container's format, as `mov`, `mp4` and `m4a`."""
+    return set(stream.container.format.name.split(","))
+
+
+def _display_matrix(frame: VideoFrame) -> npt.NDArray[np.int32] | None:
+    """The display matrix of a file, which every frame has.
+
+    A frame whose side data were read stays in memory until cyclic garbage is collected: ask one of them.
+    """
+    data: Any = frame.side_data.get("DISPLAYMATRIX")
+    return None if data is None else np.frombuffer(bytes(data), np.int32).reshape(3, 3)
+
+
+def _broken(path: Path, index: int, why: str) -> Sam3Error:
+    return Sam3Error(
+        f"Frame {index} of {path} cannot be decoded ({why}); cut the video there, or convert or copy it anew."
+    )

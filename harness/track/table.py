@@ -1,0 +1,23 @@
+"""The table of tracks: a CSV file with one row for each object of each frame."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+COLUMNS = ("frame", "track", "category", "score", "x", "y", "width", "height", "area")
+HEADER = f"{','.join(COLUMNS)}\r\n"
+"""The first line; lines end as RFC 4180 says."""
+
+
+def rows(frame: int, annotations: Sequence[dict[str, Any]]) -> str:
+    """Writes the rows of a frame, from entries of `harness.track.coco.track_annotations`; boxes and areas in pixels."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    for entry in annotations:
+        writer.writerow(
+            [frame, entry["track_id"], entry["category"], entry["score"], *entry["bbox"], entry["area"]],
+        )
+    return text.getvalue()
