@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.core.case import Case
@@ -23,15 +23,36 @@ Arrays = dict[str, "npt.NDArray[Any]"]
 
 
 @dataclass(frozen=True)
+class Axis:
+    """The extent of an input that is not known when a program is compiled; axes of one name have one extent.
+
+    Attributes:
+        name: A Python identifier.
+        least: The smallest extent, at least 1.
+        most: The largest extent.
+    """
+
+    name: str
+    least: int
+    most: int
+
+
+Symbolic = Mapping[str, Mapping[int, Axis]]
+"""By the name of an input: its axes whose extents are not known when it is compiled, by their numbers."""
+
+
+@dataclass(frozen=True)
 class Program:
     """An entry point: what is exported, compiled and called.
 
     Attributes:
         name: Key among the programs of its subject.
         module: Takes tensors by position, returns a tuple of tensors; fp32 on the CPU, in eval mode.
-        example: Inputs by name, in the order of the module's forward; their shapes and dtypes are what is compiled.
+        example: Inputs by name, in the order of the module's forward; their shapes and dtypes are what is compiled,
+            but for the extents of symbolic axes.
         outputs: Names of the outputs, in the order in which the module returns them.
         uses_rope: Whether rotary position encoding is inside; if not, only the default strategy applies.
+        symbolic: The inputs' symbolic axes.
     """
 
     name: str
@@ -39,6 +60,12 @@ class Program:
     example: Mapping[str, torch.Tensor]
     outputs: tuple[str, ...]
     uses_rope: bool = False
+    symbolic: Symbolic = field(default_factory=dict)
+
+    @property
+    def axes(self) -> tuple[Mapping[int, Axis], ...]:
+        """The symbolic axes of each input, in order."""
+        return tuple(self.symbolic.get(name, {}) for name in self.example)
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ def _imported(
                 continue
             route = Route.of(case if program.uses_rope else replace(case, strategy=DEFAULT_STRATEGY))
             announce(f"export {program.name}")
-            exported = route.export(program.module, tuple(program.example.values()))
+            exported = route.export(program.module, tuple(program.example.values()), program.axes)
             announce(f"import {program.name}")
             lowered = route.lower(exported)
             yield Imported(program.name, program.outputs, lowered.module, lowered.parameters())

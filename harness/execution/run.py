@@ -78,7 +78,7 @@ class Run:
         route = Route.of(self.case)
         with self.progress.during(Stage.EXPORT):
             exported = {
-                name: route.export(program.module, tuple(program.example.values()))
+                name: route.export(program.module, tuple(program.example.values()), program.axes)
                 for name, program in programs.items()
             }
         with self.progress.during(Stage.IMPORT):

@@ -5,6 +5,7 @@ Everything that compiles, explains, tunes or measures goes this way; nothing els
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
+    from harness.core.subject import Axis
     from harness.lowering.frontends.frontend import Frontend
 
 
@@ -71,15 +73,26 @@ class Route:
         """Gives the module the strategy's form, which `export` sees, for the duration of the context."""
         return self._strategy.apply(module)
 
-    def export(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+    @property
+    def symbolic(self) -> bool:
+        """Whether frontend and strategy take symbolic axes."""
+        return self._frontend.symbolic and self._strategy.symbolic
+
+    def export(
+        self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
+    ) -> Any:
         """Exports the module to the frontend's exchange format, for the shapes and dtypes of `args`.
 
         Args:
             module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
             args: Its positional inputs.
+            axes: Axes of each of them whose extents are to be symbolic, by number (`Program.axes`); none by default.
+
+        Raises:
+            HarnessError: There are symbolic axes, and the frontend takes none.
         """
         with self.applied(module):
-            return self._frontend.export(module, args)
+            return self._frontend.export(module, args, axes)
 
     def lower(self, exported: Any) -> Lowered:
         """Returns the Relax module of what `export` returned, in the precision.

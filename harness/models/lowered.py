@@ -28,6 +28,6 @@ def imported_module(case: Case, announce: Callable[[str], None]) -> tvm.IRModule
         program = next(iter(subject.open(case, SEEDED).programs.values()))
         route = Route.of(case)
         announce(Stage.EXPORT)
-        exported = route.export(program.module, tuple(program.example.values()))
+        exported = route.export(program.module, tuple(program.example.values()), program.axes)
         announce(Stage.IMPORT)
         return route.lower(exported).module

@@ -37,9 +37,17 @@ def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> 
     return outputs
 
 
-def independent_calls(samples: Mapping[str, Mapping[str, torch.Tensor]]) -> tuple[Call, ...]:
-    """Returns one call for each sample, of the program of the same name; the main sample's outputs have no prefix."""
+def independent_calls(
+    samples: Mapping[str, Mapping[str, torch.Tensor]], programs: Mapping[str, str]
+) -> tuple[Call, ...]:
+    """Returns one call for each sample; the main sample's outputs have no prefix.
+
+    Args:
+        samples: Inputs by sample name; the first is the main one.
+        programs: The name of the program of each sample.
+    """
     main = next(iter(samples))
     return tuple(
-        Call(name, name, tuple(args.values()), "" if name == main else f"{name}/") for name, args in samples.items()
+        Call(name, programs[name], tuple(args.values()), "" if name == main else f"{name}/")
+        for name, args in samples.items()
     )

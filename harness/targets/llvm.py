@@ -113,5 +113,6 @@ LLVM = Target(
     run_problem=run_problem,
     device=cpu_device,
     tunable=True,
+    symbolic=True,
     forkable=True,
 )

@@ -68,6 +68,7 @@ class Target:
         precisions: Names of the precisions that it compiles in, see `harness.core.precision`.
         tunable: Whether its pipeline takes schedules that tuning found, and tuning can search for some.
         emulated: Whether this machine's CPU can run its kernels in place of a device, see `harness.execution.emulated`.
+        symbolic: Whether its pipeline takes inputs with symbolic axes, and makes fast kernels of what reads them.
         forkable: Whether a case of it may run in a fork of a process that has loaded the libraries. A GPU's driver that
             was asked for devices while they were loaded fails in one.
     """
@@ -85,4 +86,5 @@ class Target:
     precisions: tuple[str, ...] = (DEFAULT_PRECISION,)
     tunable: bool = False
     emulated: bool = False
+    symbolic: bool = False
     forkable: bool = False

@@ -19,6 +19,7 @@ from harness.core.errors import HarnessError
 from harness.models.sam3.captures import CLICKS, PROPAGATION, flattened, restored
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.tracker_modules import MaskDecoder, MemoryAttention, MemoryEncoder, PromptEncoder
+from harness.models.sam3.source import alike
 from harness.models.sam3.tracker import propagation
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.recording import recorded_methods
@@ -159,8 +160,20 @@ def test_the_propagation_follows_the_memory_rules() -> None:
 
 def test_banks_of_every_size() -> None:
     seen = [(*args["memories"].shape[:2], len(args["pointers"]) // 4) for args in samples("memory_attention").values()]
-    assert sorted(seen) == [(1, 3, 1), (7, 1, 16), (10, 1, 19)]
+    assert sorted(seen) == [(1, 1, 1), (1, 3, 1), (7, 1, 16), (10, 1, 19)]
     assert sorted(len(args["times"]) for args in samples("object_pointers").values()) == [1, 16, 19]
+
+
+def test_banks_that_one_program_answers() -> None:
+    """Those of one object; a target that takes no symbolic axes gets a program for each."""
+    banks = samples("memory_attention")
+    assert alike(banks, COMPONENTS["memory_attention"].symbolic) == {
+        "full": "full",
+        "most": "full",
+        "second": "second",
+        "first": "full",
+    }
+    assert alike(banks, {}) == {name: name for name in banks}
 
 
 def test_attention_to_memories_is_neither_uniform_nor_one_hot() -> None:

@@ -18,6 +18,7 @@ from tvm import relax, tirx
 from conformance.support.assembly import assembly
 from conformance.support.kernels import lowered
 from conformance.support.operators import EPSILON, compiled, error_ratio, module_of, normal, rms
+from harness.schedules.common.kernel_info import info_of
 from harness.schedules.cpu.elementwise import schedule_function, schedule_remaining
 from harness.targets import TARGETS
 
@@ -300,6 +301,14 @@ def _unusual() -> dict[str, Any]:
         return tvm.te.create_prim_func([a, r, tvm.topi.vision.roi_align_nchw(a, r, (7, 7), 1.0, "avg", -1)])
 
     return {"dynamic": dynamic, "scan": scan, "scatter": scatter, "roi_align": region}
+
+
+def test_loops_with_symbolic_extents_run_in_parallel() -> None:
+    function = schedule_function(_unusual()["dynamic"]())
+    info = info_of(function)
+    assert info is not None and not info.lost
+    assert info.schedules == ("symbolic extents, the first in parallel",)
+    assert "T.parallel(n)" in function.script()
 
 
 @pytest.mark.parametrize("name", _unusual())

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from harness.core.subject import Axis
 
-def export_program(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+
+def export_program(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
+) -> torch.export.ExportedProgram:
     """Exports `module` for the shapes and dtypes of `args`, with no gradient and in non-strict mode.
 
     Args:
         module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
         args: Its positional inputs.
+        axes: Symbolic axes of each of them, by number; none at all by default.
 
     Raises:
         torch.export's own errors, unchanged.
@@ -25,6 +31,29 @@ def export_program(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> t
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
-            return torch.export.export(module, args, strict=False)
+            if not any(axes):
+                return torch.export.export(module, args, strict=False)
+            shapes = tuple(_dimensions(axes))
+            return torch.export.export(module, _general(args, axes), dynamic_shapes=shapes, strict=False)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _dimensions(axes: Sequence[Mapping[int, Axis]]) -> Iterator[dict[int, Any]]:
+    """Yields torch.export's dimensions of each input."""
+    import torch
+
+    dimensions = {
+        axis.name: torch.export.Dim(axis.name, min=axis.least, max=axis.most) for own in axes for axis in own.values()
+    }
+    for own in axes:
+        yield {number: dimensions[axis.name] for number, axis in own.items()}
+
+
+def _general(args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]]) -> tuple[torch.Tensor, ...]:
+    """Inputs whose symbolic axes have an extent of two at least: torch.export makes a constant of an extent of one."""
+    general = []
+    for tensor, own in zip(args, axes, strict=True):
+        shape = [max(extent, 2) if number in own else extent for number, extent in enumerate(tensor.shape)]
+        general.append(tensor if shape == list(tensor.shape) else tensor.new_zeros(shape))
+    return tuple(general)

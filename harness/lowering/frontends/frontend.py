@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     import tvm
 
+    from harness.core.subject import Axis
     from harness.lowering.rope.strategy import Strategy
+
+
+class Export(Protocol):
+    """Exports a module to a frontend's exchange format."""
+
+    def __call__(
+        self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
+    ) -> Any:
+        """Takes a module in eval mode, its inputs, and their symbolic axes if the frontend takes any."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +31,17 @@ class Frontend:
     Attributes:
         name: Registry key.
         summary: One line for `sam3-tvm list`.
-        export: Takes a module in eval mode and its inputs; returns it in the frontend's exchange format.
+        export: Takes a module in eval mode, its inputs and their symbolic axes; returns it in the frontend's exchange
+            format.
         import_exported: Takes what `export` returned and the RoPE strategy; returns the Relax module, whose `main`
             takes the inputs, then the parameters, and the values of these by name in the same order.
         strategies: Names of the RoPE strategies that go through it.
+        symbolic: Whether it takes symbolic axes.
     """
 
     name: str
     summary: str
-    export: Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], Any]
+    export: Export
     import_exported: Callable[[Any, Strategy], tuple[tvm.IRModule, dict[str, np.ndarray]]]
     strategies: tuple[str, ...]
+    symbolic: bool = False

@@ -121,4 +121,5 @@ REAL = Strategy(
     name="real",
     summary="explicit cos/sin arithmetic on pairs of features, in float32",
     apply=apply_real,
+    symbolic=True,
 )

@@ -38,6 +38,7 @@ class Strategy:
         converters: Makes additional converters for TVM's importer, by operator name as in its `custom_convert_map`;
             called when they are needed, since they need TVM.
         importer: Makes the importer that translates the program; TVM's own by default.
+        symbolic: Whether it takes tensors with symbolic extents.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Strategy:
     transform: Callable[[torch.export.ExportedProgram], torch.export.ExportedProgram] = _as_exported
     converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
     importer: Callable[[], ExportedProgramImporter | None] = _tvms_own
+    symbolic: bool = False
 
     def import_program(self, program: torch.export.ExportedProgram) -> tuple[tvm.IRModule, dict[str, Any]]:
         """Imports a program that was exported inside `apply`, the strategy's way."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from harness.core.case import Case
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
-from harness.core.subject import Arrays, Program
+from harness.core.subject import Arrays, Program, Symbolic
+from harness.lowering.route import Route
 from harness.models.sam3.components.component import Component
 from harness.parity.references import first_and_again, reference_of, run_twice
 from harness.parity.trace import independent_calls, run_trace
+from harness.targets import TARGETS
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +37,8 @@ class Source:
         component: The case's component.
         module: Its torch module, fp32 on the CPU, in eval mode.
         samples: Its captured inputs, by sample name; the first is the main one.
-        programs: One for each sample, because their shapes differ.
+        programs: By the name of the first sample that each of them answers: those whose shapes are the same but for
+            symbolic axes.
         trace: One call of each.
     """
 
@@ -68,11 +71,13 @@ class Source:
         fitting = model if not ready and component.interactive is capture.interactive else None
         activations = captured(capture, case, settings, fitting)
         self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(component.samples(activations))
+        symbolic = component.symbolic if TARGETS[case.target].symbolic and Route.of(case).symbolic else {}
+        answered_by = alike(self.samples, symbolic)
         self.programs = {
-            sample: Program(sample, self.module, args, component.outputs, component.uses_rope)
-            for sample, args in self.samples.items()
+            sample: Program(sample, self.module, self.samples[sample], component.outputs, component.uses_rope, symbolic)
+            for sample in dict.fromkeys(answered_by.values())
         }
-        self.trace = independent_calls(self.samples)
+        self.trace = independent_calls(self.samples, answered_by)
 
     def reference(self) -> tuple[Arrays, Arrays]:
         """PyTorch on the CPU, eager fp32 or what the precision is held to, run twice."""
@@ -106,6 +111,21 @@ class Source:
 
     def _key(self, kind: str, code: Sequence[str]) -> dict[str, Any]:
         return cache_key(kind, self._case, self._settings, self._inputs.images, described(self._inputs), code)
+
+
+def alike(samples: Mapping[str, Mapping[str, torch.Tensor]], symbolic: Symbolic) -> dict[str, str]:
+    """The first sample of the same shapes but for symbolic axes, for each sample; each its own where there are none."""
+    if not symbolic:
+        return {sample: sample for sample in samples}
+    first: dict[Any, str] = {}
+    answered_by = {}
+    for sample, args in samples.items():
+        shapes = tuple(
+            tuple(0 if number in symbolic.get(name, {}) else extent for number, extent in enumerate(tensor.shape))
+            for name, tensor in args.items()
+        )
+        answered_by[sample] = first.setdefault(shapes, sample)
+    return answered_by
 
 
 def captured(capture: Capture, case: Case, settings: Settings, model: Any = None) -> Any:

@@ -4,6 +4,9 @@ A kernel that copies an operand into its workspace anyway can compute each eleme
 definition on Relax, followed through operations that only move elements (permutation, reshape, slice, selection,
 concatenation) and through a little arithmetic (as in rotary position encoding). What remains is a function from the
 index of an element to its value in terms of tensors that are in memory.
+
+Extents may be symbolic where the scope says so (`Scope.symbolic`); a reshape then counts elements within the static
+dimensions before the first symbolic one, and within that one and the static dimensions after it.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.graph import extents, is_call, permutation, static_shape
+from harness.schedules.common.graph import extents, is_call, permutation, same, static_shape
 from harness.schedules.common.kernel import Argument
 from harness.schedules.common.scope import Scope
 
@@ -74,7 +78,7 @@ class Folded:
     """
 
     inputs: tuple[relax.Expr, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     element: Element
     operations: int = 0
     period: int = 1
@@ -86,8 +90,12 @@ class Folded:
 
 
 def fold(scope: Scope, value: relax.Expr) -> Folded:
-    """Follows a tensor of static shape, fp32 or half, as far back as that pays; elements keep its type."""
-    shape = _shape(value)
+    """Follows a tensor, fp32 or half, as far back as that pays; elements keep its type.
+
+    Raises:
+        ValueError: It is of another type, or has symbolic extents where the scope allows none.
+    """
+    shape = _shape(scope, value)
     if shape is None:
         raise ValueError("only floating-point tensors of static shape can be folded")
     definition = scope.definition(value)
@@ -105,18 +113,18 @@ def fold(scope: Scope, value: relax.Expr) -> Folded:
 
 def can_fold(value: relax.Expr) -> bool:
     """Returns whether `fold` takes a value: a tensor of static shape, fp32 or half."""
-    return isinstance(value.ty, relax.TensorType) and _shape(value) is not None
+    return static_shape(value, None) is not None and str(value.ty.dtype) in _FLOATS
 
 
-def _shape(value: relax.Expr) -> tuple[int, ...] | None:
-    """Returns the static shape of a tensor of one of `_FLOATS`."""
-    shape = static_shape(value, None)
+def _shape(scope: Scope, value: relax.Expr) -> tuple[Any, ...] | None:
+    """Returns the shape of a tensor of one of `_FLOATS`; None where it has symbolic extents that the scope excludes."""
+    shape = extents(value) if scope.symbolic else static_shape(value, None)
     return shape if shape is not None and str(value.ty.dtype) in _FLOATS else None
 
 
 def stored(value: relax.Expr) -> Folded:
     """Makes the function of a tensor that is read from memory as it is."""
-    return Folded((value,), static_shape(value, None) or (), lambda reader, at: _load(reader.buffers[0], at))
+    return Folded((value,), extents(value) or (), lambda reader, at: _load(reader.buffers[0], at))
 
 
 def moved(scope: Scope, value: relax.Expr) -> Folded:
@@ -157,33 +165,33 @@ def _load(buffer: Any, at: Index) -> Any:
     return buffer[tuple(at)] if at else buffer[()]
 
 
-def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[int]) -> list[Any]:
-    """Returns the index of element number `flat` of a tensor of that shape."""
+def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[Any]) -> list[Any]:
+    """Returns the index of element number `flat` of a tensor of that shape, whose first extent may be symbolic."""
     result: list[Any] = []
-    inner = math.prod(shape)
+    inner = math.prod(shape[1:])
     for n, extent in enumerate(shape):
-        inner //= extent
+        inner //= extent if n else 1
         at = flat // inner if inner > 1 else flat
         result.append(analyzer.simplify(at % extent) if n else analyzer.simplify(tirx.convert(at)))
     return result
 
 
-def ravel(index: Index, shape: Sequence[int]) -> Any:
-    """Returns the number of an element, counted row by row."""
+def ravel(index: Index, shape: Sequence[Any]) -> Any:
+    """Returns the number of an element, counted row by row; the first extent of the shape may be symbolic."""
     flat: Any = 0
-    for at, extent in zip(index, shape, strict=True):
-        flat = flat * extent + at
+    for n, (at, extent) in enumerate(zip(index, shape, strict=True)):
+        flat = flat * extent + at if n or isinstance(extent, int) else at
     return flat
 
 
-def _through(source: Folded, shape: tuple[int, ...], index: Callable[[Reader, Index], Index], period: int) -> Folded:
+def _through(source: Folded, shape: tuple[Any, ...], index: Callable[[Reader, Index], Index], period: int) -> Folded:
     def element(reader: Reader, at: Index) -> Any:
         return source.element(reader, index(reader, at))
 
     return Folded(source.inputs, shape, element, source.operations, period)
 
 
-def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     source = fold(scope, value.args[0])
     axes = permutation(value)
 
@@ -193,7 +201,7 @@ def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folde
     return _through(source, shape, index, source.period if axes[-1] == len(axes) - 1 else 1)
 
 
-def _reshape(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _reshape(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     before = value.args[0]
     # One reshape instead of several: the shapes between cut indices in ways that the analyzer cannot mend.
     while before not in scope.results and not scope.is_parameter(before):
@@ -201,49 +209,80 @@ def _reshape(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | N
         if not is_call(definition, *_RESHAPES):
             break
         before = definition.args[0]
-    if _shape(before) is None:
+    parts = None if _shape(scope, before) is None else _counted_alike(extents(before) or (), shape)
+    if parts is None:
         return None
     source = fold(scope, before)
+    period = source.period if shape and isinstance(shape[-1], int) and shape[-1] % source.period == 0 else 1
 
     def index(reader: Reader, at: Index) -> Index:
-        return unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(ravel(at, shape))), source.shape)
+        found: list[Any] = []
+        for own, after in parts:
+            flat = ravel(at[: len(after)], after)
+            found += unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(flat)), own)
+            at = at[len(after) :]
+        return found
 
-    return _through(source, shape, index, source.period if shape and shape[-1] % source.period == 0 else 1)
+    return _through(source, shape, index, period)
 
 
-def _strided_slice(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    operands = [_integers(scope, argument) for argument in value.args[1:]]
-    source_shape = _shape(value.args[0])
+def _counted_alike(before: Sequence[Any], after: Sequence[Any]) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]] | None:
+    """Cuts two shapes of one tensor into parts whose elements are counted alike; None where they have no such parts.
+
+    Static shapes are one part. Others are cut before the first symbolic extent, which no other one may follow: the
+    number of an element within a part does not depend on the part's first extent.
+    """
+    cut, cut_after = (sum(1 for _ in takewhile(_is_static, shape)) for shape in (before, after))
+    own, other = (before[:cut], before[cut:]), (after[:cut_after], after[cut_after:])
+    if bool(own[1]) != bool(other[1]) or math.prod(own[0]) != math.prod(other[0]):
+        return None
+    if not all(map(_is_static, (*own[1][1:], *other[1][1:]))):
+        return None
+    return [(tuple(part), tuple(counterpart)) for part, counterpart in zip(own, other, strict=True)]
+
+
+def _is_static(extent: Any) -> bool:
+    return isinstance(extent, int)
+
+
+def _strided_slice(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    operands = [_numbers(scope, argument) for argument in value.args[1:]]
+    source_shape = _shape(scope, value.args[0])
     if source_shape is None or any(operand is None for operand in operands):
         return None
     axes, begin, _end, *rest = (list(operand or ()) for operand in operands)
     strides = rest[0] if rest else [1] * len(axes)
-    if any(stride < 1 for stride in strides):
+    if not all(isinstance(stride, int) and stride >= 1 for stride in strides):
         return None
     first, step = [0] * len(source_shape), [1] * len(source_shape)
     for axis, start, stride in zip(axes, begin, strides, strict=True):
         extent = source_shape[axis]
-        first[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+        if isinstance(start, int) and isinstance(extent, int):
+            first[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+        elif value.attrs.assume_inbound or (isinstance(start, int) and start == 0):
+            first[axis] = start
+        else:
+            return None
         step[axis] = stride
     source = fold(scope, value.args[0])
     return _through(source, shape, lambda _, at: [f + s * i for f, s, i in zip(first, step, at, strict=True)], 1)
 
 
-def _take(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    source_shape = _shape(value.args[0])
+def _take(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    source_shape = _shape(scope, value.args[0])
     chosen = _integers(scope, value.args[1])
     if source_shape is None or chosen is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
         return None
     axis = int(value.attrs.axis) % len(source_shape)
-    if not 0 <= chosen[0] < source_shape[axis]:
+    if not isinstance(source_shape[axis], int) or not 0 <= chosen[0] < source_shape[axis]:
         return None
     source = fold(scope, value.args[0])
     return _through(source, shape, lambda _, at: [*at[:axis], chosen[0], *at[axis:]], 1)
 
 
-def _tile(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _tile(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     """A tensor several times along dimensions before the last one."""
-    before, repeats = _shape(value.args[0]), [int(count) for count in value.attrs.repeats]
+    before, repeats = static_shape(value.args[0], None), [int(count) for count in value.attrs.repeats]
     if before is None or len(before) != len(repeats) or before[-1:] != shape[-1:]:
         return None
     source = fold(scope, value.args[0])
@@ -257,16 +296,17 @@ def _tile(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None
     return _through(source, shape, index, source.period)
 
 
-def _broadcast_to(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _broadcast_to(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     """A tensor that has the shape already: what PyTorch's `expand` often is."""
-    return fold(scope, value.args[0]) if _shape(value.args[0]) == shape else None
+    before = _shape(scope, value.args[0])
+    return fold(scope, value.args[0]) if before is not None and same(before, shape) else None
 
 
-def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     """A tensor with another one in place of a run of its indices along one axis."""
     axis = int(value.attrs.axis) % len(shape)
-    run = _shape(value.args[1])
-    if run is None or _shape(value.args[0]) is None or not all(isinstance(n, tirx.IntImm) for n in value.args[2:]):
+    run = static_shape(value.args[1], None)
+    if run is None or not can_fold(value.args[0]) or not all(isinstance(n, tirx.IntImm) for n in value.args[2:]):
         return None
     start, _, step = (int(number) for number in value.args[2:])
     if step != 1 or not 0 <= start <= shape[axis] - run[axis]:
@@ -284,14 +324,14 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Fold
     return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
 
-def _concat(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _concat(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     parts = _fields(scope, value)
     if parts is None or value.attrs.axis is None:
         return None
     return _beside(parts, shape, int(value.attrs.axis) % len(shape))
 
 
-def _stack(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
+def _stack(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     parts = _fields(scope, value)
     if parts is None:
         return None
@@ -306,12 +346,12 @@ def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
     fields = scope.definition(value.args[0])
     if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
         return None
-    if any(_shape(field) is None for field in fields.fields):
+    if any(_shape(scope, field) is None for field in fields.fields):
         return None
     return [fold(scope, field) for field in fields.fields]
 
 
-def _beside(parts: Sequence[Folded], shape: tuple[int, ...], axis: int) -> Folded:
+def _beside(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> Folded:
     """Concatenates tensors along an axis."""
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
     inputs, placed = _joined(parts)
@@ -340,8 +380,8 @@ def _beside(parts: Sequence[Folded], shape: tuple[int, ...], axis: int) -> Folde
     return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
 
-def _astype(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    if _shape(value.args[0]) is None:
+def _astype(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    if _shape(scope, value.args[0]) is None:
         return None
     source, dtype = fold(scope, value.args[0]), str(value.ty.dtype)
 
@@ -351,8 +391,8 @@ def _astype(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | No
     return Folded(source.inputs, shape, element, 1 + source.operations, source.period)
 
 
-def _binary(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | None:
-    if any(static_shape(argument) is None for argument in value.args):
+def _binary(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    if any(_shape(scope, argument) is None or str(argument.ty.dtype) != "float32" for argument in value.args):
         return None
     parts = [fold(scope, argument) for argument in value.args]
     inputs, placed = _joined(parts)
@@ -362,7 +402,9 @@ def _binary(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | No
         values = []
         for n, part in enumerate(parts):
             own = at[len(at) - len(part.shape) :]
-            index = [0 if extent == 1 else i for extent, i in zip(part.shape, own, strict=True)]
+            index = [
+                0 if isinstance(extent, int) and extent == 1 else i for extent, i in zip(part.shape, own, strict=True)
+            ]
             values.append(part.element(placed(reader, n), index))
         return operation(*values)
 
@@ -370,7 +412,7 @@ def _binary(scope: Scope, value: ir.Call, shape: tuple[int, ...]) -> Folded | No
     return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
 
 
-def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[int, ...]) -> Folded | None:
+def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...]) -> Folded | None:
     """Reads result number `result` of a call of a function that rotates pairs."""
     if not is_call(value, "relax.call_tir"):
         return None
@@ -419,18 +461,24 @@ def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[
     return tuple(inputs), placed
 
 
-def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
-    """Returns the values of a constant of integers, or of a tuple or shape of them."""
+def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:
+    """Returns the values of a constant of integers, or of a tuple or shape, of which some may be symbolic."""
     definition = scope.definition(value)
     if isinstance(definition, relax.Tuple | relax.ShapeExpr):
         fields = definition.fields if isinstance(definition, relax.Tuple) else definition.values
-        return [int(field) for field in fields] if all(isinstance(n, tirx.IntImm) for n in fields) else None
+        return [int(field) if isinstance(field, tirx.IntImm) else field for field in fields]
     if isinstance(definition, ir.GenericConst):
         return [int(number) for number in definition.value.numpy().reshape(-1)]
     return None
 
 
-_RULES: dict[str, Callable[[Scope, ir.Call, tuple[int, ...]], Folded | None]] = {
+def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
+    """Returns the values of a constant of integers, or of a tuple or shape of them."""
+    numbers = _numbers(scope, value)
+    return numbers if numbers is not None and all(isinstance(number, int) for number in numbers) else None
+
+
+_RULES: dict[str, Callable[[Scope, ir.Call, tuple[Any, ...]], Folded | None]] = {
     "relax.permute_dims": _permute_dims,
     **dict.fromkeys(_RESHAPES, _reshape),
     "relax.strided_slice": _strided_slice,
@@ -445,3 +493,6 @@ _RULES: dict[str, Callable[[Scope, ir.Call, tuple[int, ...]], Folded | None]] = 
     **dict.fromkeys(BINARY, _binary),
 }
 """Rules by which a result is read without being computed beforehand, by Relax operator."""
+
+FOLDED = frozenset(_RULES)
+"""Names of the Relax operators whose results may be read without being computed beforehand."""

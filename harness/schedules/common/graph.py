@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir, relax, tirx, topi
+from tvm import ir, relax, sym, tirx, topi
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -41,6 +41,15 @@ def extents(value: relax.Expr) -> tuple[Any, ...] | None:
     if not isinstance(ty, relax.TensorType) or ty.shape is None:
         return None
     return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in ty.shape)
+
+
+def same(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes, or two indices, are the same for all values of the variables in them."""
+    analyzer = sym.Analyzer()
+    if len(shape) != len(other):
+        return False
+    pairs = zip(map(tirx.convert, shape), map(tirx.convert, other), strict=True)
+    return all(analyzer.can_prove_equal(one, another) for one, another in pairs)
 
 
 def call(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -40,10 +40,10 @@ def chunk_length(terms: int) -> int:
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor parameter of a kernel."""
+    """A tensor parameter of a kernel; its extents may be symbolic."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: str = "float32"
 
 
@@ -57,10 +57,19 @@ def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
     return total
 
 
+def free_variables(arguments: Sequence[Argument]) -> list[tirx.Var]:
+    """The variables in extents of tensors that are no extent themselves: a kernel gets their values as well."""
+    extents = [extent for argument in arguments for extent in argument.shape if not isinstance(extent, int)]
+    used = {variable for extent in extents for variable in tirx.analysis.undefined_vars(extent)}
+    return sorted(used - {extent for extent in extents if isinstance(extent, tirx.Var)}, key=lambda v: str(v.name))
+
+
 def prim_func(
     name: str, arguments: Sequence[Argument], body: Callable[..., None], info: KernelInfo = KERNEL
 ) -> tirx.PrimFunc:
     """Builds a function whose body is emitted by `body`, which gets one buffer per argument.
+
+    Its parameters are the tensors, the `free_variables` of their extents, and the result. All variables are its own.
 
     Args:
         name: Its name.
@@ -74,13 +83,18 @@ def prim_func(
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name(name)
             T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE, **info.attributes})
-            buffers = [T.arg(a.name, T.buffer(a.shape, a.dtype)) for a in arguments]
+            buffers = [T.arg(a.name, T.buffer(a.shape, a.dtype)) for a in arguments[:-1]]
+            for variable in free_variables(arguments):
+                T.arg(str(variable.name), variable)
+            buffers += [T.arg(a.name, T.buffer(a.shape, a.dtype)) for a in arguments[-1:]]
             # Relax asks some questions about the root block of every function.
             with T.sblock("root"):
                 T.reads()
                 T.writes()
                 body(*buffers)
-        return builder.get()
+        function = builder.get()
+    # Relax's variables stay Relax's, so that kernels of two calls can be one function.
+    return s_tir.renew_defs(function) if moved is None else function
 
 
 def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:

@@ -17,12 +17,14 @@ class Scope:
         parameters: Variables that depend on nothing but parameters and constants.
         results: Variables that hold what a kernel stores, as far as that is known.
         functions: The functions of the module, by the variables that calls name them by.
+        symbolic: Whether tensors with symbolic extents are followed as well as those of static shape.
     """
 
     bindings: dict[relax.Var, relax.Expr]
     parameters: frozenset[relax.Var] = frozenset()
     results: set[relax.Var] = field(default_factory=set)
     functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
+    symbolic: bool = False
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Returns whether the value is known when the model is loaded."""

@@ -27,16 +27,18 @@ from tvm import ir, relax, tirx
 from harness.schedules.common.attention import Attention as Problem
 from harness.schedules.common.attention import recognized
 from harness.schedules.common.folding import Folded, Index, Reader, fold, stored
-from harness.schedules.common.graph import call, extents, static_shape
+from harness.schedules.common.graph import Facts, call, extents, is_call, static_shape
 from harness.schedules.cpu import schedule
-from harness.schedules.cpu.attention_operands import Attention
+from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.attention_per_head import Cut, per_head_kernel
 from harness.schedules.cpu.attention_streaming import Tiles, streaming_kernel
 from harness.schedules.cpu.epilogue import Epilogue, Step
 from harness.schedules.cpu.few_queries import few_queries_kernel
 from harness.schedules.cpu.gemm import lower_matmul
+from harness.schedules.cpu.key_projection import KeyLayer, key_layer_of
 from harness.schedules.cpu.lowering import Context, Lowering
-from harness.schedules.cpu.moves import source_of
+from harness.schedules.cpu.moves import Reindex
+from harness.schedules.cpu.tile import Tile
 from harness.schedules.cpu.value_projection import Projection, projection_of
 
 _Kernel = Callable[[Attention], tirx.PrimFunc]
@@ -44,92 +46,121 @@ _Kernel = Callable[[Attention], tirx.PrimFunc]
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     """`relax.nn.attention` and `relax.nn.attention_bias`, fp32 and of static shape but for the number of keys."""
-    bias = attention.args[3] if len(attention.args) > 3 else None
-    found = recognized(attention, ("float32",), bias, symbolic_keys=True)
+    bias = _bias_of(attention)
+    projection = _projection_of(context, attention)
+    found = _recognized(attention, projection)
     if found is None:
         return None
-    projection = projection_of(context, attention)
-    if projection is not None and not context.projected_afterwards.issuperset(projection.bindings):
-        projection = None
-    if projection is not None:
-        found = replace(found, width=projection.narrow)
-    kernel, few = _choose(context, found)
-    keys, diagonal = found.keys, found.diagonal
-    if not isinstance(keys, int):
-        keys = tirx.Var("n", "int64")
-        diagonal = diagonal if isinstance(diagonal, int | None) else keys - found.queries
-    query, key, value = _operands(context, attention, projection, keys, few)
-    operands = Attention(query, key, value, bias, found.scale, diagonal, projected=projection is not None)
+    kernel, tile = _choose(context, found)
+    query, key, value = _operands(context, attention, projection, few=tile is None)
+    operands = Attention(query, key, value, bias, found.scale, found.diagonal, projected=projection is not None)
+    layer = context.key_layers.get(attention.args[1])
+    if layer is not None and tile is not None:
+        operands = _with_layer(context, operands, layer, attention.args[1], tile)
     if projection is None:
         return _lowering(operands, kernel)
     return _projected(context, operands, kernel, projection, static_shape(attention) or ())
 
 
-def _choose(context: Context, found: Problem) -> tuple[_Kernel, bool]:
-    """The kernel for a problem, and whether it is the one for a few queries."""
-    static = isinstance(found.keys, int)
-    problem = schedule.Attention(
+def key_layers(context: Context, facts: Facts) -> dict[relax.Var, KeyLayer]:
+    """The linear layers that the kernels of attentions compute, by the attention's key."""
+    found = {}
+    for variable, attention in context.bindings.items():
+        if not is_call(attention, "relax.nn.attention", "relax.nn.attention_bias"):
+            continue
+        problem = _recognized(attention, _projection_of(context, attention))
+        if problem is None or problem.heads != 1 or _workload(problem).few(context.unit):
+            continue
+        layer = key_layer_of(context, facts, variable) if _workload(problem).streams else None
+        if layer is not None:
+            found[attention.args[1]] = layer
+    return found
+
+
+def _bias_of(attention: ir.Call) -> relax.Expr | None:
+    return attention.args[3] if len(attention.args) > 3 else None
+
+
+def _projection_of(context: Context, attention: ir.Call) -> Projection | None:
+    """The linear layer that follows the attention whose values it is, if one does."""
+    projection = projection_of(context, attention)
+    moves = projection is not None and context.projected_afterwards.issuperset(projection.bindings)
+    return projection if moves else None
+
+
+def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | None:
+    """What a kernel computes of an attention; None if there is none for it."""
+    found = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
+    return found if found is None or projection is None else replace(found, width=projection.narrow)
+
+
+def _workload(found: Problem) -> schedule.Attention:
+    """A problem as schedules know it: with no keys if their number is symbolic."""
+    return schedule.Attention(
         found.batch,
         found.heads,
         found.queries,
-        found.keys if static else 0,
+        found.keys if isinstance(found.keys, int) else 0,
         found.channels,
         found.width,
         None if found.bias is None else found.bias_dtype,
         found.diagonal is not None,
         found.bias or (),
     )
+
+
+def _choose(context: Context, found: Problem) -> tuple[_Kernel, Tile | None]:
+    """The kernel for a problem, and its tile of scores; none if it is the one for a few queries."""
+    static = isinstance(found.keys, int)
+    problem = _workload(found)
     if problem.few(context.unit):
         parts = context.decide(problem)["parts"]
-        return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), True
+        return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
     decided = context.decide(problem) if static else schedule.decided(problem, context.unit, {})
     tiles = Tiles(
         schedule.tile_of(context.unit, decided),
         schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
     )
     if problem.streams:
-        return lambda attention: streaming_kernel(tiles, attention), False
+        return lambda attention: streaming_kernel(tiles, attention), tiles.scores
     cut = Cut(tiles.scores, tiles.output, decided["parts"])
-    return lambda attention: per_head_kernel(cut, attention), False
+    return lambda attention: per_head_kernel(cut, attention), tiles.scores
 
 
 def _operands(
-    context: Context, attention: ir.Call, projection: Projection | None, keys: Any, few: bool
+    context: Context, attention: ir.Call, projection: Projection | None, *, few: bool
 ) -> tuple[Folded, Folded, Folded]:
-    """Query, key and value as the kernel reads them, with so many keys."""
+    """Query, key and value as the kernel reads them."""
 
     def read(value: relax.Expr) -> Folded:
-        folded = _read(context, value)
+        folded = fold(replace(context, symbolic=True), value)
         # A few queries read vectors of channels, and neighbours of two kinds make none.
         return stored(value) if few and folded.period != 1 else folded
 
-    def with_keys(operand: Folded, width: int) -> Folded:
-        batch, _, heads, _ = extents(attention.args[1]) or ()
-        return replace(operand, shape=(batch, keys, heads, width))
-
     query, key, value = attention.args[:3]
-    width = int(value.ty.shape[3])
     if projection is None:
-        return read(query), with_keys(read(key), int(key.ty.shape[3])), with_keys(read(value), width)
-    rows, row_of = read(projection.source), projection.rows
+        return read(query), read(key), read(value)
+    return read(query), read(key), _rows(read(projection.source), projection.rows, extents(key) or ())
+
+
+def _rows(source: Folded, row_of: Reindex, key: Sequence[Any]) -> Folded:
+    """Rows of a tensor, one for each of the keys of this shape, as an operand [batch, key, head, channel]."""
 
     def element(reader: Reader, at: Index) -> Any:
-        return rows.element(reader, [*row_of(reader.analyzer, at[:-1]), at[-1]])
+        return source.element(reader, [*row_of(reader.analyzer, at[:-1]), at[-1]])
 
-    narrow = with_keys(replace(rows, element=element), projection.narrow)
-    return read(query), with_keys(read(key), int(key.ty.shape[3])), narrow
+    return replace(source, shape=(*key[:3], source.shape[-1]), element=element)
 
 
-def _read(context: Context, value: relax.Expr) -> Folded:
-    """A tensor as far back as that pays; if it has symbolic extents, only through what moves elements."""
-    if static_shape(value) is not None:
-        return fold(context, value)
-    moved = source_of(context, value)
-
-    def element(reader: Reader, at: Index) -> Any:
-        return reader.buffers[0][tuple(moved.index(reader.analyzer, at))]
-
-    return Folded((moved.source,), extents(value) or (), element)
+def _with_layer(context: Context, attention: Attention, layer: KeyLayer, key: relax.Expr, tile: Tile) -> Attention:
+    """The attention whose kernel computes the layer of its keys."""
+    folded, place = layer.key(context, key)
+    if place is None:
+        raise AssertionError("a key is read of its layer")
+    rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, folded.shape)
+    source = context.transposed(layer.weight)
+    weight = layer.weight if source is None else source
+    return replace(attention, key=folded, layer=Layer(rows, weight, source is not None, tile, layer.bias, place))
 
 
 def _lowering(attention: Attention, kernel: _Kernel) -> Lowering:
@@ -138,9 +169,20 @@ def _lowering(attention: Attention, kernel: _Kernel) -> Lowering:
         return _lowering(replace(attention, result=tuple(axes.index(d) for d in attention.result)), kernel)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return call(builder, "attention", kernel(attention), inputs)
+        return _called(builder, attention, kernel, inputs)
 
     return Lowering(attention.inputs, None, build, permuted)
+
+
+def _called(
+    builder: relax.BlockBuilder, attention: Attention, kernel: _Kernel, inputs: Sequence[relax.Expr]
+) -> relax.Expr:
+    """Emits the call of a kernel, after the packing of its layer's weight."""
+    inputs, layer = list(inputs), attention.layer
+    if layer is not None:
+        place = len(inputs) - (attention.bias is not None) - len(layer.inputs) + len(layer.source.inputs)
+        inputs[place] = builder.emit(call(builder, "pack", layer.packing, [inputs[place]]))
+    return call(builder, "attention", kernel(attention), [*inputs, *attention.variables])
 
 
 def _projected(
@@ -157,7 +199,7 @@ def _projected(
     first = len(attention.inputs)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        result = builder.emit(call(builder, "attention", kernel(attention), inputs[:first]))
+        result = builder.emit(_called(builder, attention, kernel, inputs[:first]))
         weights = iter(inputs[first : first + len(others)])
         operands = [result if value.same_as(attended) else next(weights) for value in product.inputs]
         added = tuple(Step("relax.add", operand=True) for _ in bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,66 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common import kernel_info
 from harness.schedules.common.folding import Folded
 from harness.schedules.common.graph import extents
-from harness.schedules.common.kernel import Argument, fp32
+from harness.schedules.common.kernel import Argument, fp32, free_variables
 from harness.schedules.common.kernel_info import KernelInfo
+from harness.schedules.cpu.product import Read, pack_function, packed_shape
+from harness.schedules.cpu.tile import Tile
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer whose result is an input of the key, and which the kernel computes while it packs keys.
+
+    Attributes:
+        source: What it is a layer of, as one row for each key: [batch, key, head, narrow].
+        weight: [narrow, wide], or the other way round; the kernel gets it packed for the tile.
+        transposed: Whether it is the other way round.
+        tile: The register tile, keys × wide channels.
+        bias: One number for each of the wide channels, broadcast to the result; None if there is none.
+        place: The number of the layer's result among the inputs of the key.
+    """
+
+    source: Folded
+    weight: relax.Expr
+    transposed: bool
+    tile: Tile
+    bias: relax.Expr | None
+    place: int
+
+    @property
+    def narrow(self) -> int:
+        """Channels of the source."""
+        return int(self.source.shape[3])
+
+    @property
+    def wide(self) -> int:
+        """Channels of the result."""
+        return int(self.weight.ty.shape[0 if self.transposed else 1])
+
+    @property
+    def inputs(self) -> tuple[relax.Expr, ...]:
+        """The tensors that are read from memory, in the order of `arguments`."""
+        return (*self.source.inputs, self.weight, *(() if self.bias is None else (self.bias,)))
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The kernel's parameters for the inputs."""
+        weight = Argument("weight", packed_shape("right", 1, self.wide, self.narrow, self.tile))
+        return [
+            *self.source.arguments,
+            weight,
+            *([] if self.bias is None else [Argument("bias", extents(self.bias) or ())]),
+        ]
+
+    @property
+    def packing(self) -> tirx.PrimFunc:
+        """The function that packs the weight."""
+
+        def read(buffer: tirx.Buffer) -> Read:
+            return lambda _, column, k: buffer[column, k] if self.transposed else buffer[k, column]
+
+        source = Argument("source", extents(self.weight) or ())
+        return pack_function("right", source, 1, self.wide, self.narrow, self.tile, read)
 
 
 @dataclass(frozen=True)
@@ -28,6 +87,7 @@ class Attention:
         diagonal: Query i sees keys up to i + diagonal; None if it sees all.
         result: For each of batch, length, head and channel, the dimension of the result.
         projected: Whether a projection of the values follows that usually comes before.
+        layer: The layer that the kernel computes keys with; None if they are read.
     """
 
     query: Folded
@@ -38,10 +98,11 @@ class Attention:
     diagonal: Any
     result: tuple[int, ...] = (0, 1, 2, 3)
     projected: bool = False
+    layer: Layer | None = None
 
     @property
     def keys(self) -> Any:
-        """Number of keys; a variable, of which the kernel's parameters have their symbolic extents, if not known."""
+        """Number of keys; an expression of the symbolic extents of the kernel's parameters if it is not known."""
         return self.key.shape[1]
 
     @property
@@ -53,15 +114,15 @@ class Attention:
     def inputs(self) -> tuple[relax.Expr, ...]:
         """The tensors that are read from memory, in the order of `arguments`."""
         bias = [] if self.bias is None else [self.bias]
-        return (*(value for operand in self.operands for value in operand.inputs), *bias)
+        return (*(value for part in self._parts for value in part[0]), *bias)
 
     @property
     def arguments(self) -> list[Argument]:
-        """The kernel's parameters, the result last."""
+        """The kernel's tensors, the result last."""
         arguments = [
-            Argument(f"{name}{n}", self._extents(argument.shape), argument.dtype)
-            for name, operand in zip(("query", "key", "value"), self.operands, strict=True)
-            for n, argument in enumerate(operand.arguments)
+            Argument(f"{name}{n}", argument.shape, argument.dtype)
+            for name, part in zip(("query", "key", "value", "layer"), self._parts, strict=False)
+            for n, argument in enumerate(part[1])
         ]
         if self.bias is not None:
             arguments.append(Argument("bias", self._bias_shape, str(self.bias.ty.dtype)))
@@ -69,13 +130,29 @@ class Attention:
         extents = (batch, length, heads, self.value.shape[3])
         return [*arguments, Argument("result", tuple(extents[self.result.index(d)] for d in range(4)))]
 
+    @property
+    def variables(self) -> list[tirx.Var]:
+        """What a call passes beside the inputs."""
+        return free_variables(self.arguments)
+
     def split(self, buffers: Sequence[tirx.Buffer]) -> tuple[list[Sequence[tirx.Buffer]], Sequence[tirx.Buffer]]:
-        """The buffers of the inputs: those of query, key and value, and that of the bias if there is one."""
+        """The buffers of the inputs: those of query, key, value and layer, and that of the bias if there is one."""
         sources = []
-        for operand in self.operands:
-            sources.append(buffers[: len(operand.inputs)])
-            buffers = buffers[len(operand.inputs) :]
+        for inputs, _ in self._parts:
+            sources.append(buffers[: len(inputs)])
+            buffers = buffers[len(inputs) :]
         return sources, buffers
+
+    @property
+    def _parts(self) -> list[tuple[tuple[relax.Expr, ...], list[Argument]]]:
+        """The inputs and the arguments of query, key, value and layer; what the layer computes is not among them."""
+        parts = [(operand.inputs, operand.arguments) for operand in self.operands]
+        if self.layer is None:
+            return parts
+        query, (inputs, arguments), value = parts
+        place = self.layer.place
+        key = ((*inputs[:place], *inputs[place + 1 :]), [*arguments[:place], *arguments[place + 1 :]])
+        return [query, key, value, (self.layer.inputs, self.layer.arguments)]
 
     def place(self, b: Any, query: Any, h: Any, channel: Any) -> list[Any]:
         """Where in the result an element lies."""
@@ -111,15 +188,17 @@ class Attention:
             batch=batch,
             heads=heads,
             queries=queries,
-            keys=self.keys if isinstance(self.keys, int) else str(self.keys),
+            keys=self.keys if isinstance(self.keys, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(self.keys)),
             channels=channels,
         )
-        return replace(info, decisions={"values": "projected afterwards"}) if self.projected else info
+        decisions = {"values": "projected afterwards"} if self.projected else {}
+        if self.layer is not None:
+            decisions["keys"] = "projected while they are packed"
+            if info.flop is not None:
+                layer = 2 * math.prod(self.layer.source.shape) * channels
+                info = replace(info, flop=info.flop + layer)
+        return replace(info, decisions=decisions) if decisions else info
 
     @property
     def _bias_shape(self) -> tuple[Any, ...]:
-        return () if self.bias is None else self._extents(extents(self.bias) or ())
-
-    def _extents(self, shape: Sequence[Any]) -> tuple[Any, ...]:
-        """A shape whose symbolic extents, which are all the same, are the kernel's own variable."""
-        return tuple(extent if isinstance(extent, int) else self.keys for extent in shape)
+        return () if self.bias is None else extents(self.bias) or ()

@@ -19,9 +19,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.schedules.common.folding import Folded, Index, Reader
 from harness.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
 from harness.schedules.common.kernel_info import ATTENTION
-from harness.schedules.cpu.attention_operands import Attention
+from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.emit import After, for_each_vector, multiply, multiply_panels
 from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
 from harness.schedules.cpu.tile import Tile
@@ -32,6 +33,8 @@ _MOST_KEYS = 576
 """Keys of a block at most: their scores are a strip of so many lines."""
 _CHUNK = 64
 """Keys whose exponentials one register adds up, and whose values, at most."""
+_TILES = 4
+"""Tiles of keys, at most, that a task computes and packs together, if their layer is the kernel's to compute."""
 _TASKS = 64
 """Blocks of queries wanted at least in a parallel loop; as many heads are taken together as that needs."""
 
@@ -119,6 +122,15 @@ class _Plan:
         return ceil_div(wanted, part) * part
 
     @property
+    def packed(self) -> int:
+        """Keys that a task packs: some tiles of scores, of which a chunk has a whole number."""
+        rows = self.tiles.scores.rows
+        tiles = self.part // rows
+        if self.attention.layer is None:
+            return rows
+        return rows * next(count for count in range(min(_TILES, tiles), 0, -1) if tiles % count == 0)
+
+    @property
     def even(self) -> bool:
         """Whether every block of keys is full."""
         count = self.attention.keys
@@ -126,7 +138,7 @@ class _Plan:
 
 
 def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
-    """The kernel; the number of keys may be a variable."""
+    """The kernel; the number of keys may be symbolic."""
     plan = _Plan(attention, tiles)
     batch, _, heads, _ = attention.query.shape
     groups = batch * heads // plan.together
@@ -230,7 +242,7 @@ def _pack_keys(
     block: tuple[Any, Any],
 ) -> None:
     """Emits the packing of a block of keys and values; what lies beyond the last key is zero."""
-    attention, lanes, rows = plan.attention, plan.lanes, plan.tiles.scores.rows
+    attention, lanes, rows = plan.attention, plan.lanes, plan.packed
     channels, panel_width = attention.query.shape[3], plan.tiles.output.columns
     first, here = block
     tasks = plan.keys // rows
@@ -240,8 +252,13 @@ def _pack_keys(
         count = rows if plan.even else T.Bind(T.max(0, T.min(rows, here - start)))
         key = T.alloc_buffer((rows, plan.chunks * plan.chunk), "float32")
         value = T.alloc_buffer((rows, plan.padded), "float32")
-        copy_rows(attention.key, sources[1], head, key, lanes, first + start, count)
-        copy_rows(attention.value, sources[2], head, value, lanes, first + start, count)
+        begin = first + start
+        if attention.layer is None:
+            copy_rows(attention.key, sources[1], head, key, lanes, begin, count)
+        else:
+            computed = _computed(plan, attention.layer, sources[3], head, (begin, count))
+            copy_rows(computed, sources[1], head, key, lanes, begin, count)
+        copy_rows(attention.value, sources[2], head, value, lanes, begin, count)
         with T.serial(0, rows) as i:
             row = T.Bind(start + i)
             for c in range(plan.chunks):
@@ -256,6 +273,66 @@ def _pack_keys(
                     T.buffer_store(work.values, value[i, p * panel_width + j], [m, p, row, j])
 
                 for_each_vector(panel_width, lanes, pack_value)
+
+
+def _computed(
+    plan: _Plan, layer: Layer, sources: Sequence[tirx.Buffer], head: tuple[Any, Any], keys: tuple[Any, Any]
+) -> Folded:
+    """Emits the layer for the keys of a task; returns the key that reads the layer's result where that put it.
+
+    Args:
+        plan: The sizes.
+        layer: The layer.
+        sources: Its buffers.
+        head: Batch and head.
+        keys: The first key, and how many there are.
+    """
+    tile, rows, narrow = plan.tiles.scores, plan.packed, layer.narrow
+    begin, count = keys
+    buffers, (weight, *bias) = sources[: len(layer.source.inputs)], sources[len(layer.source.inputs) :]
+    panels = ceil_div(plan.attention.query.shape[3], tile.columns)
+    line = T.alloc_buffer((rows, narrow), "float32")
+    copy_rows(layer.source, buffers, head, line, plan.lanes, begin, count)
+    result = T.alloc_buffer((rows, panels * tile.columns), "float32")
+    with T.serial(0, panels) as panel:
+        multiply_panels(
+            tile,
+            narrow,
+            rows // tile.rows,
+            lambda p, first, k, i: line[p * tile.rows + i, first + k],
+            lambda first, k, j: weight[0, panel, first + k, j],
+            result,
+            place=lambda p, i, j: (p * tile.rows + i, panel * tile.columns + j),
+        )
+
+    def element(reader: Reader, at: Index) -> Any:
+        row = reader.analyzer.simplify(tirx.convert(at[1] - begin))
+        inputs = list(reader.buffers)
+        inputs.insert(layer.place, _Row(result, row, bias))
+        return plan.attention.key.element(Reader(inputs, reader.analyzer), at)
+
+    return replace(plan.attention.key, element=element)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Stands in for the layer's result: whichever row is read, it is the one of the key that is packed.
+
+    Attributes:
+        result: Products of the keys of a task, [key, channel].
+        row: The key.
+        bias: What is added to them, if anything is.
+    """
+
+    result: tirx.Buffer
+    row: Any
+    bias: Sequence[tirx.Buffer]
+
+    def __getitem__(self, index: tuple[Any, ...]) -> Any:
+        value = self.result[self.row, index[-1]]
+        for bias in self.bias:
+            value = value + bias[(*(0 for _ in bias.shape[1:]), index[-1])]
+        return value
 
 
 def _attend(

@@ -78,23 +78,44 @@ class _Block:
 
 def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
     """Returns the block if it has constant extents and one loop per axis, all still serial; otherwise None."""
-    node = sch.get(handle)
-    loops = tuple(sch.get_loops(handle))
-    nodes = [sch.get(loop) for loop in loops]
+    nodes = [sch.get(loop) for loop in sch.get_loops(handle)]
+    if not _is_nest(sch.get(handle), nodes) or not all(isinstance(n.extent, tirx.IntImm) for n in nodes):
+        return None
+    node, loops = sch.get(handle), tuple(sch.get_loops(handle))
+    reduced = tuple(axis.iter_type == tirx.IterVar.CommReduce for axis in node.iter_vars)
+    return _Block(handle, node, loops, tuple(int(n.extent) for n in nodes), reduced)
+
+
+def _is_nest(node: Any, loops: Sequence[Any]) -> bool:
+    """Whether a block has one loop per axis, and they are a perfect nest of serial loops."""
     kinds = [axis.iter_type for axis in node.iter_vars]
     if len(loops) != len(kinds) or not set(kinds) <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
-        return None
-    if not all(isinstance(n.extent, tirx.IntImm) and n.kind == tirx.ForKind.SERIAL for n in nodes):
-        return None
-    if any(isinstance(loop.body, tirx.SeqStmt) for loop in nodes):
-        return None
-    realize = nodes[-1].body if nodes else None
+        return False
+    if any(n.kind != tirx.ForKind.SERIAL or isinstance(n.body, tirx.SeqStmt) for n in loops):
+        return False
+    realize = loops[-1].body if loops else None
     if not isinstance(realize, s_tir.SBlockRealize):
-        return None
-    if not all(value.same_as(n.loop_var) for value, n in zip(realize.iter_values, nodes, strict=True)):
-        return None
-    extents = tuple(int(n.extent) for n in nodes)
-    return _Block(handle, node, loops, extents, tuple(kind == tirx.IterVar.CommReduce for kind in kinds))
+        return False
+    return all(value.same_as(n.loop_var) for value, n in zip(realize.iter_values, loops, strict=True))
+
+
+def _schedule_symbolic(sch: s_tir.Schedule, handle: Any) -> bool:
+    """Makes the first loop that is longer than one parallel, if every iteration writes an element of its own.
+
+    It is for blocks with symbolic extents; False where nothing was done.
+    """
+    node, loops = sch.get(handle), sch.get_loops(handle)
+    nodes = [sch.get(loop) for loop in loops]
+    spatial = all(axis.iter_type == tirx.IterVar.DataPar for axis in node.iter_vars)
+    if not spatial or not _is_nest(node, nodes):
+        return False
+    longer = [
+        loop
+        for loop, n in zip(loops, nodes, strict=True)
+        if not (isinstance(n.extent, tirx.IntImm) and int(n.extent) == 1)
+    ]
+    sch.parallel(longer[0])
+    return True
 
 
 @dataclass(frozen=True)
@@ -486,6 +507,9 @@ def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
     for name in [str(sch.get(handle).name_hint) for handle in sch.get_child_blocks(sch.get_sblock("root"))]:
         handle = sch.get_sblock(name)
         block = _block(sch, handle)
+        if block is None and _schedule_symbolic(sch, handle):
+            chosen.append("symbolic extents, the first in parallel")
+            continue
         if block is None:
             lost.append(LostSchedule("of plain loops", "it is not a perfect nest of serial loops", name))
             chosen.append(UNSCHEDULED)

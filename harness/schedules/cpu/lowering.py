@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm import relax
@@ -11,6 +11,7 @@ from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
+from harness.schedules.cpu.key_projection import KeyLayer
 from harness.schedules.cpu.schedule import Workload, decided
 from harness.schedules.cpu.tile import VectorUnit
 
@@ -44,12 +45,14 @@ class Context(Scope):
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
+        key_layers: Linear layers that the kernel of an attention computes, by the attention's key.
     """
 
     unit: VectorUnit
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
     projected_afterwards: frozenset[relax.Var] = frozenset()
+    key_layers: Mapping[relax.Var, KeyLayer] = field(default_factory=dict)
 
     def decide(self, workload: Workload) -> dict[str, int]:
         """Completes the schedule of a workload, and notes the workload.

@@ -1,7 +1,7 @@
-"""Where an element of a tensor lay before it was moved, for tensors whose extents may be symbolic.
+"""Where a row of a tensor lay before it was moved, for tensors whose extents may be symbolic.
 
-`harness.schedules.common.folding` does this, and arithmetic besides, for tensors of static shape. This module follows
-permutations and reshapes alone, and counts elements within static dimensions only: a symbolic dimension must stay one.
+`harness.schedules.common.folding` follows elements, and arithmetic on them. This module follows whole rows through
+permutations and reshapes, and counts rows within static dimensions only: a symbolic dimension must stay one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 @dataclass(frozen=True)
 class Moved:
-    """A tensor whose elements are those of another one.
+    """A tensor whose rows are those of another one.
 
     Attributes:
         source: The other one.
-        index: Index of an element → index of the same element of the source.
+        index: Index of a row, without the last dimension → index of the same row of the source.
         between: The variables from the tensor to the source, which is not among them.
     """
 
@@ -38,19 +38,17 @@ class Moved:
     between: tuple[relax.Var, ...] = ()
 
 
-def source_of(scope: Scope, value: relax.Expr, rows: bool = False) -> Moved:
-    """Follows a tensor back through permutations and reshapes, as far as they can be followed.
+def source_of(scope: Scope, value: relax.Expr) -> Moved:
+    """Follows a tensor back through permutations and reshapes, as far as they keep its last dimension as it is.
 
     Args:
         scope: The function around it.
         value: The tensor.
-        rows: Whether only moves of whole rows are followed, which keep the last dimension as it is; indices are then
-            those of rows, without the last dimension.
     """
     moved = Moved(value, lambda _, at: list(at))
     while True:
         definition = scope.definition(moved.source)
-        step = None if moved.source in scope.results or scope.is_parameter(moved.source) else _step(definition, rows)
+        step = None if moved.source in scope.results or scope.is_parameter(moved.source) else _step(definition)
         if step is None:
             return moved
         moved = Moved(definition.args[0], _after(step, moved.index), (*moved.between, moved.source))
@@ -60,7 +58,7 @@ def _after(step: Reindex, index: Reindex) -> Reindex:
     return lambda analyzer, at: step(analyzer, index(analyzer, at))
 
 
-def _step(definition: relax.Expr, rows: bool) -> Reindex | None:
+def _step(definition: relax.Expr) -> Reindex | None:
     """The index before one move; None if it is none that can be followed."""
     if not is_call(definition, "relax.permute_dims", *_RESHAPES):
         return None
@@ -69,15 +67,10 @@ def _step(definition: relax.Expr, rows: bool) -> Reindex | None:
         return None
     if is_call(definition, "relax.permute_dims"):
         axes = permutation(definition)
-        if rows and axes[-1:] != (len(axes) - 1,):
+        if axes[-1:] != (len(axes) - 1,):
             return None
-        kept = axes[:-1] if rows else axes
-        return lambda _, at: [at[kept.index(d)] for d in range(len(kept))]
-    if rows:
-        if before[-1:] != after[-1:]:
-            return None
-        before, after = before[:-1], after[:-1]
-    return _reshaped(before, after)
+        return lambda _, at: [at[axes.index(d)] for d in range(len(axes) - 1)]
+    return _reshaped(before[:-1], after[:-1]) if before[-1:] == after[-1:] else None
 
 
 def _reshaped(before: Sequence[Any], after: Sequence[Any]) -> Reindex | None:

@@ -14,7 +14,7 @@ from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.folding import BINARY, moved, row_starts
 from harness.schedules.common.graph import Facts, between, facts_of, is_call, permutation, static_shape
 from harness.schedules.common.origins import joined
-from harness.schedules.cpu.attention import lower_attention
+from harness.schedules.cpu.attention import key_layers, lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
 from harness.schedules.cpu.gemm import lower_matmul
@@ -73,7 +73,8 @@ def _context_of(
     parameters = _parameters(function, facts.bindings)
     functions = dict(module.functions_items())
     context = Context(facts.bindings, parameters, functions=functions, unit=vector_unit(target), schedules=schedules)
-    return replace(context, projected_afterwards=movable(context, facts)), facts
+    context = replace(context, projected_afterwards=movable(context, facts))
+    return replace(context, key_layers=key_layers(context, facts)), facts
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def _parameters(function: relax.Function, bindings: Mapping[relax.Var, relax.Exp
 def _plan(context: Context, facts: Facts) -> _Plan:
     kernels: dict[relax.Var, _Fused] = {}
     covered: set[relax.Var] = set(context.projected_afterwards)
+    covered |= {variable for layer in context.key_layers.values() for variable in layer.bindings}
     for variable, value in context.bindings.items():
         if variable in covered or not isinstance(value, ir.Call) or getattr(value.op, "name", None) not in KERNELS:
             continue

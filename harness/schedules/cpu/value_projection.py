@@ -52,12 +52,12 @@ def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
     if problem is None or problem.heads != 1 or problem.diagonal is not None:
         return None
     keys, width = problem.keys, problem.width
-    moved = source_of(scope, attention.args[2], rows=True)
-    product, biased, bias = _layer(scope, moved.source, width)
+    moved = source_of(scope, attention.args[2])
+    product, biased, bias = layer_of(scope, moved.source, width)
     if product is None:
         return None
     matmul = scope.definition(product)
-    source, weight = matmul.args[0], _unexpanded(scope, matmul.args[1])
+    source, weight = matmul.args[0], unexpanded(scope, matmul.args[1])
     matrix, rows = static_shape(weight), extents(source)
     if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
         return None
@@ -83,10 +83,16 @@ def _movable(scope: Scope, facts: Facts) -> Iterator[tuple[relax.Var, ...]]:
             yield projection.bindings
 
 
-def _layer(
+def layer_of(
     scope: Scope, value: relax.Expr, width: int
 ) -> tuple[relax.Expr | None, tuple[relax.Expr, ...], relax.Expr | None]:
-    """The product of a linear layer, the sum with its bias, and the bias, as far as there are any."""
+    """The product of a linear layer, the sum with its bias, and the bias, as far as there are any.
+
+    Args:
+        scope: The function around it.
+        value: The layer's result.
+        width: Its channels.
+    """
     definition = scope.definition(value)
     if is_call(definition, "relax.matmul"):
         return value, (), None
@@ -102,7 +108,7 @@ def _one_per_channel(bias: relax.Expr, width: int) -> bool:
     return bool(shape) and len(shape) <= 4 and shape[-1] == width and all(extent == 1 for extent in shape[:-1])
 
 
-def _unexpanded(scope: Scope, weight: relax.Expr) -> relax.Expr:
+def unexpanded(scope: Scope, weight: relax.Expr) -> relax.Expr:
     """The matrix that was expanded to a batch of them: PyTorch does so for a linear layer of a strided input."""
     definition = scope.definition(weight)
     if not is_call(definition, "relax.broadcast_to"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.lowering.frontends.frontend import Frontend
@@ -11,13 +12,19 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
+    from harness.core.subject import Axis
     from harness.lowering.frontends.onnx.exporting import Exported
     from harness.lowering.rope.strategy import Strategy
 
 
-def _export(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Exported:
+def _export(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
+) -> Exported:
+    from harness.core.errors import HarnessError
     from harness.lowering.frontends.onnx.exporting import export_module
 
+    if any(axes):
+        raise HarnessError("the frontend onnx takes no symbolic axes: use the frontend torch, or a static shape")
     return export_module(module, args)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.lowering.frontends.frontend import Frontend
@@ -11,13 +12,16 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
+    from harness.core.subject import Axis
     from harness.lowering.rope.strategy import Strategy
 
 
-def _export(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+def _export(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
+) -> torch.export.ExportedProgram:
     from harness.lowering.frontends.exporting import export_program
 
-    return export_program(module, args)
+    return export_program(module, args, axes)
 
 
 def _import(program: torch.export.ExportedProgram, strategy: Strategy) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
@@ -30,4 +34,5 @@ TORCH = Frontend(
     export=_export,
     import_exported=_import,
     strategies=("none", "real", "lowering", "converter", "llm", "tensorir"),
+    symbolic=True,
 )

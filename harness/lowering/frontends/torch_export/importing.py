@@ -39,6 +39,7 @@ def import_program(
 
     from harness.lowering.frontends.torch_export.defects import DEFECTS
     from harness.lowering.frontends.torch_export.lifting import decompose_and_lift, drop_unread, parameter_values
+    from harness.lowering.frontends.torch_export.slices import within_bounds
 
     program = decompose_and_lift(program)
     for defect in DEFECTS:
@@ -55,4 +56,4 @@ def import_program(
         custom_convert_map=every,
     )
     module["main"] = module["main"].without_attr("params")
-    return module, parameter_values(program)
+    return within_bounds(module), parameter_values(program)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.core.precision import PRECISIONS
+from harness.core.subject import Symbolic
 from harness.models.sam3.captures import GROUNDING, Capture
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ class Component:
         with_sam2_neck: Whether the model must be built with upstream's SAM 2 neck although the run does without it.
         emulated: Precisions in which its GPU kernels take at most half a minute on a CPU; docs/GPU_KERNELS.md has the
             times.
+        symbolic: Axes of inputs whose extents differ between samples; one program answers all samples that differ in
+            them alone, where the target, the frontend and the strategy take symbolic axes.
         build: Takes the SAM 3 image model, returns the module: tensors in, tuple of tensors out.
         samples: Takes what the run captured (the `Activations` of its module), returns the inputs by sample name; every
-            sample is exported, compiled and judged. The first is the main one.
+            sample is compiled for and judged. The first is the main one.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Component:
     captured_by: Capture = GROUNDING
     with_sam2_neck: bool = False
     emulated: tuple[str, ...] = ()
+    symbolic: Symbolic = field(default_factory=dict)
 
     @property
     def interactive(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from harness.core.subject import Axis
 from harness.models.sam3.captures import PROPAGATION
 from harness.models.sam3.components.component import Arguments, Component
 
@@ -21,9 +22,9 @@ def build(model: Any) -> torch.nn.Module:
 
 
 def samples(activations: Activations) -> dict[str, Arguments]:
-    """Seven memories and sixteen pointers; ten and nineteen; one of each of three objects."""
+    """Seven memories and sixteen pointers; ten and nineteen; one of each of three objects, and of the first of them."""
     frames = {"full": activations.full, "most": activations.most, "second": activations.second}
-    return {
+    samples = {
         name: {
             "features": each.features,
             "memories": each.memories,
@@ -33,6 +34,15 @@ def samples(activations: Activations) -> dict[str, Arguments]:
         }
         for name, each in frames.items()
     }
+    batched = samples["second"]
+    first = {name: batched[name][:, :1] for name in ("memories", "pointers", "pointer_pos")}
+    return {**samples, "first": {**batched, **first}}
+
+
+MEMORIES = Axis("memories", 1, 16)
+"""Upstream keeps up to ten."""
+POINTER_TOKENS = Axis("pointer_tokens", 4, 4 * 32)
+"""Four of each pointer; upstream keeps up to nineteen pointers."""
 
 
 MEMORY_ATTENTION = Component(
@@ -44,4 +54,10 @@ MEMORY_ATTENTION = Component(
     samples=samples,
     captured_by=PROPAGATION,
     uses_rope=True,
+    symbolic={
+        "memories": {0: MEMORIES},
+        "ranks": {0: MEMORIES},
+        "pointers": {0: POINTER_TOKENS},
+        "pointer_pos": {0: POINTER_TOKENS},
+    },
 )

@@ -175,7 +175,7 @@ class MemoryAttention(nn.Module):
             prompt_pos=torch.cat([spatial_pos, pointer_pos]),
             prompt_key_padding_mask=None,
             feat_sizes=[grid],
-            num_obj_ptr_tokens=len(pointers),
+            num_obj_ptr_tokens=pointers.shape[0],
         )
         return (attended["memory"].permute(1, 2, 0).unflatten(2, grid),)
 
