@@ -68,8 +68,8 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(folder.parent.with_suffix(".lock")):
         if not folder.exists():
             store(tuned, "llvm", record("product 1x400x256x256 left", {"rows": 3, "vectors": 1}))
-            command = [sys.executable, "-m", "harness", "compile", "--scale", "shallow", "--out", str(folder)]
-            command += ["--db", str(tuned)]
+            command = [sys.executable, "-m", "harness", "compile", "--scale", "shallow", "--video"]
+            command += ["--out", str(folder), "--db", str(tuned)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return folder

@@ -56,6 +56,7 @@ def compile_(
     no_grounding: Annotated[
         bool, typer.Option("--no-grounding", help="Leave out what finds everything that a text or a box means.")
     ] = False,
+    video: Annotated[bool, typer.Option("--video", help="Add what tracks objects through videos.")] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
     cpu: CpuOption = None,
@@ -85,11 +86,13 @@ def compile_(
         clicks = 0
     if no_grounding and not clicks:
         raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
+    if video and not clicks:
+        raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
     schedules = database.chosen_schedules(chosen, target, processors)
     with stages(f"Compiling for {target}") as announce:
-        capacity = Capacity(points, boxes, clicks)
+        capacity = Capacity(points, boxes, clicks, video)
         without = deployable.grounding if no_grounding else ()
         manifest = compile_model(deployable, case, out, settings, capacity, schedules, announce, without)
     tell_artifact(out, manifest)

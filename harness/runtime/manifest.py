@@ -44,11 +44,13 @@ class Capacity:
         points, boxes: Of a prompt that says what to look for; with the 32 tokens of the text and the CLS token, the
             defaults make a prompt of 128 tokens.
         clicks: Points of a prompt for one object; 0 where the model answers no such prompts.
+        video: Whether objects are tracked through videos; only a model that answers clicks does.
     """
 
     points: int = 47
     boxes: int = 48
     clicks: int = 0
+    video: bool = False
 
 
 DEFAULT_CAPACITY = Capacity()

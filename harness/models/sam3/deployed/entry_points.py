@@ -7,14 +7,18 @@ How many points and boxes a prompt has is fixed when the model is compiled; shor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.core.case import Case
 from harness.core.settings import Settings
-from harness.core.subject import Program
+from harness.core.subject import Program, Symbolic
 from harness.deployment.deployable import KernelFunction
+from harness.models.sam3.components.mask_pointer import MASK_POINTER as MASK_POINTER_COMPONENT
+from harness.models.sam3.components.memory_attention import MEMORY_ATTENTION as MEMORY_ATTENTION_COMPONENT
+from harness.models.sam3.components.object_pointers import OBJECT_POINTERS as OBJECT_POINTERS_COMPONENT
 from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.video.tracker import GIVEN_MASK, POINTERS, PROMPTED_MASK
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +34,9 @@ QUERIES = 200
 """Object queries of the decoder (`num_queries` of upstream's TransformerDecoder)."""
 CORNERS_AND_PAD = 3
 """Places of a box's two corners, and of the point that upstream adds to every prompt with points or a box."""
+MEMORY_CHANNELS = 64
+MEMORIES = 10
+"""The most memories that upstream's rules give a frame."""
 
 
 _CPU = "cpu"
@@ -46,6 +53,7 @@ class EntryPoint:
         build: Takes upstream's image model, returns the module: tensors in, tuple of tensors out.
         inputs: Takes the capacity, returns inputs by name to export the module with; only shapes and dtypes matter.
         uses_rope: Whether rotary position encoding is inside.
+        symbolic: Axes of inputs whose extents are not fixed when the model is compiled.
     """
 
     name: str
@@ -53,10 +61,12 @@ class EntryPoint:
     build: Callable[[Any], torch.nn.Module]
     inputs: Callable[[Capacity], dict[str, torch.Tensor]]
     uses_rope: bool = False
+    symbolic: Symbolic = field(default_factory=dict)
 
     def program(self, model: Any, capacity: Capacity) -> Program:
         """Returns the entry point of upstream's image model, for prompts of a capacity."""
-        return Program(self.name, self.build(model).eval(), self.inputs(capacity), self.outputs, self.uses_rope)
+        module = self.build(model).eval()
+        return Program(self.name, module, self.inputs(capacity), self.outputs, self.uses_rope, self.symbolic)
 
 
 def _image_encoding(model: Any) -> torch.nn.Module:
@@ -230,15 +240,138 @@ INTERACTIVE_ENTRY_POINTS = (INTERACTIVE_ENCODE_IMAGE, *GROUNDING, INTERACTIVE_FE
 """What takes the place of `ENTRY_POINTS` where the model answers clicks too."""
 
 
+def _video_features(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.video import VideoFeatures
+
+    return VideoFeatures(model)
+
+
+def _pointed_masks(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.video import PointedMaskPrediction
+
+    return PointedMaskPrediction(model)
+
+
+def _memory_of_frame(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.video import MemoryOfFrame
+
+    return MemoryOfFrame(model, prompted=False)
+
+
+def _memory_of_prompted_frame(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.video import MemoryOfFrame
+
+    return MemoryOfFrame(model, prompted=True)
+
+
+def _frame_and_mask(size: int) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {
+        "features": torch.zeros(1, CHANNELS, FEATURE_SIZES[-1], FEATURE_SIZES[-1]),
+        "masks": torch.zeros(1, 1, size, size),
+        "object_logits": torch.zeros(1, 1),
+    }
+
+
+def _object_pointers(_capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {"pointers": torch.zeros(POINTERS, 1, CHANNELS), "times": torch.zeros(POINTERS)}
+
+
+def _memories(_capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    side, tokens = FEATURE_SIZES[-1], POINTERS * CHANNELS // MEMORY_CHANNELS
+    return {
+        "features": torch.zeros(1, CHANNELS, side, side),
+        "memories": torch.zeros(MEMORIES, 1, MEMORY_CHANNELS, side, side),
+        "ranks": torch.zeros(MEMORIES, dtype=torch.int64),
+        "pointers": torch.zeros(tokens, 1, MEMORY_CHANNELS),
+        "pointer_pos": torch.zeros(tokens, 1, MEMORY_CHANNELS),
+    }
+
+
+def _given_mask(_capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    largest, middle, smallest = FEATURE_SIZES
+    return {
+        "features": torch.zeros(1, CHANNELS, smallest, smallest),
+        "high_res_0": torch.zeros(1, CHANNELS // 8, largest, largest),
+        "high_res_1": torch.zeros(1, CHANNELS // 4, middle, middle),
+        "masks": torch.zeros(1, 1, GIVEN_MASK, GIVEN_MASK),
+    }
+
+
+VIDEO_FEATURES = EntryPoint(
+    INTERACTIVE_FEATURES.name, (*INTERACTIVE_FEATURES.outputs, "features"), _video_features, _trunk
+)
+"""As `INTERACTIVE_FEATURES`, with the features fp32 [1, 256, 72, 72] that attend to memories."""
+
+POINTED_MASKS = EntryPoint(PREDICT_MASKS.name, (*PREDICT_MASKS.outputs, "pointers"), _pointed_masks, _object_prompt)
+"""As `PREDICT_MASKS`, with the object pointer fp32 [1, 4, 256] of each mask."""
+
+OBJECT_POINTERS = EntryPoint(
+    "object_pointers", ("pointer_tokens", "pointer_pos"), OBJECT_POINTERS_COMPONENT.build, _object_pointers
+)
+"""pointers fp32 [20, 1, 256] and times fp32 [20] to four tokens of each, and their positions, fp32 [80, 1, 64]."""
+
+MEMORY_ATTENTION = EntryPoint(
+    "memory_attention",
+    ("conditioned",),
+    MEMORY_ATTENTION_COMPONENT.build,
+    _memories,
+    uses_rope=True,
+    symbolic=MEMORY_ATTENTION_COMPONENT.symbolic,
+)
+"""A frame in the light of M memories and P pointers of an object; the inputs and the output are the component's."""
+
+MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _memory_of_frame, lambda _: _frame_and_mask(GIVEN_MASK))
+"""features fp32 [1, 256, 72, 72], mask logits fp32 [1, 1, 1152, 1152], object logits [1, 1] to fp32 [1, 64, 72, 72]."""
+
+PROMPTED_MEMORY_ENCODER = EntryPoint(
+    "encode_prompted_memory", ("memory",), _memory_of_prompted_frame, lambda _: _frame_and_mask(PROMPTED_MASK)
+)
+"""As `MEMORY_ENCODER`, for the mask of a prompt, logits fp32 [1, 1, 1008, 1008]; only their signs matter."""
+
+MASK_POINTER = EntryPoint("mask_pointer", MASK_POINTER_COMPONENT.outputs, MASK_POINTER_COMPONENT.build, _given_mask)
+"""A frame and a given mask, fp32 [1, 1, 1152, 1152], to a pointer fp32 [1, 256] and the object logit [1, 1]."""
+
+VIDEO_ENTRY_POINTS = (
+    INTERACTIVE_ENCODE_IMAGE,
+    *GROUNDING,
+    VIDEO_FEATURES,
+    POINTED_MASKS,
+    OBJECT_POINTERS,
+    MEMORY_ATTENTION,
+    MEMORY_ENCODER,
+    PROMPTED_MEMORY_ENCODER,
+    MASK_POINTER,
+)
+"""What takes the place of `ENTRY_POINTS` where the model tracks objects through videos too."""
+
+
+def entry_points(capacity: Capacity) -> tuple[EntryPoint, ...]:
+    """The entry points of a model of this capacity that are exported from PyTorch."""
+    if capacity.video:
+        return VIDEO_ENTRY_POINTS
+    return INTERACTIVE_ENTRY_POINTS if capacity.clicks else ENTRY_POINTS
+
+
 def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Program]:
     """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
     from harness.models.sam3.build import build_model
 
-    interactive = capacity.clicks > 0
     model = build_model(
-        case.scale, case.seed, settings.checkpoint, interactive=interactive, allow_partial=settings.allow_partial
+        case.scale,
+        case.seed,
+        settings.checkpoint,
+        interactive=capacity.clicks > 0,
+        allow_partial=settings.allow_partial,
     )
-    for entry_point in INTERACTIVE_ENTRY_POINTS if interactive else ENTRY_POINTS:
+    for entry_point in entry_points(capacity):
         yield entry_point.program(model, capacity)
 
 

@@ -68,6 +68,22 @@ class MaskPrediction(nn.Module):
         has_mask: Tensor,
     ) -> tuple[Tensor, ...]:
         """Shapes as in `harness.models.sam3.deployed.entry_points.PREDICT_MASKS`."""
+        masks, iou, _, object_score = self.predicted(
+            image_embedding, high_res_0, high_res_1, coordinates, labels, mask, has_mask
+        )
+        return masks, iou, object_score
+
+    def predicted(
+        self,
+        image_embedding: Tensor,
+        high_res_0: Tensor,
+        high_res_1: Tensor,
+        coordinates: Tensor,
+        labels: Tensor,
+        mask: Tensor,
+        has_mask: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Masks, their IoU, the tokens that they are made of [1, 4, 256], and the logit of an object."""
         encoder, decoder = self.prompt_encoder, self.decoder
         sparse = encoder._embed_points(coordinates, labels, pad=False)
         no_mask = encoder.no_mask_embed.weight.reshape(1, -1, 1, 1)
@@ -76,7 +92,7 @@ class MaskPrediction(nn.Module):
         own = decoder.num_mask_tokens + 2
         present = F.pad(labels != ABSENT, (own, 0), value=True)
         with _without_absent_keys(present[:, None, None, :]):
-            masks, iou, _, object_score = decoder.predict_masks(
+            masks, iou, tokens, object_score = decoder.predict_masks(
                 image_embeddings=image_embedding,
                 image_pe=self.image_pe,
                 sparse_prompt_embeddings=sparse,
@@ -84,7 +100,7 @@ class MaskPrediction(nn.Module):
                 repeat_image=True,
                 high_res_features=[high_res_0, high_res_1],
             )
-        return masks, iou, object_score
+        return masks, iou, tokens, object_score
 
 
 @contextmanager

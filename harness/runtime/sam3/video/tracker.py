@@ -1,0 +1,175 @@
+"""What the compiled model computes of tracked objects: masks in the light of memories, pointers, new memories.
+
+TB is upstream's model/sam3_tracker_base.py and TP its model/sam3_tracking_predictor.py, with the lines of sam3 0.1.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.artifact import Loaded, Tensors
+from harness.runtime.errors import Sam3Error
+from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD
+from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
+from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, Answer
+from harness.runtime.sam3.video.memory_bank import Attended
+
+Floats = npt.NDArray[np.float32]
+
+GIVEN_MASK = 1152
+"""Height and width of a mask that is given, and of one that is encoded into a memory (`input_mask_size`, TB:116)."""
+PROMPTED_MASK = 1008
+"""Height and width of a prompt's mask before it is encoded (`image_size`)."""
+ENTRIES = (
+    "interactive_features",
+    "predict_masks",
+    "object_pointers",
+    "memory_attention",
+    "encode_memory",
+    "encode_prompted_memory",
+    "mask_pointer",
+)
+"""The entry points that tracking needs besides those that find objects."""
+POINTERS = 20
+"""Pointers that the entry point `object_pointers` takes; upstream's rules give at most 19."""
+_POINTER_TOKENS = 4
+"""Keys that a pointer is split into (TB:760)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tracked:
+    """What the model predicts of B objects on a frame.
+
+    Attributes:
+        logits: fp32 [B, 288, 288], of the best of three masks; -1024 everywhere where the object is absent.
+        pointers: fp32 [B, 256].
+        object_logits: fp32 [B, 1], above zero where the object is there.
+        iou: fp32 [B, 3], expected of the three masks.
+    """
+
+    logits: Floats
+    pointers: Floats
+    object_logits: Floats
+    iou: Floats
+
+
+class Tracker:
+    """Calls the entry points for tracking, one object after another; everything that decides is elsewhere."""
+
+    def __init__(self, artifact: Loaded) -> None:
+        """Takes a loaded model.
+
+        Raises:
+            Sam3Error: It was compiled without what tracks objects.
+        """
+        if missing := [name for name in ENTRIES if name not in artifact.manifest.entries]:
+            raise Sam3Error(
+                f"This model has no entry point {missing[0]}, so it tracks nothing; compile it again with "
+                "`sam3-tvm compile --video`."
+            )
+        self._artifact = artifact
+        self._capacity: Capacity = artifact.manifest.capacity
+
+    def features(self, trunk: Any) -> Tensors:
+        """What the other methods read of a frame, from the trunk's tensor of `encode_image`."""
+        computed = self._artifact.call("interactive_features", trunk=trunk)
+        self._artifact.release("interactive_features")
+        return computed
+
+    def track(self, features: Tensors, attended: Attended) -> Tracked:
+        """Predicts the masks of B objects on a frame that attends to their memories (`track_step`, TB:925)."""
+        count = attended.memories.shape[1]
+        found = [self._tracked(features, attended, row) for row in range(count)]
+        return Tracked(*(np.stack(each) for each in zip(*found, strict=True)))
+
+    def given(self, features: Tensors, mask: npt.NDArray[np.bool_]) -> Answer:
+        """What a mask bool [1152, 1152] that is given says of an object (`_use_mask_as_output`, TB:389)."""
+        outputs = self._fetched(
+            self._artifact.call(
+                "mask_pointer",
+                features=features["features"],
+                high_res_0=features["high_res_0"],
+                high_res_1=features["high_res_1"],
+                masks=mask[None, None].astype(np.float32),
+            )
+        )
+        return Answer(outputs["pointers"], outputs["object_logits"], np.ones((1, 1), np.float32))
+
+    def memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes the masks of B objects on a tracked frame, rounded to bfloat16 as upstream keeps them (TP:1150).
+
+        Args:
+            features: What `features` returned.
+            logits: fp32 [B, 1152, 1152].
+            object_logits: fp32 [B]; what is not above zero says that the object is absent.
+        """
+        return self._memory("encode_memory", features, logits, object_logits)
+
+    def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """The same for masks of prompts, fp32 [B, 1008, 1008], of which only the signs count (TB:818)."""
+        return self._memory("encode_prompted_memory", features, logits, object_logits)
+
+    def _tracked(self, features: Tensors, attended: Attended, row: int) -> tuple[Floats, Floats, Floats, Floats]:
+        used = slice(row, row + 1)
+        count = len(attended.pointers)
+        pointers = np.zeros((POINTERS, 1, attended.pointers.shape[-1]), np.float32)
+        times = np.zeros(POINTERS, np.float32)
+        pointers[:count], times[:count] = attended.pointers[:, used], attended.times
+        tokens = self._fetched(self._artifact.call("object_pointers", pointers=pointers, times=times))
+        conditioned = self._artifact.call(
+            "memory_attention",
+            features=features["features"],
+            memories=from_bfloat16(attended.memories[:, used]),
+            ranks=attended.ranks,
+            pointers=tokens["pointer_tokens"][: _POINTER_TOKENS * count],
+            pointer_pos=tokens["pointer_pos"][: _POINTER_TOKENS * count],
+        )
+        outputs = self._predict_masks(features, conditioned["conditioned"], self._no_prompt())
+        iou = outputs["iou"][0, 1:]
+        best = 1 + int(iou.argmax())
+        present = outputs["object_score"][0, 0] > 0
+        logits = outputs["masks"][0, best]
+        return (
+            logits if present else np.full_like(logits, MISSING_MASK_LOGIT),
+            outputs["pointers"][0, best],
+            outputs["object_score"][0],
+            iou,
+        )
+
+    def _predict_masks(self, features: Tensors, embedding: Any, prompt: Tensors) -> dict[str, Floats]:
+        high_res = {name: features[name] for name in ("high_res_0", "high_res_1")}
+        return self._fetched(self._artifact.call("predict_masks", image_embedding=embedding, **high_res, **prompt))
+
+    def _no_prompt(self) -> dict[str, npt.NDArray[Any]]:
+        """A prompt that asks nothing: upstream's empty point, and the padding point after it (TB:279)."""
+        places = self._capacity.clicks + len(CORNERS) + 1
+        labels = np.full((1, places), ABSENT, np.int64)
+        labels[0, :2] = PAD
+        return {
+            "coordinates": np.zeros((1, places, 2), np.float32),
+            "labels": labels,
+            "mask": np.zeros((1, 1, MASK_SIZE, MASK_SIZE), np.float32),
+            "has_mask": np.zeros(1, bool),
+        }
+
+    def _memory(self, entry: str, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        memories = [
+            self._fetched(
+                self._artifact.call(
+                    entry,
+                    features=features["features"],
+                    masks=np.ascontiguousarray(mask)[None, None],
+                    object_logits=np.full((1, 1), logit, np.float32),
+                )
+            )["memory"]
+            for mask, logit in zip(logits, object_logits, strict=True)
+        ]
+        return to_bfloat16(np.concatenate(memories))
+
+    def _fetched(self, tensors: Tensors) -> dict[str, Any]:
+        return {name: self._artifact.fetch(tensor) for name, tensor in tensors.items()}
