@@ -20,9 +20,9 @@ from conformance.support.video_fuzz import configurations
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.association import associate, limited
-from harness.runtime.sam3.video.detections import Detections, kept, suppress_non_maxima, video_scores
+from harness.runtime.sam3.video.detections import Detections, kept, video_scores
 from harness.runtime.sam3.video.hotstart import is_young, released, removed, shared_detections
-from harness.runtime.sam3.video.masks import mask_iou
+from harness.runtime.sam3.video.masks import mask_iou, nms
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState, with_clicked, without_chosen
 from harness.runtime.sam3.video.occlusion import suppressed, without_overlaps, without_shrunken
 from harness.runtime.sam3.video.outputs import ShownObject, frame_output, sigmoid, with_refined
@@ -112,8 +112,8 @@ def test_detections_are_kept_as_upstream_keeps_them(data: Any, masks: np.ndarray
 def test_an_iou_of_exactly_the_threshold_is_no_overlap_of_detections() -> None:
     scores, lengths = np.float32([0.8, 0.9]), (1, 10)
     masks = np.array([run(0, length) for length in lengths])
-    assert suppress_non_maxima(mask_iou(masks, masks), scores, 0.1).tolist() == [1, 0]
-    assert suppress_non_maxima(mask_iou(masks, masks), scores, 0.0999).tolist() == [1]
+    assert nms(masks, scores, 0.5, 0.1).tolist() == [True, True]
+    assert nms(masks, scores, 0.5, 0.0999).tolist() == [False, True]
 
 
 # Association

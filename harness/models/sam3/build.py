@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.checkpoints import load_checkpoint
+from harness.models.sam3.checkpoints import load_checkpoint, video_name
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.scales import scaled
 from harness.models.sam3.upstream import upstream, without_known_warnings
@@ -97,6 +97,30 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
             memory_encoder = model.inst_interactive_predictor.model.maskmem_backbone
             _fill_position_cache(memory_encoder.position_encoding, MEMORY_SIZES)
     return model.requires_grad_(False)
+
+
+def build_video_model(image_model: Any, scale: str) -> Any:
+    """Builds upstream's video model around the tensors of an image model that was built interactive.
+
+    Args:
+        image_model: What `build_model` returned; the tensors are shared.
+        scale: Its scale.
+
+    Returns:
+        `sam3.model.sam3_video_inference.Sam3VideoInferenceWithInstanceInteractivity`, in upstream's configuration. Run
+        it inside `upstream()`.
+    """
+    with upstream():
+        import torch
+        from sam3.model_builder import build_sam3_video_model
+
+        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]), without_known_warnings():
+            model = build_sam3_video_model(load_from_HF=False, device="cpu")
+        tensors = {video_name(name): tensor for name, tensor in image_model.state_dict().items()}
+        model.load_state_dict(tensors, assign=True)
+        _fill_position_cache(model.detector.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
+        _fill_position_cache(model.tracker.maskmem_backbone.position_encoding, MEMORY_SIZES)
+    return model.eval().requires_grad_(False)
 
 
 @contextmanager

@@ -28,6 +28,14 @@ _COMPUTED = re.compile(r"(.*\.)?(freqs_cis|attn_mask)")
 _SHOWN = 5
 
 
+def video_name(name: str) -> str:
+    """What upstream's checkpoint and video model call a tensor of the image model."""
+    for theirs, ours in _PREFIXES.items():
+        if ours and name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return f"detector.{name}"
+
+
 def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
     """Loads a checkpoint into the model, in place; nothing is changed if it does not fit.
 

@@ -37,6 +37,8 @@ from harness.runtime.sam3.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from PIL import Image
 
+    from harness.runtime.sam3.video.session import Session
+
 Floats = npt.NDArray[np.float32]
 
 THRESHOLD = 0.5
@@ -209,6 +211,21 @@ class Sam3:
         features = self._artifact.call("encode_image", pixels=prepared)
         self._artifact.release("encode_image")
         return EncodedImage(self, pixels, features)
+
+    def start_session(self, video: Any) -> Session:
+        """Begins to track objects through a video.
+
+        Args:
+            video: A file, a folder of images, a list or an array of frames, or an iterator of frames that may never
+                end; see `harness.runtime.sam3.video.frames.open_frames`.
+
+        Raises:
+            Sam3Error: The video cannot be opened, or this model was compiled without what tracks objects.
+        """
+        from harness.runtime.sam3.video.session import Session
+        from harness.runtime.sam3.video.tracker import Tracker
+
+        return Session(self, Tracker(self._artifact), video)
 
     def encode_text(self, tokens: npt.NDArray[np.int64]) -> Tensors:
         """The model's tensors for a tokenized text, int64 [1, 32]; those of the last texts are remembered."""

@@ -15,7 +15,7 @@ from harness.models.sam3.patches.devices import (
 )
 from harness.models.sam3.patches.exporting import BOXES_IN_FEATURE_DTYPE, CONSTANT_SPATIAL_SHAPES, NO_ASSERTS_IN_GRAPH
 from harness.models.sam3.patches.patch import Patch
-from harness.models.sam3.patches.tracking import FEATURES_STAY_FLOAT32, HOLES_ARE_FILLED
+from harness.models.sam3.patches.tracking import FEATURES_STAY_FLOAT32, HOLES_ARE_FILLED, NO_MASKS_HAVE_NO_COMPONENTS
 from harness.models.sam3.patches.vocabulary import VOCABULARY
 
 IMPORT_PATCHES: tuple[Patch, ...] = (ABSENT_TRITON, ABSENT_PSUTIL, KEEP_TF32)
@@ -31,6 +31,7 @@ RUN_PATCHES: tuple[Patch, ...] = (
     TRACKER_STATE_ON_CPU,
     FEATURES_STAY_FLOAT32,
     HOLES_ARE_FILLED,
+    NO_MASKS_HAVE_NO_COMPONENTS,
     PIN_MEMORY_DOES_NOTHING,
     CUDA_STAYS_ON_CPU,
     CONSTANT_SPATIAL_SHAPES,

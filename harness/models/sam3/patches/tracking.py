@@ -55,6 +55,23 @@ def _components_without_scikit_image() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _no_masks_have_no_components() -> Iterator[None]:
+    import sam3.perflib.connected_components
+    import torch
+
+    original = sam3.perflib.connected_components.connected_components_cpu
+
+    def components(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(masks):
+            found: tuple[torch.Tensor, torch.Tensor] = original(masks)
+            return found
+        return torch.zeros_like(masks, dtype=torch.int64), torch.zeros_like(masks, dtype=torch.int64)
+
+    with replaced(sam3.perflib.connected_components, "connected_components_cpu", components):
+        yield
+
+
 FEATURES_STAY_FLOAT32 = Patch(
     name="features_stay_float32",
     what="SAM 2 features are cast to bfloat16 for other GPUs, even in float32 and without any",
@@ -71,4 +88,13 @@ HOLES_ARE_FILLED = Patch(
     why="without it masks of clicks silently keep their holes, and the tracking of a video fails",
     needed=lambda: find_spec("skimage") is None and "skimage" in source("perflib/connected_components.py"),
     apply=_components_without_scikit_image,
+)
+
+NO_MASKS_HAVE_NO_COMPONENTS = Patch(
+    name="no_masks_have_no_components",
+    what="there is at least one mask whose connected components are wanted on the CPU",
+    where="sam3/perflib/connected_components.py, connected_components_cpu",
+    why="torch.stack of nothing fails on every frame of a video on which no object is found",
+    needed=lambda: "torch.stack(labels_list" in source("perflib/connected_components.py"),
+    apply=_no_masks_have_no_components,
 )

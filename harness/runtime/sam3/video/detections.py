@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.sam3.video.masks import mask_iou
+from harness.runtime.sam3.video.masks import nms
 from harness.runtime.sam3.video.rules import Rules
 
 Floats = npt.NDArray[np.float32]
@@ -56,15 +56,5 @@ def kept(scores: Floats, logits: Floats, rules: Rules) -> Detections:
     """
     queries = np.flatnonzero(scores > np.float32(rules.detection_score))
     masks = logits[queries] > 0
-    best = np.sort(suppress_non_maxima(mask_iou(masks, masks), scores[queries], rules.detection_iou))
+    best = np.flatnonzero(nms(masks, scores[queries], rules.detection_score, rules.detection_iou))
     return Detections(queries[best], scores[queries[best]], masks[best])
-
-
-def suppress_non_maxima(iou: Floats, scores: Floats, threshold: float) -> npt.NDArray[np.int64]:
-    """Indices of the masks that remain, best first, given fp32 [D, D] and [D] (sam3/perflib/nms.py:70-91)."""
-    order, remaining = np.argsort(scores)[::-1], []
-    while len(order):
-        best, rest = order[0], order[1:]
-        remaining.append(best)
-        order = rest[iou[best, rest] <= np.float32(threshold)]
-    return np.array(remaining, np.int64)

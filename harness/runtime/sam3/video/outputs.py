@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.sam3.video.masks import boxes_of_masks
 from harness.runtime.sam3.video.objects import VideoState
 from harness.runtime.sam3.video.occlusion import without_overlaps
 from harness.runtime.sam3.video.planner import Plan
@@ -123,10 +124,8 @@ def with_refined(kept: Mapping[int, ShownObject] | None, refined: Mapping[int, S
 def boxes(masks: Masks) -> Floats:
     """Boxes of masks [n, height, width] that are not empty, fp32 [n, 4] as in `FrameOutput` (VI:489-500)."""
     _, height, width = masks.shape
-    columns, rows = np.asarray(masks.any(axis=1)), np.asarray(masks.any(axis=2))
-    left, top = columns.argmax(axis=1), rows.argmax(axis=1)
-    right, bottom = width - 1 - columns[:, ::-1].argmax(axis=1), height - 1 - rows[:, ::-1].argmax(axis=1)
-    corners = np.stack([left, top, right - left, bottom - top], axis=1).astype(np.float32)
+    corners = boxes_of_masks(masks)
+    corners[:, 2:] -= corners[:, :2]
     return np.asarray(corners / np.array([width, height, width, height], np.float32), np.float32)
 
 
