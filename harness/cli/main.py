@@ -18,6 +18,7 @@ from harness.cli.pack import pack
 from harness.cli.report import report
 from harness.cli.segment import segment
 from harness.cli.serve_device import serve_device
+from harness.cli.track import track
 from harness.cli.tune import tune_command
 from harness.cli.ui import ui
 from harness.cli.verify import verify
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune_command,
     "pack": pack,
     "segment": segment,
+    "track": track,
     "ui": ui,
     "serve-device": serve_device,
     "report": report,

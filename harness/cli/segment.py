@@ -118,11 +118,11 @@ def make_prompts(
 
     return prompts_of_kinds(
         texts,
-        [_numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
-        + [_numbers("--negative-box", "x0,y0,x1,y1", box) for box in negative_boxes],
+        [numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
+        + [numbers("--negative-box", "x0,y0,x1,y1", box) for box in negative_boxes],
         [True] * len(boxes) + [False] * len(negative_boxes),
-        [_numbers("--point", "x,y", point) for point in points]
-        + [_numbers("--negative-point", "x,y", point) for point in negative_points],
+        [numbers("--point", "x,y", point) for point in points]
+        + [numbers("--negative-point", "x,y", point) for point in negative_points],
         [True] * len(points) + [False] * len(negative_points),
     )
 
@@ -137,17 +137,22 @@ def make_object_prompt(clicks: Sequence[str], clicks_out: Sequence[str], box: st
 
     if not clicks and not clicks_out and box is None:
         return None
-    points = [_numbers("--click", "x,y", click) for click in clicks]
-    points += [_numbers("--click-out", "x,y", click) for click in clicks_out]
-    corners = None if box is None else _numbers("--click-box", "x0,y0,x1,y1", box)
+    points = [numbers("--click", "x,y", click) for click in clicks]
+    points += [numbers("--click-out", "x,y", click) for click in clicks_out]
+    corners = None if box is None else numbers("--click-box", "x0,y0,x1,y1", box)
     return ObjectPrompt(points, [1] * len(clicks) + [0] * len(clicks_out), corners)
 
 
-def _numbers(option: str, form: str, given: str) -> list[float]:
+def numbers(option: str, form: str, given: str) -> list[float]:
+    """Reads the numbers of an option.
+
+    Raises:
+        HarnessError: What is given does not have the form.
+    """
     try:
-        numbers = [float(part) for part in given.split(",")]
+        found = [float(part) for part in given.split(",")]
     except ValueError:
-        numbers = []
-    if len(numbers) != form.count(",") + 1:
+        found = []
+    if len(found) != form.count(",") + 1:
         raise HarnessError(f"{option} {given!r} is not {form}; give numbers of pixels with commas between them.")
-    return numbers
+    return found

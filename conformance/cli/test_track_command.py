@@ -1,0 +1,84 @@
+"""`sam3-tvm track` as a user meets it: without torch and sam3, real files, exit codes, one sentence for a mistake."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+
+from conformance.support.bare import BARE
+from harness.models.sam3.tracker.scene import SCENE
+from harness.runtime import Sam3
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def track(*arguments: str | Path, out: Path, model: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BARE, "track", *map(str, arguments), "--out", str(out), "--model", str(model)]
+    env = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=out.parent, timeout=600, check=False)
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """A folder with two frames of the scene."""
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    for number in range(2):
+        Image.fromarray(SCENE.picture(8 * number)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_results_are_those_of_a_session(shallow_artifact: Path, clip: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = track(clip, "--text", "dog", out=out, model=shallow_artifact)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The weights are untrained" in done.stdout
+    assert "in 2 frames" in done.stdout
+    assert "frames/s" in done.stdout
+    session = Sam3.load(shallow_artifact).start_session(clip)
+    session.add_prompt(0, "dog")
+    expected = list(session.propagate())
+    names = ["annotations.json", "masks", "masks/00000.png", "masks/00001.png", "overlay.mp4", "tracks.csv"]
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*")) == names
+    data_set = COCO(str(out / "annotations.json"))
+    with (out / "tracks.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for frame in expected:
+        entries = data_set.imgToAnns[frame.index + 1]
+        assert [entry["track_id"] for entry in entries] == frame.ids.tolist()
+        assert [int(row["track"]) for row in rows if int(row["frame"]) == frame.index] == frame.ids.tolist()
+        numbered = np.asarray(Image.open(out / "masks" / f"{frame.index:05}.png"))
+        for entry, number, mask in zip(entries, frame.ids, frame.masks, strict=True):
+            np.testing.assert_array_equal(data_set.annToMask(entry).astype(bool), mask)
+            np.testing.assert_array_equal(numbered == number + 1, mask)
+    again = track(clip, "--text", "dog", out=out, model=shallow_artifact)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("CLIP",), "Nothing is asked; give --text, --box or both."),
+        (("CLIP", "--box", "1,2,3"), "--box '1,2,3' is not x0,y0,x1,y1"),
+        (("CLIP", "--text", "dog", "--frame", "5"), "has frames 0 to 1, and no frame 5"),
+        (("nowhere.mp4", "--text", "dog"), "nowhere.mp4 does not exist"),
+    ],
+)
+def test_mistakes(
+    arguments: tuple[str, ...], sentence: str, shallow_artifact: Path, clip: Path, tmp_path: Path
+) -> None:
+    given = [str(clip) if each == "CLIP" else each for each in arguments]
+    done = track(*given, out=tmp_path / "out", model=shallow_artifact)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,76 @@
+"""`sam3-tvm track`: what a text or a box means, through a video."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from harness.cli.console import console
+from harness.cli.options import ThreadsOption
+from harness.cli.segment import choose_model, numbers
+from harness.core.errors import HarnessError
+
+
+def track(
+    video: Annotated[Path, typer.Argument(help="A video file, or a folder of images.")],
+    out: Annotated[Path, typer.Option(help="Folder of the results.")],
+    text: Annotated[str | None, typer.Option(help="What to track: a noun phrase.")] = None,
+    box: Annotated[str | None, typer.Option(help="An example of what to track: x0,y0,x1,y1 in pixels.")] = None,
+    frame: Annotated[int, typer.Option(min=0, help="Frame of the box, where tracking begins.")] = 0,
+    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    no_overlay: Annotated[bool, typer.Option("--no-overlay", help="Write no video, which needs PyAV.")] = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Track what a text or a box means through a video: overlay, masks, a data set in COCO's format, a table.
+
+    The model must have been compiled with --video. A frame is written 14 frames after it was seen, since objects that
+    are found by mistake are removed in that time. What is written is valid whenever a run ends.
+    """
+    if text is None and box is None:
+        raise HarnessError("Nothing is asked; give --text, --box or both.")
+    from harness.cli.segmenting import untrained
+    from harness.processes.threads import configure_threads
+    from harness.runtime import Sam3
+    from harness.track.job import Job, run
+
+    corners = None if box is None else numbers("--box", "x0,y0,x1,y1", box)
+    job = Job(video, text, corners, frame, out, not no_overlay)
+    folder = choose_model(model)
+    configure_threads(threads)
+    with console.status(f"Loading {folder}"):
+        loaded = Sam3.load(folder)
+    if not loaded.manifest.trained:
+        console.print(untrained(loaded.manifest), style="yellow", highlight=False, soft_wrap=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    start = time.perf_counter()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(video.name, total=None)
+        summary = run(loaded, job, lambda total: progress.update(task, total=total), lambda: progress.advance(task))
+    seconds = time.perf_counter() - start
+    count = len(summary.objects)
+    console.print(
+        f"{count} object{'' if count == 1 else 's'} in {summary.frames} frames, {seconds:.1f} s, "
+        f"{summary.frames / seconds:.2f} frames/s; results in {out}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+class _Rate(ProgressColumn):
+    """Frames per second so far."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.2f} frames/s")
