@@ -49,8 +49,9 @@ def expected() -> tuple[Answered, ...]:
 
 @pytest.fixture(scope="module")
 def tracked(model: Sam3) -> tuple[TrackedFrame, ...]:
+    """The second call of `propagate` goes on where the first one was left."""
     session = model.start_session(list(frames()))
-    return (session.add_prompt(0, TEXT), *session.propagate())
+    return (session.add_prompt(0, TEXT), next(session.propagate()), *session.propagate())
 
 
 def test_the_same_objects_on_every_frame(tracked: tuple[TrackedFrame, ...], expected: tuple[Answered, ...]) -> None:

@@ -6,7 +6,7 @@ VB is upstream's model/sam3_video_base.py and VI its model/sam3_video_inference.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +82,39 @@ class _Frame:
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """A frame whose output is held back."""
+    """A frame whose output is held back; the masks of its objects are kept as bits."""
 
     index: int
     pixels: Pixels
-    objects: Mapping[int, ShownObject]
+    bits: Mapping[int, npt.NDArray[np.uint8]]
+    tracker_scores: Mapping[int, float]
+
+    @classmethod
+    def of(cls, image: EncodedImage, index: int, objects: Mapping[int, ShownObject]) -> _Held:
+        """Keeps what may be shown of a frame."""
+        bits = {number: np.packbits(each.mask) for number, each in objects.items()}
+        return cls(index, image.pixels, bits, {number: each.tracker_score for number, each in objects.items()})
+
+    @property
+    def objects(self) -> dict[int, ShownObject]:
+        """What may be shown, as it was given."""
+        height, width = self.pixels.shape[:2]
+        return {
+            number: ShownObject(
+                np.unpackbits(bits, count=height * width).reshape(height, width).astype(bool),
+                self.tracker_scores[number],
+            )
+            for number, bits in self.bits.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the objects' masks."""
+        return sum(bits.nbytes for bits in self.bits.values())
+
+    def without(self, object_id: int) -> _Held:
+        """The same without an object."""
+        return replace(self, bits={number: bits for number, bits in self.bits.items() if number != object_id})
 
 
 class Session:
@@ -116,6 +144,8 @@ class Session:
         self._buckets: dict[int, Bucket] = {}
         self._current: _Frame | None = None
         self._held: tuple[_Held, ...] = ()
+        self._ready: tuple[_Held, ...] = ()
+        self._failure: Sam3Error | None = None
 
     @property
     def objects(self) -> tuple[int, ...]:
@@ -124,8 +154,9 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is remembered of the objects, beside the frames whose output is held back."""
-        return sum(bucket.nbytes for bucket in self._buckets.values())
+        """Bytes of what is remembered of the objects, and of their masks on frames that are held back."""
+        held = sum(each.nbytes for each in (*self._held, *self._ready))
+        return held + sum(bucket.nbytes for bucket in self._buckets.values())
 
     def add_prompt(self, frame: int = 0, text: str | None = None, box: Box = None) -> TrackedFrame:
         """Asks for objects, and finds them in one frame; what was tracked before is forgotten, as upstream forgets it.
@@ -144,10 +175,11 @@ class Session:
         """
         prompt = Prompt(text, boxes=None if box is None else np.asarray(box, object).reshape(1, -1).tolist())
         self._model.check_prompt(prompt)
-        pixels = self._begun(frame)
+        reading, pixels = self._begun(frame)
         height, width = pixels.shape[:2]
         self._model.encode_prompt(prompt, (width, height))
         self._forget()
+        self._reading = reading
         self._prompt, self._prompted = prompt, frame
         # A propagation processes this frame once more, as upstream's does (VI:241).
         self._current = self._encoded(frame, pixels)
@@ -164,19 +196,17 @@ class Session:
         """
         if self._prompt is None:
             raise Sam3Error("Nothing is asked of this video; add a text or a box first.")
-        while self._current is not None:
-            frame, failure = self._current, None
-            output = self._processed(frame)
-            try:
-                pixels = next(self._reading, None)
-            except Sam3Error as error:
-                pixels, failure = None, error
-            self._held, given = released(self._held, output, pixels is None, self.rules)
-            self._current = None if pixels is None else self._encoded(frame.index + 1, pixels)
-            for each in given:
-                yield self._shown(each)
-            if failure is not None:
+        while True:
+            while self._ready:
+                first, *others = self._ready
+                self._ready = tuple(others)
+                yield self._shown(first)
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
                 raise failure
+            if self._current is None:
+                return
+            self._advance(self._current)
 
     def remove_object(self, object_id: int) -> None:
         """Tracks an object no longer, and shows it no longer.
@@ -186,20 +216,28 @@ class Session:
         """
         self._state = without_chosen(self._state, object_id)
         self._drop(object_id)
-        self._held = tuple(
-            _Held(held.index, held.pixels, {each: one for each, one in held.objects.items() if each != object_id})
-            for held in self._held
-        )
+        self._held = tuple(held.without(object_id) for held in self._held)
+        self._ready = tuple(held.without(object_id) for held in self._ready)
 
-    def _begun(self, frame: int) -> Pixels:
-        """Begins to read, and returns the pixels of a frame."""
+    def _begun(self, frame: int) -> tuple[Iterator[Pixels], Pixels]:
+        """Begins to read, and returns the pixels of a frame with what reads on after it."""
         if frame < 0:
             raise Sam3Error(f"The frame is {frame}; give 0 or a larger number.")
-        self._reading = iter(self.frames)
-        pixels = next(islice(self._reading, frame, None), None)
+        reading = iter(self.frames)
+        pixels = next(islice(reading, frame, None), None)
         if pixels is None:
             raise Sam3Error(f"{self.frames.name} ends before frame {frame}; give a frame that it has.")
-        return pixels
+        return reading, pixels
+
+    def _advance(self, frame: _Frame) -> None:
+        """Processes a frame and reads the next one; what is given out by now becomes ready."""
+        output = self._processed(frame)
+        try:
+            pixels = next(self._reading, None)
+        except Sam3Error as error:
+            pixels, self._failure = None, error
+        self._held, self._ready = released(self._held, output, pixels is None, self.rules)
+        self._current = None if pixels is None else self._encoded(frame.index + 1, pixels)
 
     def _encoded(self, index: int, pixels: Pixels) -> _Frame:
         image = self._model.set_image(pixels)
@@ -209,7 +247,7 @@ class Session:
     def _detected(self, index: int, image: EncodedImage) -> _Found | None:
         """What the detector finds, which reads the boxes of the frame that was processed when it ran."""
         prompt = self._prompt or Prompt()
-        self._boxes_of = prompts_of_detections(self._boxes_of, index, self.frames.length or index + 2, False)
+        self._boxes_of = prompts_of_detections(self._boxes_of, index, self._length(index) or index + 2, False)
         if prompt.text is None and index != self._prompted:
             return None
         boxed = self._boxes_of[index] == self._prompted
@@ -238,18 +276,23 @@ class Session:
         for gone in plan.removed:
             self._drop(gone)
         tracked, new = self._at_size(logits, frame), self._at_size(without_holes_and_sprinkles(found), frame)
-        return _Held(frame.index, frame.image.pixels, shown_objects(before, plan, tracked, sigmoid(present), new))
+        return _Held.of(frame.image, frame.index, shown_objects(before, plan, tracked, sigmoid(present), new))
 
     def _seen(self, frame: _Frame) -> tuple[Floats, Floats]:
         """Mask logits [N, 288, 288] and object logits [N] of all objects, bucket by bucket."""
         masks, present = [np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)], [np.zeros(0, np.float32)]
         for number, bucket in self._buckets.items():
             self._buckets[number], logits, scores = bucket.seen(
-                self._tracker, frame.features, frame.index, self.frames.length
+                self._tracker, frame.features, frame.index, self._length(frame.index)
             )
             masks.append(logits)
             present.append(scores)
         return np.concatenate(masks), np.concatenate(present)
+
+    def _length(self, index: int) -> int | None:
+        """The length of the video; None where it is not known, or longer than its source states."""
+        stated = self.frames.length
+        return None if stated is None or index >= stated else stated
 
     def _correct(self, frame: _Frame, before: VideoState, correction: Reconditioning) -> None:
         assert frame.found is not None
