@@ -29,6 +29,7 @@ from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
+from harness.lowering.route import Route
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
 from harness.targets import HOST, TARGETS
@@ -86,9 +87,14 @@ def compile_(
         clicks = 0
     if no_grounding and not clicks:
         raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
+    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
     if video and not clicks:
         raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
-    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
+    if video and not (TARGETS[target].symbolic and Route.of(case).symbolic):
+        raise HarnessError(
+            "Tracking attends to any number of memories, which takes the target llvm, the strategy real and the "
+            "frontend torch; leave out --video, or the others."
+        )
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
     schedules = database.chosen_schedules(chosen, target, processors)
     with stages(f"Compiling for {target}") as announce:
