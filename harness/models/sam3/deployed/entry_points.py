@@ -247,9 +247,9 @@ def _video_features(model: Any) -> torch.nn.Module:
 
 
 def _pointed_masks(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.video import PointedMaskPrediction
+    from harness.models.sam3.deployed.interactive import MaskPrediction
 
-    return PointedMaskPrediction(model)
+    return MaskPrediction(model, with_pointers=True)
 
 
 def _memory_of_frame(model: Any) -> torch.nn.Module:

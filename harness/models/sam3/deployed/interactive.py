@@ -50,12 +50,17 @@ class MaskPrediction(nn.Module):
     A place that is absent is masked out of every attention, so that the result is that of the shorter prompt.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, with_pointers: bool = False) -> None:
+        """Takes whether the object pointer of each mask is wanted, too."""
         super().__init__()
         tracker = tracker_of(model)
         self.prompt_encoder = tracker.sam_prompt_encoder
         self.decoder = tracker.sam_mask_decoder
         self.register_buffer("image_pe", tracker.sam_prompt_encoder.get_dense_pe())
+        self.with_pointers = with_pointers
+        if with_pointers:
+            self.obj_ptr_proj = tracker.obj_ptr_proj
+            self.no_obj_ptr = tracker.no_obj_ptr
 
     def forward(
         self,
@@ -67,23 +72,7 @@ class MaskPrediction(nn.Module):
         mask: Tensor,
         has_mask: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Shapes as in `harness.models.sam3.deployed.entry_points.PREDICT_MASKS`."""
-        masks, iou, _, object_score = self.predicted(
-            image_embedding, high_res_0, high_res_1, coordinates, labels, mask, has_mask
-        )
-        return masks, iou, object_score
-
-    def predicted(
-        self,
-        image_embedding: Tensor,
-        high_res_0: Tensor,
-        high_res_1: Tensor,
-        coordinates: Tensor,
-        labels: Tensor,
-        mask: Tensor,
-        has_mask: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Masks, their IoU, the tokens that they are made of [1, 4, 256], and the logit of an object."""
+        """Shapes as in `PREDICT_MASKS` and `POINTED_MASKS` of `harness.models.sam3.deployed.entry_points`."""
         encoder, decoder = self.prompt_encoder, self.decoder
         sparse = encoder._embed_points(coordinates, labels, pad=False)
         no_mask = encoder.no_mask_embed.weight.reshape(1, -1, 1, 1)
@@ -100,7 +89,11 @@ class MaskPrediction(nn.Module):
                 repeat_image=True,
                 high_res_features=[high_res_0, high_res_1],
             )
-        return masks, iou, tokens, object_score
+        if not self.with_pointers:
+            return masks, iou, object_score
+        # As the end of Sam3TrackerBase._forward_sam_heads, for every token.
+        present = (object_score > 0).float()[:, None]
+        return masks, iou, object_score, present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.models.sam3.components.tracker_modules import MemoryEncoder, TrackingFeatures, tracker_of
-from harness.models.sam3.deployed.interactive import MaskPrediction
+from harness.models.sam3.components.tracker_modules import MemoryEncoder, TrackingFeatures
 
 
 class VideoFeatures(nn.Module):
@@ -24,35 +23,6 @@ class VideoFeatures(nn.Module):
         return embedding, first, second, features
 
 
-class PointedMaskPrediction(MaskPrediction):
-    """`MaskPrediction` with the object pointer that each mask token becomes."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        tracker = tracker_of(model)
-        self.obj_ptr_proj = tracker.obj_ptr_proj
-        self.no_obj_ptr = tracker.no_obj_ptr
-
-    def forward(
-        self,
-        image_embedding: Tensor,
-        high_res_0: Tensor,
-        high_res_1: Tensor,
-        coordinates: Tensor,
-        labels: Tensor,
-        mask: Tensor,
-        has_mask: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Shapes as in `harness.models.sam3.deployed.entry_points.POINTED_MASKS`."""
-        masks, iou, tokens, object_score = self.predicted(
-            image_embedding, high_res_0, high_res_1, coordinates, labels, mask, has_mask
-        )
-        # As the end of Sam3TrackerBase._forward_sam_heads, for every token.
-        present = (object_score > 0).float()[:, None]
-        pointers = present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
-        return masks, iou, object_score, pointers
-
-
 class MemoryOfFrame(nn.Module):
     """A frame and the mask of an object in it, as a memory."""
 
@@ -64,5 +34,5 @@ class MemoryOfFrame(nn.Module):
 
     def forward(self, features: Tensor, masks: Tensor, object_logits: Tensor) -> tuple[Tensor, ...]:
         """[1, 256, 72, 72], logits [1, 1, S, S] and [1, 1] to [1, 64, 72, 72]."""
-        prompted: tuple[Tensor, ...] = self.encoder(features, masks, object_logits, torch.tensor([self.prompted]))
-        return prompted
+        memory: tuple[Tensor, ...] = self.encoder(features, masks, object_logits, torch.tensor([self.prompted]))
+        return memory
