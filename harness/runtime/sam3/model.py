@@ -286,7 +286,7 @@ class Sam3:
 
     def predict_masks(self, features: Tensors, prompt: EncodedObjectPrompt) -> Tensors:
         """The outputs of the entry point `predict_masks`, by name."""
-        return self._artifact.call("predict_masks", **features, **prompt.inputs)
+        return self._call_with("predict_masks", {**features, **prompt.inputs})
 
     def ground(self, features: Tensors, prompt: EncodedPrompt) -> Tensors:
         """The outputs of the entry point `ground`, by name.
