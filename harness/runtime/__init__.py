@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,11 +12,20 @@ if TYPE_CHECKING:
 
 __all__ = ["EncodedImage", "Found", "ObjectPrompt", "Outputs", "Prediction", "Prompt", "Sam3"]
 
+_MODULES = {
+    "EncodedImage": "model",
+    "Found": "model",
+    "ObjectPrompt": "interactive",
+    "Outputs": "model",
+    "Prediction": "interactive",
+    "Prompt": "prompts",
+    "Sam3": "model",
+}
+"""The module of `harness.runtime.sam3` in which each public name is."""
+
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first asked for: the command needs little of this folder."""
-    if name not in __all__:
+    """Imports a public name when it is first asked for: who imports a part of this folder needs little of the rest."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.runtime.sam3 import interactive, model, prompts
-
-    return getattr(next(module for module in (prompts, interactive, model) if hasattr(module, name)), name)
+    return getattr(import_module(f"harness.runtime.sam3.{_MODULES[name]}"), name)
