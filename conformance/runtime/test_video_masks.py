@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.ndimage import gaussian_filter, label
 
-from harness.runtime.sam3.components import small_components
+from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.video.masks import areas, boxes_of_masks, mask_iou, nms, without_holes_and_sprinkles
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.components import small_components
+from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.coordinates import boxes_of, check_points, inside, labels_of, numbers_of, shown
 from harness.runtime.sam3.prompts import Coordinates
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.sam3.components import small_components
+from harness.runtime.sam3.connected_components import small_components
 
 Masks = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
