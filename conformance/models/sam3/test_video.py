@@ -20,7 +20,7 @@ from harness.models.sam3.upstream import upstream
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.resizing import resized, resized_with_antialias
+from harness.runtime.sam3.resizing import resized, resized_with_antialias
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 
 TEXT = "dog"

@@ -32,6 +32,7 @@ from harness.runtime.sam3.interactive import (
     without_holes,
 )
 from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
+from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -142,9 +143,10 @@ class Found:
     def semantic(self) -> Floats:
         """Probability that a pixel shows what was asked for, whichever object it belongs to: fp32 [h, w]."""
         width, height = self.size
-        logits = _resized(_resized(self.outputs.semantic[0, 0], height).T, width).T
+        (logits,) = resized(self.outputs.semantic[0], height, width)
         # The sigmoid, in a form that does not overflow.
-        return np.ascontiguousarray((1 + np.tanh(logits / 2)) / 2)
+        probability: Floats = np.ascontiguousarray((1 + np.tanh(logits / 2)) / 2)
+        return probability
 
 
 class Sam3:
@@ -320,8 +322,8 @@ class Sam3:
 
     def resize_masks(self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]) -> Any:
         """The masks bool [k, h, w] of the kept queries; `masks` are an image's logits, `like` its pixels."""
-        (resized,) = self._artifact.call("resize_masks", masks=masks, kept=kept, like=like).values()
-        return self.fetch(resized)
+        (at_size,) = self._artifact.call("resize_masks", masks=masks, kept=kept, like=like).values()
+        return self.fetch(at_size)
 
     def fetch(self, tensor: Any) -> npt.NDArray[Any]:
         """The values of one of the model's tensors."""
@@ -458,17 +460,5 @@ class EncodedImage:
     def _masks(self, masks: Any, queries: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         if not len(queries):
             return np.zeros((0, *self.pixels.shape[:2]), bool)
-        resized: npt.NDArray[np.bool_] = self._model.resize_masks(masks, queries, self.pixels)
-        return resized
-
-
-def _resized(values: Floats, length: int) -> Floats:
-    """Values [n, …] interpolated along the first axis to [length, …], as PyTorch does with align_corners=False."""
-    count = len(values)
-    # torch.nn.functional.interpolate: src = (dst + 0.5) · n / length - 0.5, not below 0.
-    place = np.maximum((np.arange(length) + 0.5) * (count / length) - 0.5, 0)
-    low = np.minimum(place.astype(np.int64), count - 1)
-    high = np.minimum(low + 1, count - 1)
-    weight = (place - low).astype(np.float32)[:, None]
-    interpolated: Floats = values[low] * (1 - weight) + values[high] * weight
-    return interpolated
+        at_size: npt.NDArray[np.bool_] = self._model.resize_masks(masks, queries, self.pixels)
+        return at_size

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.artifact import Tensors
+from harness.runtime.sam3.resizing import resized, resized_with_antialias
 from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, Answer, consolidated
 from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
 from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT
-from harness.runtime.sam3.video.resizing import resized, resized_with_antialias
 from harness.runtime.sam3.video.tracker import GIVEN_MASK, PROMPTED_MASK, Tracker
 
 Floats = npt.NDArray[np.float32]

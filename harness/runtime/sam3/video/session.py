@@ -17,6 +17,7 @@ from harness.runtime.artifact import Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.interactive import MASK_SIZE, Box
 from harness.runtime.sam3.prompts import Prompt
+from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.video.bucket import Bucket, born
 from harness.runtime.sam3.video.detections import Detections, kept, video_scores
 from harness.runtime.sam3.video.frames import Frames, open_frames
@@ -29,7 +30,6 @@ from harness.runtime.sam3.video.outputs import FrameOutput, ShownObject, frame_o
 from harness.runtime.sam3.video.planner import Observations, Plan, plan_frame
 from harness.runtime.sam3.video.propagation import prompts_of_detections
 from harness.runtime.sam3.video.reconditioning import Reconditioning
-from harness.runtime.sam3.video.resizing import resized
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
 from harness.runtime.sam3.video.tracker import GIVEN_MASK, Tracker
 
