@@ -1,4 +1,4 @@
-"""Where the commands print, and how the two that make a compiled model tell what they do."""
+"""Where the commands print, and what several of them print in the same way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from harness.runtime.manifest import Manifest
 
@@ -17,6 +19,47 @@ console = Console()
 def complain(sentence: str) -> None:
     """Prints a sentence as it is, on stderr."""
     Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def untrained(manifest: Manifest) -> str:
+    """The line that says that nothing found by this model means anything."""
+    return f"The weights are untrained ({manifest.weights}): the masks are meaningless."
+
+
+def tell_untrained(manifest: Manifest) -> None:
+    """Prints `untrained` where it is so."""
+    if not manifest.trained:
+        console.print(untrained(manifest), style="yellow", highlight=False, soft_wrap=True)
+
+
+def progress(unit: str) -> Progress:
+    """Makes a bar that counts done work and tells its speed; it is removed at the end, and shown on terminals only.
+
+    Args:
+        unit: What is counted, in the plural.
+    """
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(unit),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+class _Rate(ProgressColumn):
+    """Units per second so far."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.2f} {self._unit}/s")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import complain, console
+from harness.cli.console import complain
 from harness.cli.options import KeyOption, RemoteOption, ThreadsOption
 from harness.core.errors import HarnessError
 from harness.core.remote import chosen_remote
@@ -63,7 +63,7 @@ def segment(
     folder = choose_model(model)
     devices = chosen_remote(remote, key)
     configure_threads(threads)
-    failed = failures(do(console, folder, job, devices))
+    failed = failures(do(folder, job, devices))
     for sentence in failed:
         complain(f"error: {sentence}")
     if failed:

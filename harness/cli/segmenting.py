@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli.console import console, progress, tell_untrained
 from harness.core.remote import Remote
 from harness.runtime import Sam3
-from harness.runtime.manifest import Manifest, read_manifest
+from harness.runtime.manifest import read_manifest
 from harness.segment.job import Job, Result, Segmented, run
 
 if TYPE_CHECKING:
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
 _MOST_ROWS = 20
 
 
-def do(console: Console, folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
+def do(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
     """Loads the model, does the job, and prints progress, what was found and how fast.
 
     Args:
-        console: Where to print.
         folder: The compiled model.
         job: What to do.
         remote: Devices to run it on; None for this machine.
@@ -36,32 +34,24 @@ def do(console: Console, folder: Path, job: Job, remote: Remote | None = None) -
         HarnessError: A file cannot be written, or there is no device.
         Sam3Error: The model cannot be loaded, or the prompt makes no sense for any image.
     """
-    model = _loaded(console, folder, remote)
-    if not model.manifest.trained:
-        console.print(untrained(model.manifest), style="yellow", highlight=False, soft_wrap=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
+    model = _loaded(folder, remote)
+    tell_untrained(model.manifest)
     start = time.perf_counter()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(job.images[0].name, total=len(job.images))
+    with progress("images") as bar:
+        task = bar.add_task(job.images[0].name, total=len(job.images))
 
         def on_done(_result: Result) -> None:
-            progress.advance(task)
-            following = int(progress.tasks[task].completed)
+            bar.advance(task)
+            following = int(bar.tasks[task].completed)
             if following < len(job.images):
-                progress.update(task, description=job.images[following].name)
+                bar.update(task, description=job.images[following].name)
 
         results = run(model, job, on_done)
-    _tell(console, results, time.perf_counter() - start, job.out)
+    _tell(results, time.perf_counter() - start, job.out)
     return results
 
 
-def _loaded(console: Console, folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
+def _loaded(folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
     if remote is None:
         with console.status(f"Loading {folder}"):
             return Sam3.load(folder)
@@ -76,20 +66,7 @@ def _loaded(console: Console, folder: Path, remote: Remote | None) -> Sam3 | Rem
     return model
 
 
-def untrained(manifest: Manifest) -> str:
-    """The line that says that nothing found by this model means anything."""
-    return f"The weights are untrained ({manifest.weights}): the masks are meaningless."
-
-
-class _Rate(ProgressColumn):
-    """Images per second so far."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.2f} images/s")
-
-
-def _tell(console: Console, results: Sequence[Result], seconds: float, out: Path) -> None:
+def _tell(results: Sequence[Result], seconds: float, out: Path) -> None:
     done = [result for result in results if isinstance(result, Segmented)]
     if len(done) == 1:
         console.print(objects_table(done[0]))

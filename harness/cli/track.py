@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from harness.cli.console import console
+from harness.cli.console import console, progress, tell_untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model, numbers
 from harness.core.errors import HarnessError
@@ -33,7 +31,6 @@ def track(
     """
     if text is None and box is None:
         raise HarnessError("Nothing is asked; give --text, --box or both.")
-    from harness.cli.segmenting import untrained
     from harness.processes.threads import configure_threads
     from harness.runtime import Sam3
     from harness.track.job import Job, run
@@ -44,19 +41,11 @@ def track(
     configure_threads(threads)
     with console.status(f"Loading {folder}"):
         loaded = Sam3.load(folder)
-    if not loaded.manifest.trained:
-        console.print(untrained(loaded.manifest), style="yellow", highlight=False, soft_wrap=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
+    tell_untrained(loaded.manifest)
     start = time.perf_counter()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(video.name, total=None)
-        summary = run(loaded, job, lambda total: progress.update(task, total=total), lambda: progress.advance(task))
+    with progress("frames") as bar:
+        task = bar.add_task(video.name, total=None)
+        summary = run(loaded, job, lambda total: bar.update(task, total=total), lambda: bar.advance(task))
     seconds = time.perf_counter() - start
     count = len(summary.objects)
     console.print(
@@ -66,11 +55,3 @@ def track(
         highlight=False,
         soft_wrap=True,
     )
-
-
-class _Rate(ProgressColumn):
-    """Frames per second so far."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.2f} frames/s")

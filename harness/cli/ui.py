@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
@@ -36,7 +36,6 @@ def ui(
     Nothing leaves this machine, and no other machine reaches the page unless --host says so.
     """
     require_server()
-    from harness.cli.segmenting import untrained
     from harness.processes.threads import configure_threads
     from harness.runtime import Sam3
     from harness.runtime.manifest import read_manifest
