@@ -64,21 +64,34 @@ def data_set(images: Sequence[AnnotatedImage], categories: Sequence[str]) -> dic
     """
     numbers = category_numbers(categories)
     entries = [
-        {"image_id": image_id, "category_id": numbers[entry["category"]], "iscrowd": 0}
-        | {name: value for name, value in entry.items() if name != "category"}
+        annotation_entry(image_id, entry, numbers)
         for image_id, image in enumerate(images, 1)
         for entry in image.annotations
     ]
     return {
         "info": INFO,
         "licenses": [],
-        "images": [
-            {"id": image_id, "file_name": image.file_name, "width": image.size[0], "height": image.size[1]}
-            for image_id, image in enumerate(images, 1)
-        ],
+        "images": [image_entry(image_id, image.file_name, image.size) for image_id, image in enumerate(images, 1)],
         "categories": category_entries(numbers),
         "annotations": [{"id": number} | entry for number, entry in enumerate(entries, 1)],
     }
+
+
+def image_entry(image_id: int, file_name: str, size: tuple[int, int]) -> dict[str, Any]:
+    """Makes the entry of a data set's `images` for an image of this width and height."""
+    return {"id": image_id, "file_name": file_name, "width": size[0], "height": size[1]}
+
+
+def annotation_entry(image_id: int, entry: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Makes the entry of a data set's `annotations`, without its id, from one of `coco_annotations`.
+
+    Args:
+        image_id: Of the image.
+        entry: The entry, whose category is a name.
+        numbers: What `category_numbers` returned.
+    """
+    rest = {name: value for name, value in entry.items() if name != "category"}
+    return {"image_id": image_id, "category_id": numbers[entry["category"]], "iscrowd": 0} | rest
 
 
 def category_numbers(names: Sequence[str]) -> dict[str, int]:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.files import unfinished
-from harness.segment.coco import INFO, category_entries, category_numbers, coco_annotations
+from harness.segment.coco import (
+    INFO,
+    annotation_entry,
+    category_entries,
+    category_numbers,
+    coco_annotations,
+    image_entry,
+)
 from harness.track.objects import TrackedObjects
 
 VIDEO_ID = 1
@@ -78,19 +85,12 @@ def write_data_set(
         ],
     }
     images = (
-        {
-            "id": frame.index + 1,
-            "file_name": file_name(frame.index),
-            "width": frame.size[0],
-            "height": frame.size[1],
-            "video_id": VIDEO_ID,
-            "frame_index": frame.index,
-        }
+        image_entry(frame.index + 1, file_name(frame.index), frame.size)
+        | {"video_id": VIDEO_ID, "frame_index": frame.index}
         for frame in frames()
     )
     annotations = (
-        {"image_id": frame.index + 1, "video_id": VIDEO_ID, "category_id": numbers[entry["category"]], "iscrowd": 0}
-        | {name: value for name, value in entry.items() if name != "category"}
+        annotation_entry(frame.index + 1, entry, numbers) | {"video_id": VIDEO_ID}
         for frame in frames()
         for entry in frame.annotations
     )
