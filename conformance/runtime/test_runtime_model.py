@@ -90,8 +90,7 @@ def test_what_is_kept_follows_upstreams_processor(found: Found, threshold: float
 
 
 def test_semantic_is_the_probability_at_the_images_size(found: Found) -> None:
-    # In double precision: in single, PyTorch's places between pixels are off by some 1e-5.
-    logits = torch.from_numpy(np.array(found.outputs.semantic)).double()
+    logits = torch.from_numpy(np.array(found.outputs.semantic))
     expected = torch.nn.functional.interpolate(logits, (300, 451), mode="bilinear", align_corners=False).sigmoid()
     assert found.semantic.dtype == np.float32
     np.testing.assert_allclose(found.semantic, expected[0, 0].numpy(), rtol=0, atol=1e-6)
