@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -21,6 +22,7 @@ from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, Settings
 from harness.deployment.compiling import pack_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.deployed.modules import ImageEncoding
 from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.upstream import upstream
 from harness.runtime.artifact import Artifact
@@ -343,7 +345,9 @@ def captured() -> dict[str, np.ndarray]:
     """What reaches upstream's grounding, and what it gives, for a text with one point and one box."""
     arrays = {name: tensor.numpy() for name, tensor in vars(photograph()).items()}
     fpn_2 = np.ascontiguousarray(arrays["img_feats"].transpose(1, 2, 0)).reshape(1, 256, 72, 72)
-    return arrays | {"fpn_2": fpn_2}
+    with upstream(), torch.inference_mode():
+        attended = ImageEncoding(shallow_model()).eval().attended(torch.from_numpy(arrays["img_feats"])).numpy()
+    return arrays | {"fpn_2": fpn_2, "attended": attended}
 
 
 def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | None) -> dict[str, np.ndarray]:
@@ -360,7 +364,7 @@ def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | No
             padding[...] = rng.random(padding.shape) if array.dtype == np.float32 else rng.integers(0, 2, padding.shape)
         return result
 
-    names = ("fpn_2", "text_features", "text_mask")
+    names = ("fpn_2", "attended", "text_features", "text_mask")
     points = {name: padded(name, capacity.points, name == "points_mask") for name in POINTS}
     boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
     found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)

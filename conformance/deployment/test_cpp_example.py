@@ -61,6 +61,7 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     found = artifact.call(
         "ground",
         fpn_2=encoded["fpn_2"],
+        attended=encoded["attended"],
         **artifact.call("encode_text", tokens=tokens),
         points=np.zeros((points, 1, 2), np.float32),
         points_mask=np.ones((1, points), bool),

@@ -106,6 +106,7 @@ def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
 
     return {
         "fpn_2": torch.zeros(1, CHANNELS, FEATURE_SIZES[-1], FEATURE_SIZES[-1]),
+        "attended": torch.zeros(FEATURE_SIZES[-1] ** 2, 1, CHANNELS),
         "text_features": torch.zeros(TEXT_TOKENS, 1, CHANNELS),
         "text_mask": torch.zeros(1, TEXT_TOKENS, dtype=torch.bool),
         "points": torch.full((capacity.points, 1, 2), 0.5),
@@ -138,8 +139,13 @@ def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
     }
 
 
-ENCODE_IMAGE = EntryPoint("encode_image", ("fpn_0", "fpn_1", "fpn_2"), _image_encoding, _pixels, uses_rope=True)
-"""pixels fp32 [1, 3, 1008, 1008] to feature maps fp32 [1, 256, S, S], S = 288, 144, 72."""
+ENCODE_IMAGE = EntryPoint(
+    "encode_image", ("fpn_0", "fpn_1", "fpn_2", "attended"), _image_encoding, _pixels, uses_rope=True
+)
+"""pixels fp32 [1, 3, 1008, 1008] to feature maps fp32 [1, 256, S, S], S = 288, 144, 72, and tokens fp32 [5184, 1, 256].
+
+`attended` has the tokens of fpn_2 behind the fusion encoder's first self-attention, which is the same for every prompt.
+"""
 
 ENCODE_TEXT = EntryPoint("encode_text", ("text_features", "text_mask"), _text_encoding, _tokens)
 """tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded."""
@@ -152,8 +158,9 @@ GROUND = EntryPoint(
 )
 """Features, text and geometric prompt to what was found; N = capacity.points, M = capacity.boxes.
 
-Inputs: fpn_2 and the outputs of `ENCODE_TEXT`; points fp32 [N, 1, 2] (x, y), boxes fp32 [M, 1, 4] (cx, cy, w, h), both
-normalized to [0, 1]; masks bool [1, N] and [1, M], True where padded; labels int64 [N, 1] and [M, 1], 1 for positive.
+Inputs: fpn_2, attended, and the outputs of `ENCODE_TEXT`; points fp32 [N, 1, 2] (x, y), boxes fp32 [M, 1, 4]
+(cx, cy, w, h), both normalized to [0, 1]; masks bool [1, N] and [1, M], True where padded; labels int64 [N, 1] and
+[M, 1], 1 for positive.
 
 Outputs: logits [1, 200, 1] (upstream's `pred_logits`), boxes [1, 200, 4] as (cx, cy, w, h), presence logit [1, 1],
 scores [1, 200] as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all fp32, boxes normalized;
@@ -176,9 +183,9 @@ ENTRY_POINTS = (ENCODE_IMAGE, *GROUNDING)
 
 
 def _interactive_image_encoding(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.interactive import InteractiveImageEncoding
+    from harness.models.sam3.deployed.modules import ImageEncoding
 
-    return InteractiveImageEncoding(model)
+    return ImageEncoding(model, with_trunk=True)
 
 
 def _interactive_features(model: Any) -> torch.nn.Module:

@@ -16,21 +16,6 @@ from harness.models.sam3.patches.patch import replaced
 from harness.runtime.sam3.interactive import ABSENT
 
 
-class InteractiveImageEncoding(nn.Module):
-    """The trunk and the SAM 3 neck; the trunk's features come out as well, for `InteractiveFeatures`."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        neck = model.backbone.vision_backbone
-        self.trunk = neck.trunk
-        self.convs = nn.ModuleList(list(neck.convs)[: len(neck.convs) - model.backbone.scalp])
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """[1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and the trunk's [1, 1024, 72, 72]."""
-        features = self.trunk(pixels)[-1]
-        return (*(conv(features) for conv in self.convs), features)
-
-
 class InteractiveFeatures(nn.Module):
     """The tracker's features of an image that has no frame before it, as `predict_inst` reads them."""
 

@@ -11,33 +11,55 @@ from harness.models.sam3.components import modules
 
 
 class ImageEncoding(nn.Module):
-    """Trunk and neck, without the coarsest feature map: upstream's `SAM3VLBackbone.forward_image` drops it too."""
+    """Trunk and neck, without the coarsest feature map: upstream's `SAM3VLBackbone.forward_image` drops it too.
 
-    def __init__(self, model: Any) -> None:
+    The first self-attention of the fusion encoder comes before any prompt, so it is part of encoding an image.
+    """
+
+    img_pos: Tensor
+
+    def __init__(self, model: Any, with_trunk: bool = False) -> None:
+        """Takes whether the trunk's features are wanted, too."""
         super().__init__()
-        self.kept = 4 - model.backbone.scalp
-        self.neck = modules.Neck(model.backbone.vision_backbone)
+        neck = model.backbone.vision_backbone
+        self.trunk = neck.trunk
+        self.convs = nn.ModuleList(list(neck.convs)[: len(neck.convs) - model.backbone.scalp])
+        self.layer = model.transformer.encoder.layers[0]
+        self.register_buffer("img_pos", _img_pos(model))
+        self.with_trunk = with_trunk
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Encodes [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72."""
-        return self.neck(pixels)[: self.kept]  # type: ignore[no-any-return]
+        """Encodes [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and more; see `ENCODE_IMAGE`."""
+        features = self.trunk(pixels)[-1]
+        levels = [conv(features) for conv in self.convs]
+        encoded = (*levels, self.attended(_tokens(levels[-1])))
+        return (*encoded, features) if self.with_trunk else encoded
+
+    def attended(self, img_feats: Tensor) -> Tensor:
+        """The first self-attention of upstream's `TransformerEncoderLayer.forward_pre`; [5184, B, 256] to the same."""
+        normalized = self.layer.norm1(img_feats.transpose(0, 1))
+        queries = normalized + self.img_pos.transpose(0, 1)
+        attended: Tensor = self.layer.self_attn(queries, queries, value=normalized)[0]
+        return img_feats + attended.transpose(0, 1)
 
 
 class Grounding(nn.Module):
     """What follows the encoders, up to the masks, in the order of upstream's `Sam3Image.forward_grounding`."""
 
+    img_pos: Tensor
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.heads = model
         self.geometry = modules.GeometryEncoder(model.geometry_encoder)
-        self.encoder = modules.TransformerEncoder(model.transformer.encoder)
+        self.layers: Any = model.transformer.encoder.layers
         self.decoder = modules.TransformerDecoder(model.transformer.decoder)
-        encoding = model.backbone.vision_backbone.position_encoding
-        self.register_buffer("img_pos", _tokens(encoding(torch.zeros(1, 1, *modules.GRID))))
+        self.register_buffer("img_pos", _img_pos(model))
 
     def forward(
         self,
         fpn_2: Tensor,
+        attended: Tensor,
         text_features: Tensor,
         text_mask: Tensor,
         points: Tensor,
@@ -54,7 +76,7 @@ class Grounding(nn.Module):
         )
         prompt = torch.cat([text_features, geometry], dim=0)
         prompt_mask = torch.cat([text_mask, geometry_mask], dim=1)
-        (memory,) = self.encoder(img_feats, self.img_pos, prompt, prompt_mask)
+        memory = self._memory(attended, prompt, prompt_mask)
         hs, reference_boxes, presence, _ = self.decoder(memory, self.img_pos, prompt, prompt_mask)
         out: dict[str, Tensor] = {}
         # Only the last layer's scores and boxes are ever used in inference.
@@ -74,6 +96,25 @@ class Grounding(nn.Module):
             prompt,
             prompt_mask,
         )
+
+    def _memory(self, attended: Tensor, prompt: Tensor, prompt_mask: Tensor) -> Tensor:
+        """The fusion encoder behind its first self-attention; [5184, B, 256] to the same."""
+        tokens, prompt, img_pos = attended.transpose(0, 1), prompt.transpose(0, 1), self.img_pos.transpose(0, 1)
+        first, *others = self.layers
+        # The rest of upstream's `TransformerEncoderLayer.forward_pre`.
+        read = first.cross_attn_image(first.norm2(tokens), prompt, prompt, key_padding_mask=prompt_mask)[0]
+        tokens = tokens + read
+        tokens = tokens + first.linear2(first.activation(first.linear1(first.norm3(tokens))))
+        for layer in others:
+            tokens = layer(tgt=tokens, memory=prompt, memory_key_padding_mask=prompt_mask, query_pos=img_pos)
+        memory: Tensor = tokens.transpose(0, 1)
+        return memory
+
+
+def _img_pos(model: Any) -> Tensor:
+    """The position encoding [5184, 1, 256] of the coarsest feature map that is kept."""
+    encoding: Tensor = model.backbone.vision_backbone.position_encoding(torch.zeros(1, 1, *modules.GRID))
+    return _tokens(encoding)
 
 
 def _tokens(features: Tensor) -> Tensor:
