@@ -37,6 +37,7 @@ class Frames:
         length: How many frames there are, as far as the source states it before they are read; None for a stream.
         rate: Frames per second, where the source states it.
         names: File of each frame, where it has one.
+        is_stream: Whether they can be read only once.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Frames:
     length: int | None = None
     rate: Fraction | None = None
     names: tuple[str, ...] | None = None
+    is_stream: bool = False
 
     def __iter__(self) -> Iterator[Pixels]:
         """Gives each frame, uint8 [h, w, 3].
@@ -86,7 +88,7 @@ def open_frames(source: Any) -> Frames:
     if isinstance(source, Sequence | np.ndarray):
         return Frames("the list of frames", lambda: _given(source, "the list of frames"), len(source))
     if isinstance(source, Iterable):
-        return Frames("the stream", lambda: _given(source, "the stream"))
+        return Frames("the stream", lambda: _given(source, "the stream"), is_stream=True)
     raise Sam3Error(
         f"The video is of type {type(source).__name__}; give a file, a folder, a list or an iterator of frames."
     )

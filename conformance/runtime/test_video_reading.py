@@ -1,0 +1,89 @@
+"""Frames of a video by their numbers: any order is as a list gives it, and no more than a piece is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.video.frames import Frames, open_frames
+from harness.runtime.sam3.video.reading import PIECE, Reader
+
+LENGTH = 3 * PIECE + 5
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def picture(index: int) -> npt.NDArray[np.uint8]:
+    return np.full((2, 3, 3), index, np.uint8)
+
+
+class Counted:
+    """Frames that count how often they are read."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.reads = 0
+        self.frames = Frames("the list", self._read, length)
+
+    def _read(self) -> Iterator[npt.NDArray[np.uint8]]:
+        for index in range(self.frames.length or 0):
+            self.reads += 1
+            yield picture(index)
+
+
+@given(order=st.lists(st.integers(0, LENGTH + 2), max_size=12))
+def test_any_order_is_as_a_list_gives_it(order: list[int]) -> None:
+    reader = Reader(Counted().frames)
+    for index in order:
+        found = reader.frame(index)
+        if index < LENGTH:
+            np.testing.assert_array_equal(found, picture(index))
+        else:
+            assert found is None
+
+
+def test_forwards_each_frame_is_read_once_and_backwards_in_pieces() -> None:
+    source = Counted()
+    reader = Reader(source.frames)
+    for index in range(LENGTH):
+        for _ in range(2):
+            np.testing.assert_array_equal(reader.frame(index), picture(index))
+    assert source.reads == LENGTH
+    for index in reversed(range(LENGTH - 1)):
+        np.testing.assert_array_equal(reader.frame(index), picture(index))
+    assert source.reads <= LENGTH + 4 * LENGTH, "once for each piece, and not once for each frame"
+
+
+def test_a_stream_goes_on_and_not_back() -> None:
+    reader = Reader(open_frames(iter([picture(index) for index in range(4)])))
+    for index in (1, 1, 3):
+        np.testing.assert_array_equal(reader.frame(index), picture(index))
+    with pytest.raises(Sam3Error, match="Frame 1 of the stream is gone"):
+        reader.frame(1)
+    assert reader.frame(4) is None
+    np.testing.assert_array_equal(reader.frame(3), picture(3))
+
+
+def test_a_broken_frame_is_told_each_time_and_those_before_it_can_be_read() -> None:
+    reader = Reader(open_frames([picture(0), np.zeros((4, 4, 3), np.uint8), picture(2)]))
+    for _ in range(2):
+        np.testing.assert_array_equal(reader.frame(0), picture(0))
+        with pytest.raises(Sam3Error, match="Frame 1 of the list of frames has 4 x 4 pixels"):
+            reader.frame(1)
+
+
+def test_a_video_file_is_read_backwards() -> None:
+    pytest.importorskip("av")
+    source = open_frames(ROOT / "fixtures" / "videos" / "bigbuckbunny.mp4")
+    reader, expected = Reader(source), []
+    for index, pixels in enumerate(source):
+        if index == 40:
+            break
+        expected.append(pixels)
+    for index in (39, 20, 19, 7, 8):
+        np.testing.assert_array_equal(reader.frame(index), expected[index])

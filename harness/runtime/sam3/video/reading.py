@@ -1,0 +1,61 @@
+"""Reading the frames of a video by their numbers: forwards one after another, backwards in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.video.frames import Frames
+
+Pixels = npt.NDArray[np.uint8]
+
+PIECE = 32
+"""Frames that are kept when one is asked for that was passed: a video file is decoded from its beginning then."""
+
+
+class Reader:
+    """Gives the frames of a video. Forwards it keeps one frame, backwards up to 32."""
+
+    def __init__(self, frames: Frames) -> None:
+        """Takes the frames; nothing is read yet."""
+        self._frames = frames
+        self._reading: Iterator[Pixels] | None = None
+        self._position = 0
+        self._piece: dict[int, Pixels] = {}
+
+    def frame(self, index: int) -> Pixels | None:
+        """Returns a frame, uint8 [h, w, 3]; None if the video ends before it.
+
+        Raises:
+            Sam3Error: It cannot be read, or it was passed and the video is a stream.
+        """
+        if index in self._piece:
+            return self._piece[index]
+        first = index
+        if index < self._position:
+            if self._frames.is_stream:
+                raise Sam3Error(
+                    f"Frame {index} of {self._frames.name} is gone, for it is read only once; give a file, a folder or "
+                    "a list of frames."
+                )
+            self._reading, self._position = None, 0
+            first = index - PIECE + 1
+        if self._reading is None:
+            self._reading = iter(self._frames)
+        piece: dict[int, Pixels] = {}
+        while self._position <= index:
+            try:
+                pixels = next(self._reading, None)
+            except Sam3Error:
+                self._reading, self._position = None, 0
+                raise
+            if pixels is None:
+                return None
+            if self._position >= first:
+                piece[self._position] = pixels
+            self._position += 1
+        self._piece = piece
+        return piece[index]
