@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +17,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conformance.support.video_model import Answered, answers
+from conformance.support.video_model import Answered, UpstreamSession, video_model
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
 from harness.runtime import Sam3
@@ -25,6 +28,12 @@ from harness.runtime.sam3.video.session import Session, TrackedFrame
 
 TEXT = "dog"
 FRAMES = 3
+NEW = 77
+CLICKS: dict[str, dict[str, Any]] = {
+    "a click": {"points": [(60, 120)], "labels": [1]},
+    "a negative click": {"points": [(60, 120), (150, 60)], "labels": [1, 0]},
+}
+"""On an object that is tracked."""
 NEAR = 1e-2
 """Share of a frame's largest logit below which a pixel may be decided differently."""
 TIED = 1e-5
@@ -42,49 +51,239 @@ def model(shallow_artifact: Path) -> Sam3:
     return Sam3.load(shallow_artifact)
 
 
-@pytest.fixture(scope="module")
-def expected() -> tuple[Answered, ...]:
-    return answers(frames(), text_str=TEXT)
+Step = tuple[list[TrackedFrame], list[Answered]]
 
 
 @pytest.fixture(scope="module")
-def tracked(model: Sam3) -> tuple[TrackedFrame, ...]:
-    """The second call of `propagate` goes on where the first one was left."""
-    session = model.start_session(list(frames()))
-    return (session.add_prompt(0, TEXT), next(session.propagate()), *session.propagate())
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sessions")
 
 
-def test_the_same_objects_on_every_frame(tracked: tuple[TrackedFrame, ...], expected: tuple[Answered, ...]) -> None:
-    assert [each.index for each in tracked] == [each.index for each in expected] == [0, *range(FRAMES)]
-    assert [each.ids.tolist() for each in tracked] == [each.ids.tolist() for each in expected]
-    assert all(len(each.ids) > 1 for each in tracked[1:]), "there is something to track"
+@pytest.fixture(scope="module")
+def upstream_model() -> Any:
+    return video_model()
 
 
-def test_scores_and_boxes(tracked: tuple[TrackedFrame, ...], expected: tuple[Answered, ...]) -> None:
-    height, width = frames()[0].shape[:2]
-    for ours, theirs in zip(tracked, expected, strict=True):
-        np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, atol=1e-5)
-        corner, extent = theirs.boxes[:, :2], theirs.boxes[:, 2:]
+@pytest.fixture(scope="module")
+def found(model: Sam3, upstream_model: Any, folder: Path) -> dict[str, Step]:
+    """A text, both directions, then clicks; every step of both sessions. The session is saved before the clicks."""
+    ours, theirs = model.start_session(list(frames()), keep=True), UpstreamSession(upstream_model, frames())
+    steps: dict[str, Step] = {}
+    steps["text"] = [ours.add_prompt(1, TEXT)], [theirs.prompt(1, text_str=TEXT)]
+    # The second call of `propagate` goes on where the first one was left.
+    steps["forwards"] = [next(ours.propagate()), *ours.propagate()], theirs.propagate()
+    steps["backwards"] = list(ours.propagate(reverse=True)), theirs.propagate(reverse=True)
+    ours.save(folder / "before_clicks.safetensors")
+    one = ours.objects[0]
+    for name, clicks in CLICKS.items():
+        steps[name] = [ours.add_prompt(2, object_id=one, **clicks)], [theirs.click(2, one, **clicks)]
+    steps["again, backwards"] = (
+        list(ours.propagate(start=2, reverse=True)),
+        theirs.propagate(2, reverse=True),
+    )
+    steps["a click on a new object"] = (
+        [ours.add_prompt(1, object_id=NEW, points=[(200, 100)])],
+        [theirs.click(1, NEW, [(200, 100)], [1])],
+    )
+    steps["the new object, forwards"] = list(ours.propagate(start=1)), theirs.propagate(1)
+    ours.remove_object(one)
+    theirs.remove(one)
+    steps["what is kept"] = list(ours.propagate(start=1)), theirs.propagate(1)
+    return steps
+
+
+@pytest.fixture(scope="module")
+def prompted(model: Sam3, upstream_model: Any) -> dict[str, Step]:
+    """Clicks, a box and a mask, and nothing else. Upstream's assertion fails there, so that nothing is kept for it."""
+    ours, theirs = model.start_session(list(frames()), keep=True), UpstreamSession(upstream_model, frames())
+    with pytest.raises(AssertionError, match="No cached outputs"):
+        theirs.click(1, 5, [(60, 120)], [1])
+    theirs.begin_with_nothing()
+    steps: dict[str, Step] = {}
+    steps["click"] = [ours.add_prompt(1, object_id=5, points=[(60, 120)])], [theirs.click(1, 5, [(60, 120)], [1])]
+    box, mask = (100, 40, 250, 200), np.zeros(frames()[0].shape[:2], bool)
+    mask[60:140, 20:110] = True
+    steps["box"] = [ours.add_prompt(1, object_id=6, box=box)], [theirs.box(1, 6, box)]
+    steps["mask"] = [ours.add_prompt(1, object_id=7, mask=mask)], [theirs.mask(1, 7, mask)]
+    steps["all forwards"] = list(ours.propagate(start=1)), theirs.propagate(1)
+    steps["all backwards"] = list(ours.propagate(start=1, reverse=True)), theirs.propagate(1, reverse=True)
+    return steps
+
+
+FOUND = (
+    *("text", "forwards", "backwards", *CLICKS, "again, backwards"),
+    *("a click on a new object", "the new object, forwards", "what is kept"),
+)
+PROMPTED = ("click", "box", "mask", "all forwards", "all backwards")
+
+
+@pytest.mark.parametrize(
+    ("session", "name"), [*(("found", name) for name in FOUND), *(("prompted", name) for name in PROMPTED)]
+)
+def test_every_step_is_upstreams(session: str, name: str, request: pytest.FixtureRequest) -> None:
+    """The same ids, scores within 1e-5, and masks that differ at most where upstream decides by a rounding error.
+
+    This is where a logit is near zero, and where two objects that claim a pixel have nearly the same tracker score.
+    """
+    ours, theirs = request.getfixturevalue(session)[name]
+    assert [each.index for each in ours] == [each.index for each in theirs]
+    assert ours
+    for mine, yours in zip(ours, theirs, strict=True):
+        assert mine.ids.tolist() == yours.ids.tolist()
+        np.testing.assert_allclose(mine.scores, yours.scores, rtol=1e-5, atol=1e-5)
+        undecided, share = uncertain(yours)
+        differing = (mine.masks != yours.masks).any(axis=0)
+        assert not (differing & ~undecided).any()
+        assert share < 0.2, "most pixels are compared"
+        assert (mine.masks.any(axis=0) != yours.masks.any(axis=0)).mean() < 1e-3
+        height, width = frames()[0].shape[:2]
+        corner, extent = yours.boxes[:, :2], yours.boxes[:, 2:]
         corners = np.concatenate([corner, corner + extent], axis=1) * np.array([width, height, width, height])
-        np.testing.assert_allclose(ours.boxes, corners, atol=1.01)
+        np.testing.assert_allclose(mine.boxes, corners, atol=1.01)
 
 
-def test_masks_differ_at_most_where_upstream_itself_decides_by_a_rounding_error(
-    tracked: tuple[TrackedFrame, ...], expected: tuple[Answered, ...]
+def uncertain(answered: Answered) -> tuple[npt.NDArray[np.bool_], float]:
+    """The pixels [h, w] that rounding can decide, and the share of those near zero."""
+    if not len(answered.logits):
+        return np.zeros(answered.masks.shape[1:], np.bool_), 0.0
+    logits, scores = answered.logits, answered.tracker_scores[:, None, None]
+    near = (np.abs(logits) <= NEAR * np.abs(logits).max(axis=(1, 2), keepdims=True)).any(axis=0)
+    claims = np.sort(np.where(logits > 0, scores, np.float32(-np.inf)), axis=0)
+    highest, second = claims[-1], claims[-2] if len(claims) > 1 else np.full_like(claims[-1], -np.inf)
+    with np.errstate(invalid="ignore"):
+        tied = (highest != second) & (highest - second <= TIED)
+    return near | tied, float((near & ~tied).mean())
+
+
+def test_there_is_something_to_track(found: dict[str, Step], prompted: dict[str, Step]) -> None:
+    tracked, new = found["forwards"][0], found["the new object, forwards"][0]
+    assert all(len(each.ids) > 1 for each in tracked)
+    assert all(NEW in each.ids for each in new)
+    assert {each for frame in prompted["all forwards"][0] for each in frame.ids} == {5, 6, 7}
+    first, second = (found[name][0][0].masks for name in CLICKS)
+    assert (first[0] != second[0]).any(), "a negative click changes the mask"
+
+
+def test_objects_know_their_text(found: dict[str, Step]) -> None:
+    (frame,) = found["a click on a new object"][0]
+    assert dict(zip(frame.ids.tolist(), frame.texts, strict=True))[NEW] is None
+    assert set(frame.texts) == {TEXT, None}
+
+
+def equal(ours: Sequence[TrackedFrame], others: Sequence[TrackedFrame]) -> bool:
+    """Whether frames are equal in every bit."""
+    return len(ours) == len(others) and all(
+        (one.index, one.texts) == (other.index, other.texts)
+        and all(
+            np.array_equal(getattr(one, name), getattr(other, name))
+            for name in ("ids", "scores", "boxes", "masks", "pixels")
+        )
+        for one, other in zip(ours, others, strict=True)
+    )
+
+
+def test_a_stream_gives_what_a_session_gives_that_keeps_everything(model: Sam3, found: dict[str, Step]) -> None:
+    session = model.start_session(iter(frames()))
+    assert equal([session.add_prompt(1, TEXT)], found["text"][0])
+    assert equal(list(session.propagate()), found["forwards"][0])
+    assert list(session.propagate()) == []
+
+
+RESUMES = """
+import pickle, sys
+import numpy as np
+from harness.runtime import Sam3
+
+folder, model = sys.argv[1:]
+frames = iter(np.load(f"{folder}/frames.npy"))
+session = Sam3.load(model, check=False).resume_session(f"{folder}/streamed.safetensors", frames)
+assert session.next_frame == 2, "one frame is left"
+results = list(session.propagate())
+with open(f"{folder}/streamed.pickle", "wb") as file:
+    pickle.dump(results, file)
+assert "torch" not in sys.modules
+"""
+
+
+def test_another_process_goes_on_bit_for_bit(
+    model: Sam3, shallow_artifact: Path, folder: Path, found: dict[str, Step]
 ) -> None:
-    """Where a logit is near zero, and where two objects that claim a pixel have the same tracker score but for one."""
-    for ours, theirs in zip(tracked[2:], expected[2:], strict=True):
-        logits = torch.from_numpy(theirs.logits)[:, None]
-        at_size = F.interpolate(logits, ours.masks.shape[1:], mode="bilinear", align_corners=False)[:, 0]
-        near = (at_size.abs() <= NEAR * logits.abs().max()).any(dim=0)
-        scores = torch.from_numpy(theirs.object_logits).sigmoid()[:, None, None]
-        best = torch.where(at_size > 0, scores, 0).topk(2, dim=0).values
-        tied = (best[1] > 0) & (best[0] - best[1] <= TIED)
-        differing = torch.from_numpy((ours.masks != theirs.masks).any(axis=0))
-        assert not (differing & ~near & ~tied).any()
-        assert (near & ~tied).float().mean() < 0.2, "most pixels are compared"
-        union = torch.from_numpy(ours.masks.any(axis=0) != theirs.masks.any(axis=0))
-        assert union.float().mean() < 1e-3
+    """The session is saved in the middle of a propagation, when every output is still held back."""
+    session, path = model.start_session(iter(frames())), folder / "streamed.safetensors"
+    session.add_prompt(1, TEXT)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop() -> None:
+        session.save(path)
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        list(session.propagate(after_frame=stop))
+    np.save(folder / "frames.npy", np.stack(frames()))
+    done = subprocess.run(
+        [sys.executable, "-c", RESUMES, folder, shallow_artifact], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results = pickle.loads((folder / "streamed.pickle").read_bytes())
+    assert equal(results, found["forwards"][0])
+    assert not list(folder.glob(".*")), "no temporary file is left"
+
+
+def test_a_resumed_session_is_clicked_on_bit_for_bit(model: Sam3, folder: Path, found: dict[str, Step]) -> None:
+    session = model.resume_session(folder / "before_clicks.safetensors", list(frames()))
+    one = session.objects[0]
+    for name, clicks in CLICKS.items():
+        assert equal([session.add_prompt(2, object_id=one, **clicks)], found[name][0])
+    assert equal(list(session.propagate(start=2, reverse=True)), found["again, backwards"][0])
+
+
+def test_files_that_are_no_session_of_this(model: Sam3, folder: Path, found: dict[str, Step], tmp_path: Path) -> None:
+    path = folder / "before_clicks.safetensors"
+    content = path.read_bytes()
+    with pytest.raises(Sam3Error, match="was saved with another video"):
+        model.resume_session(path, [frame[:, ::-1] for frame in frames()])
+    with pytest.raises(Sam3Error, match="was saved with another video"):
+        model.resume_session(path, frames()[:1])
+    other = Artifact.load(model._artifact.folder, check=False)
+    other.manifest = replace(other.manifest, weights="seed 1")
+    with pytest.raises(Sam3Error, match="was saved with another model"):
+        Sam3(other).resume_session(path, list(frames()))
+    broken = tmp_path / "broken.safetensors"
+    for bad in (b"", content[: len(content) // 2], content[:-1] + bytes([content[-1] ^ 1]), b"no session" * 100):
+        broken.write_bytes(bad)
+        with pytest.raises(Sam3Error, match=r"broken\.safetensors (cannot be read|is damaged)") as raised:
+            model.resume_session(broken, list(frames()))
+        assert "\n" not in str(raised.value)
+    with pytest.raises(Sam3Error, match="cannot be read as a saved session"):
+        model.resume_session(tmp_path / "nowhere", list(frames()))
+    session = model.start_session(list(frames()))
+    with pytest.raises(Sam3Error, match="cannot be written"):
+        session.save(tmp_path / "nowhere" / "file")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["broken.safetensors"]
+
+
+def test_several_texts_are_as_many_sessions(model: Sam3, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = Sam3.set_image
+    monkeypatch.setattr(Sam3, "set_image", lambda self, image: encoded.append(1) or encode(self, image))
+    clip, texts = list(frames()[:2]), (TEXT, "cup")
+    both = model.start_session(clip)
+    first = both.add_prompt(0, list(texts))
+    together = [first, *both.propagate()]
+    assert len(encoded) == len(clip), "each frame is encoded once"
+    assert set(first.texts) == set(texts)
+    numbers: dict[tuple[str, int], int] = {}
+    for text in texts:
+        alone = model.start_session(clip)
+        for frame, whole in zip([alone.add_prompt(0, text), *alone.propagate()], together, strict=True):
+            rows = [row for row, each in enumerate(whole.texts) if each == text]
+            ids = [numbers.setdefault((text, each), whole.ids[row]) for each, row in zip(frame.ids, rows, strict=True)]
+            assert whole.ids[rows].tolist() == ids
+            for name in ("scores", "boxes", "masks"):
+                np.testing.assert_array_equal(getattr(whole, name)[rows], getattr(frame, name))
+    assert len(set(numbers.values())) == len(numbers), "no two objects have one id"
 
 
 def test_the_session_ends_where_the_video_ends_and_forgets_what_it_does_not_need(model: Sam3) -> None:
@@ -124,6 +323,46 @@ def test_what_is_asked_wrongly(model: Sam3) -> None:
         session.add_prompt(0)
     with pytest.raises(Sam3Error, match="Object 7 is not tracked"):
         session.remove_object(7)
+    with pytest.raises(Sam3Error, match="not all different"):
+        session.add_prompt(0, ["a", "a"])
+    with pytest.raises(Sam3Error, match="The text is 5; give a string"):
+        session.add_prompt(0, ["a", 5])
+    with pytest.raises(Sam3Error, match="give its object_id, or 0 for a new object"):
+        session.add_prompt(0, points=[(1, 2)])
+    with pytest.raises(Sam3Error, match="leave out the text, or the object_id"):
+        session.add_prompt(0, TEXT, object_id=0)
+    with pytest.raises(Sam3Error, match="leave out the mask, or the points"):
+        session.add_prompt(0, object_id=0, points=[(1, 2)], mask=np.ones((2, 2), bool))
+    with pytest.raises(Sam3Error, match=r"The mask is uint8 \[2, 2\]; give bool"):
+        session.add_prompt(0, object_id=0, mask=np.ones((2, 2), np.uint8))
+    with pytest.raises(Sam3Error, match="The mask has no pixels"):
+        session.add_prompt(0, object_id=0, mask=np.zeros(frames()[0].shape[:2], bool))
+    with pytest.raises(Sam3Error, match="give a point, a box or a mask"):
+        session.add_prompt(0, object_id=0)
+    with pytest.raises(Sam3Error, match="The object id is -1"):
+        session.add_prompt(0, object_id=-1, points=[(1, 2)])
+    assert session.objects == ()
+
+
+def test_what_a_session_cannot_do_that_keeps_only_what_it_needs(model: Sam3) -> None:
+    with pytest.raises(Sam3Error, match=r"The stream is read only once.*leave out keep=True"):
+        model.start_session(iter(frames()), keep=True)
+    for source, advice in ((list(frames()), "start it with keep=True"), (iter(frames()), "is read only once")):
+        session = model.start_session(source)
+        first = session.add_prompt(0, object_id=4, points=[(60, 120)])
+        assert first.ids.tolist() == [4]
+        with pytest.raises(Sam3Error, match=f"Object 4 cannot be prompted on frame 1.*{advice}"):
+            session.add_prompt(1, object_id=4, points=[(60, 120)])
+        with pytest.raises(Sam3Error, match=f"cannot be tracked backwards.*{advice}"):
+            next(session.propagate(reverse=True))
+    tracked = list(session.propagate(limit=1))
+    assert [(each.index, each.ids.tolist()) for each in tracked] == [(0, [4]), (1, [4])], (
+        "a click is tracked on a stream"
+    )
+    with pytest.raises(Sam3Error, match="cannot be tracked again"):
+        next(session.propagate(start=1))
+    with pytest.raises(Sam3Error, match="Object 5 cannot be prompted"):
+        session.add_prompt(0, object_id=5, points=[(60, 120)])
 
 
 def test_a_model_that_was_compiled_without_tracking_says_so(shallow_artifact: Path) -> None:

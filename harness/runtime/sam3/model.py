@@ -214,12 +214,14 @@ class Sam3:
         self._artifact.release("encode_image")
         return EncodedImage(self, pixels, features)
 
-    def start_session(self, video: Any) -> Session:
+    def start_session(self, video: Any, *, keep: bool = False) -> Session:
         """Begins to track objects through a video.
 
         Args:
             video: A file, a folder of images, a list or an array of frames, or an iterator of frames that may never
                 end; see `harness.runtime.sam3.video.frames.open_frames`.
+            keep: Whether to keep what is known of every frame, 1 MB for each object, so that objects can be prompted
+                in any frame, and the video be tracked backwards and again. Otherwise memory does not grow.
 
         Raises:
             Sam3Error: The video cannot be opened, or this model was compiled without what tracks objects.
@@ -227,7 +229,25 @@ class Sam3:
         from harness.runtime.sam3.video.session import Session
         from harness.runtime.sam3.video.tracker import Tracker
 
-        return Session(self, Tracker(self._artifact), video)
+        return Session(self, Tracker(self._artifact), video, keep=keep)
+
+    def resume_session(self, path: str | Path, video: Any) -> Session:
+        """Goes on with a session that `Session.save` wrote to a file, as if it had never been left.
+
+        Args:
+            path: The file.
+            video: The video that the session was started with; of a stream, from its first frame on.
+
+        Raises:
+            Sam3Error: The file cannot be read, is damaged, or is of another model or another video; or as
+                `start_session`.
+        """
+        from harness.runtime.sam3.video.saving import SessionFile
+
+        saved = SessionFile(Path(path), self.manifest)
+        session = self.start_session(video, keep=saved.keep)
+        saved.fill(session.processor)
+        return session
 
     def encode_text(self, tokens: npt.NDArray[np.int64]) -> Tensors:
         """The model's tensors for a tokenized text, int64 [1, 32]; those of the last texts are remembered."""

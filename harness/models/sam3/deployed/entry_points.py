@@ -262,13 +262,7 @@ def _pointed_masks(model: Any) -> torch.nn.Module:
 def _memory_of_frame(model: Any) -> torch.nn.Module:
     from harness.models.sam3.deployed.video import MemoryOfFrame
 
-    return MemoryOfFrame(model, prompted=False)
-
-
-def _memory_of_prompted_frame(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.video import MemoryOfFrame
-
-    return MemoryOfFrame(model, prompted=True)
+    return MemoryOfFrame(model)
 
 
 def _frame_and_mask(size: int) -> dict[str, torch.Tensor]:
@@ -339,9 +333,13 @@ MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _memory_of_frame, lamb
 """features fp32 [1, 256, 72, 72], mask logits fp32 [1, 1, 1152, 1152], object logits [1, 1] to fp32 [1, 64, 72, 72]."""
 
 PROMPTED_MEMORY_ENCODER = EntryPoint(
-    "encode_prompted_memory", ("memory",), _memory_of_prompted_frame, lambda _: _frame_and_mask(PROMPTED_MASK)
+    "encode_prompted_memory", ("memory",), _memory_of_frame, lambda _: _frame_and_mask(PROMPTED_MASK)
 )
-"""As `MEMORY_ENCODER`, for the mask of a prompt, logits fp32 [1, 1, 1008, 1008]; only their signs matter."""
+"""As `MEMORY_ENCODER`, for an object that a prompt was given for, mask logits fp32 [1, 1, 1008, 1008].
+
+The mask of a prompt itself is decided: its logits are -1024 and 1024. Those of the frames that are tracked again after
+a click are what the mask decoder gives.
+"""
 
 MASK_POINTER = EntryPoint("mask_pointer", MASK_POINTER_COMPONENT.outputs, MASK_POINTER_COMPONENT.build, _given_mask)
 """A frame and a given mask, fp32 [1, 1, 1152, 1152], to a pointer fp32 [1, 256] and the object logit [1, 1]."""

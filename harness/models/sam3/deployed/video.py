@@ -26,13 +26,14 @@ class VideoFeatures(nn.Module):
 class MemoryOfFrame(nn.Module):
     """A frame and the mask of an object in it, as a memory."""
 
-    def __init__(self, model: Any, prompted: bool) -> None:
-        """Takes whether masks come from prompts; these are decided before they are encoded."""
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.encoder = MemoryEncoder(model)
-        self.prompted = prompted
 
     def forward(self, features: Tensor, masks: Tensor, object_logits: Tensor) -> tuple[Tensor, ...]:
-        """[1, 256, 72, 72], logits [1, 1, S, S] and [1, 1] to [1, 64, 72, 72]."""
-        memory: tuple[Tensor, ...] = self.encoder(features, masks, object_logits, torch.tensor([self.prompted]))
+        """[1, 256, 72, 72], logits [1, 1, S, S] and [1, 1] to [1, 64, 72, 72].
+
+        The masks of prompts, which upstream decides, come decided: the sigmoid of -1024 and 1024 is 0 and 1.
+        """
+        memory: tuple[Tensor, ...] = self.encoder(features, masks, object_logits, torch.tensor([False]))
         return memory

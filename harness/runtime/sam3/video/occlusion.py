@@ -81,6 +81,13 @@ def without_overlaps(masks: Masks, scores: Floats) -> Masks:
     return masks & (claims > 0) & _is_highest(claims)
 
 
+def without_lower(logits: Floats) -> Floats:
+    """Logits [N, H, W] of which each pixel keeps the highest one; others are at most -10 (TB:1118)."""
+    if len(logits) < 2:
+        return logits
+    return np.where(_is_highest(logits), logits, np.minimum(logits, SUPPRESSED_LOGIT))
+
+
 def _is_highest(values: Floats) -> Masks:
     """Whether a value [N, H, W] is the highest of its pixel; of equal ones the first is."""
     if not len(values):

@@ -9,10 +9,11 @@ from itertools import islice
 
 import numpy as np
 
+from harness.runtime.sam3.video.rules import DISAMBIGUATED
 from harness.runtime.sam3.video.selection import MemoryRules, is_valid
 
-HOTSTART = 15
-"""Frames after their birth within which objects are removed by the planner (`hotstart_delay`, model_builder.py:723)."""
+HOTSTART = DISAMBIGUATED.hotstart_frames
+"""Frames after their birth within which objects are removed by the planner."""
 
 
 class Retention(Enum):

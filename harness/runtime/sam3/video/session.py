@@ -1,212 +1,199 @@
-"""A session: a video, what is asked of it, and its objects, frame after frame in bounded memory.
+"""A session: a video, what is asked of it, and its objects.
 
-VB is upstream's model/sam3_video_base.py and VI its model/sam3_video_inference.py, with the lines of sam3 0.1.4.
+VI is upstream's model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import islice
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Tensors
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.interactive import MASK_SIZE, Box
-from harness.runtime.sam3.prompts import Prompt
-from harness.runtime.sam3.resizing import resized
-from harness.runtime.sam3.video.bucket import Bucket, born
-from harness.runtime.sam3.video.detections import Detections, kept, video_scores
+from harness.runtime.sam3.coordinates import shown
+from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
+from harness.runtime.sam3.prompts import Coordinates, Prompt
 from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.hotstart import released
-from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
-from harness.runtime.sam3.video.memory_bank import MemoryBank
-from harness.runtime.sam3.video.objects import VideoState, without_chosen
-from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT, object_logits, without_shrunken
-from harness.runtime.sam3.video.outputs import FrameOutput, ShownObject, frame_output, shown_objects, sigmoid
-from harness.runtime.sam3.video.planner import Observations, Plan, plan_frame
-from harness.runtime.sam3.video.propagation import prompts_of_detections
-from harness.runtime.sam3.video.reconditioning import Reconditioning
+from harness.runtime.sam3.video.kept import KeptFrame
+from harness.runtime.sam3.video.processor import VideoProcessor
+from harness.runtime.sam3.video.progress import Underway
+from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
-from harness.runtime.sam3.video.tracker import GIVEN_MASK, Tracker
+from harness.runtime.sam3.video.tracked_frame import TrackedFrame, tracked_frame
+from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.model import EncodedImage, Sam3
+    from harness.runtime.sam3.model import Sam3
 
-Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]
+Texts = str | Sequence[str] | None
 
+__all__ = ["Session", "TrackedFrame"]
 
-@dataclass(frozen=True, eq=False)
-class TrackedFrame:
-    """A frame and the n objects that are shown in it, by rising id.
-
-    Attributes:
-        index: Number of the frame.
-        pixels: uint8 [h, w, 3].
-        ids: int64 [n].
-        scores: fp32 [n], of the detections that the objects were found by.
-        boxes: fp32 [n, 4], (x0, y0, x1, y1) in pixels.
-        masks: bool [n, h, w]; no pixel belongs to several of them.
-    """
-
-    index: int
-    pixels: Pixels
-    ids: npt.NDArray[np.int64]
-    scores: Floats
-    boxes: Floats
-    masks: Masks
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """What the detector found: what counts of it, and the logits [D, 288, 288] of its masks."""
-
-    detections: Detections
-    logits: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class _Frame:
-    """A frame that is encoded; `found` is None where the detector is not asked."""
-
-    index: int
-    image: EncodedImage
-    features: Tensors
-    found: _Found | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Held:
-    """A frame whose output is held back; the masks of its objects are kept as bits."""
-
-    index: int
-    pixels: Pixels
-    bits: Mapping[int, npt.NDArray[np.uint8]]
-    tracker_scores: Mapping[int, float]
-
-    @classmethod
-    def of(cls, image: EncodedImage, index: int, objects: Mapping[int, ShownObject]) -> _Held:
-        """Keeps what may be shown of a frame."""
-        bits = {number: np.packbits(each.mask) for number, each in objects.items()}
-        return cls(index, image.pixels, bits, {number: each.tracker_score for number, each in objects.items()})
-
-    @property
-    def objects(self) -> dict[int, ShownObject]:
-        """What may be shown, as it was given."""
-        height, width = self.pixels.shape[:2]
-        return {
-            number: ShownObject(
-                np.unpackbits(bits, count=height * width).reshape(height, width).astype(bool),
-                self.tracker_scores[number],
-            )
-            for number, bits in self.bits.items()
-        }
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the objects' masks."""
-        return sum(bits.nbytes for bits in self.bits.values())
-
-    def without(self, object_id: int) -> _Held:
-        """The same without an object."""
-        return replace(self, bits={number: bits for number, bits in self.bits.items() if number != object_id})
+_ENDLESS = sys.maxsize
+"""More frames than any video has: a propagation ends where the video does, whatever its source states."""
 
 
 class Session:
     """A video and what is asked of it; `Sam3.start_session` makes one. One thread uses it at a time.
 
-    Frames are processed forwards and then forgotten: what stays in memory does not grow with the video.
+    Frames are processed forwards and then forgotten, so that what stays in memory does not grow with the video, unless
+    the session was told to keep everything.
+
+    Attributes:
+        frames: The video.
+        processor: What processes the frames, and knows how far it is.
     """
 
-    def __init__(self, model: Sam3, tracker: Tracker, source: Any, rules: Rules = DISAMBIGUATED) -> None:
+    def __init__(
+        self, model: Sam3, tracker: Tracker, source: Any, rules: Rules = DISAMBIGUATED, *, keep: bool = False
+    ) -> None:
         """Takes a model, its tracker, and a video as `harness.runtime.sam3.video.frames.open_frames` takes it.
 
+        Args:
+            model: The model.
+            tracker: What it tracks objects with.
+            source: The video.
+            rules: The thresholds.
+            keep: See `Sam3.start_session`.
+
         Raises:
-            Sam3Error: The video cannot be opened.
+            Sam3Error: The video cannot be opened, or is a stream of which everything cannot be kept.
         """
         self.frames: Frames = open_frames(source)
-        self.rules = rules
-        self._model = model
-        self._tracker = tracker
-        self._reading: Iterator[Pixels] = iter(())
-        self._forget()
-
-    def _forget(self) -> None:
-        self._prompt: Prompt | None = None
-        self._prompted = 0
-        self._boxes_of: dict[int, int] = {}
-        self._state = VideoState()
-        self._buckets: dict[int, Bucket] = {}
-        self._current: _Frame | None = None
-        self._held: tuple[_Held, ...] = ()
-        self._ready: tuple[_Held, ...] = ()
-        self._failure: Sam3Error | None = None
+        if keep and self.frames.is_stream:
+            raise Sam3Error(
+                f"{self.frames.name.capitalize()} is read only once, and cannot be tracked again or backwards; give a "
+                "file, a folder or a list of frames, or leave out keep=True."
+            )
+        self.processor = VideoProcessor(model, tracker, self.frames, rules, keep)
 
     @property
     def objects(self) -> tuple[int, ...]:
         """The ids of the objects that are tracked now."""
-        return self._state.ids
+        return tuple(each for group in self.processor.progress.groups for each in group.state.ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is remembered of the objects, and of their masks on frames that are held back."""
-        held = sum(each.nbytes for each in (*self._held, *self._ready))
-        return held + sum(bucket.nbytes for bucket in self._buckets.values())
+        """Bytes of what is remembered of the objects, and of their masks on frames that are held back or kept."""
+        progress = self.processor.progress
+        waiting = () if progress.underway is None else (*progress.underway.held, *progress.underway.ready)
+        frames = {id(kept): kept.nbytes for kept in (*(kept for kept, _ in waiting), *progress.kept.values())}
+        return sum(frames.values()) + sum(group.nbytes for group in progress.groups)
 
-    def add_prompt(self, frame: int = 0, text: str | None = None, box: Box = None) -> TrackedFrame:
-        """Asks for objects, and finds them in one frame; what was tracked before is forgotten, as upstream forgets it.
+    @property
+    def position(self) -> int | None:
+        """The frame that the propagation that is under way gives out next; None if there is none."""
+        underway = self.processor.progress.underway
+        if underway is None:
+            return None
+        waiting = [kept.index for kept, _ in (*underway.ready, *underway.held)]
+        return next(iter((*waiting, *underway.order[:1])), None)
+
+    @property
+    def next_frame(self) -> int | None:
+        """The frame that the propagation that is under way processes next; None if there is none."""
+        underway = self.processor.progress.underway
+        return None if underway is None else next(iter(underway.order), None)
+
+    def add_prompt(
+        self,
+        frame: int = 0,
+        text: Texts = None,
+        box: Box = None,
+        *,
+        object_id: int | None = None,
+        points: Coordinates = None,
+        labels: ObjectLabels = None,
+        mask: Masks | None = None,
+    ) -> TrackedFrame:
+        """Asks for all that texts or an example mean, or adds or corrects one object.
+
+        With a text, or a box alone, objects are found in one frame, and what was tracked before is forgotten, as
+        upstream forgets it. With an `object_id`, points, a box or a mask say where this object is; a number that no
+        object has adds one. Points replace those that were given of the object in this frame before.
 
         Args:
-            frame: Where to begin; frames before it are skipped.
-            text: A noun phrase; new objects that it means are found on every later frame, too.
-            box: (x0, y0, x1, y1) in pixels around an example in this frame. Without a text, objects are found in this
-                frame alone.
+            frame: Where to begin; or the frame of the points, the box and the mask.
+            text: A noun phrase, or several; new objects that it means are found on every later frame, too. Several
+                find what as many sessions would, and encode each frame once.
+            box: (x0, y0, x1, y1) in pixels around an example in this frame, or around the object. Without a text,
+                objects are found in this frame alone.
+            object_id: The object.
+            points: (x, y) each, in pixels.
+            labels: For each point, whether it is on the object (1) or not (0); all 1 by default.
+            mask: bool [h, w], the object's pixels.
 
         Returns:
-            The frame with what was found.
+            The frame with what was found, or with the object as the next propagation tracks it.
 
         Raises:
-            Sam3Error: Nothing is asked, the prompt makes no sense, or there is no such frame.
+            Sam3Error: Nothing is asked, the prompt makes no sense, there is no such frame, or the session does not
+                keep what is needed.
         """
-        prompt = Prompt(text, boxes=None if box is None else np.asarray(box, object).reshape(1, -1).tolist())
-        self._model.check_prompt(prompt)
-        reading, pixels = self._begun(frame)
-        height, width = pixels.shape[:2]
-        self._model.encode_prompt(prompt, (width, height))
-        self._forget()
-        self._reading = reading
-        self._prompt, self._prompted = prompt, frame
-        # A propagation processes this frame once more, as upstream's does (VI:241).
-        self._current = self._encoded(frame, pixels)
-        return self._shown(self._processed(self._current))
+        if object_id is None:
+            if points is not None or labels is not None or mask is not None:
+                free = self.processor.progress.next_id
+                raise Sam3Error(f"Points and a mask are of one object; give its object_id, or {free} for a new object.")
+            return self._search(frame, text, box)
+        if text is not None:
+            raise Sam3Error("A text finds objects of its own; leave out the text, or the object_id.")
+        if mask is not None and not (points is None and labels is None and box is None):
+            raise Sam3Error("A mask says all of an object; leave out the mask, or the points and the box.")
+        return self._correct(frame, object_id, ObjectPrompt(points, labels, box), mask)
 
-    def propagate(self) -> Iterator[TrackedFrame]:
-        """Tracks the objects through the video, from the frame of the prompt on.
+    def propagate(
+        self,
+        *,
+        start: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        after_frame: Callable[[], None] | None = None,
+    ) -> Iterator[TrackedFrame]:
+        """Tracks the objects through the video.
 
-        A frame is given out when 14 more have been processed, since objects that are found by mistake are removed in
-        that time (`Rules.hotstart_frames`), or when the video ends. Whoever stops in between goes on with another call.
+        The first propagation finds and tracks everything; a frame of it is given out when 14 more have been processed,
+        since objects that are found by mistake are removed in that time (`Rules.hotstart_frames`), or when the video
+        ends. One after prompts of single objects tracks these alone, and one after removals computes nothing (see
+        `next_propagation`). Whoever stops in between goes on with another call that asks the same.
+
+        Args:
+            start: The frame to start from; None for the first one that was processed before. Backwards, the frame
+                before it is the first.
+            limit: How many frames to go on after the first; None for all.
+            reverse: Whether to go backwards.
+            after_frame: Is called after each frame that was processed, when the session can be saved.
 
         Raises:
-            Sam3Error: Nothing is asked yet; or a frame cannot be read, after those before it were given out.
+            Sam3Error: Nothing is asked yet, there is no such frame, or the session does not keep what is needed; or a
+                frame cannot be read, after those before it were given out.
         """
-        if self._prompt is None:
-            raise Sam3Error("Nothing is asked of this video; add a text or a box first.")
+        progress = self.processor.progress
+        asked = (start, limit, reverse)
+        if progress.underway is None or progress.underway.asked != asked:
+            progress.underway = self._departed(*asked)
+        underway = progress.underway
         while True:
-            while self._ready:
-                first, *others = self._ready
-                self._ready = tuple(others)
-                yield self._shown(first)
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
+            while underway.ready:
+                first, *others = underway.ready
+                underway.ready = tuple(others)
+                yield self._shown(*first)
+            if underway.failure is not None:
+                failure, underway.failure, underway.order = underway.failure, None, range(0)
                 raise failure
-            if self._current is None:
+            if not underway.order:
+                # What is kept can be propagated again; a stream has ended.
+                if self.processor.keeps and progress.underway is underway:
+                    progress.underway = None
                 return
-            self._advance(self._current)
+            self.processor.advance(underway)
+            if after_frame is not None:
+                after_frame()
 
     def remove_object(self, object_id: int) -> None:
         """Tracks an object no longer, and shows it no longer.
@@ -214,137 +201,96 @@ class Session:
         Raises:
             Sam3Error: No such object is tracked.
         """
-        self._state = without_chosen(self._state, object_id)
-        self._drop(object_id)
-        self._held = tuple(held.without(object_id) for held in self._held)
-        self._ready = tuple(held.without(object_id) for held in self._ready)
+        progress = self.processor.progress
+        if object_id not in self.objects:
+            listed = ", ".join(map(str, self.objects)) or "none"
+            raise Sam3Error(f"Object {object_id} is not tracked; tracked are: {listed}.")
+        progress.group_of(object_id).remove(object_id)
+        gone = frozenset({object_id})
+        if self.processor.keeps:
+            progress.history += (Action("remove", gone),)  # where nothing is kept, nothing can be fetched
+        progress.kept = {index: kept.without(gone) for index, kept in progress.kept.items()}
+        if progress.underway is not None:
+            progress.underway.without(gone)
 
-    def _begun(self, frame: int) -> tuple[Iterator[Pixels], Pixels]:
-        """Begins to read, and returns the pixels of a frame with what reads on after it."""
-        if frame < 0:
-            raise Sam3Error(f"The frame is {frame}; give 0 or a larger number.")
-        reading = iter(self.frames)
-        pixels = next(islice(reading, frame, None), None)
-        if pixels is None:
-            raise Sam3Error(f"{self.frames.name} ends before frame {frame}; give a frame that it has.")
-        return reading, pixels
+    def save(self, path: str | Path) -> None:
+        """Writes all that is known to a file, from which `Sam3.resume_session` goes on, in another process as well.
 
-    def _advance(self, frame: _Frame) -> None:
-        """Processes a frame and reads the next one; what is given out by now becomes ready."""
-        output = self._processed(frame)
-        try:
-            pixels = next(self._reading, None)
-        except Sam3Error as error:
-            pixels, self._failure = None, error
-        self._held, self._ready = released(self._held, output, pixels is None, self.rules)
-        self._current = None if pixels is None else self._encoded(frame.index + 1, pixels)
+        The file has no pixels of the video and no weights.
 
-    def _encoded(self, index: int, pixels: Pixels) -> _Frame:
-        image = self._model.set_image(pixels)
-        features = self._tracker.features(image.features["trunk"])
-        return _Frame(index, image, features, self._detected(index, image))
+        Raises:
+            Sam3Error: It cannot be written; what was there before still is.
+        """
+        from harness.runtime.sam3.video.saving import save_session
 
-    def _detected(self, index: int, image: EncodedImage) -> _Found | None:
-        """What the detector finds, which reads the boxes of the frame that was processed when it ran."""
-        prompt = self._prompt or Prompt()
-        self._boxes_of = prompts_of_detections(self._boxes_of, index, self._length(index) or index + 2, False)
-        if prompt.text is None and index != self._prompted:
-            return None
-        boxed = self._boxes_of[index] == self._prompted
-        encoded = self._model.encode_prompt(prompt if boxed else Prompt(prompt.text), image.size)
-        grounded = self._model.ground(image.features, encoded)
-        scores = video_scores(self._model.fetch(grounded["scores"])[0])
-        if (scores > np.float32(self.rules.detection_score)).any():
-            logits = self._model.segmentation_head(image.features, grounded).output("masks")[0]
+        save_session(self.processor, Path(path))
+
+    def _search(self, frame: int, text: Texts, box: Box) -> TrackedFrame:
+        texts = tuple(text) if isinstance(text, list | tuple) else (text,)
+        if len(set(texts)) < len(texts):
+            raise Sam3Error(f"The texts {shown(list(texts))} are not all different; give each one once.")
+        boxes = None if box is None else np.asarray(box, object).reshape(1, -1).tolist()
+        prompts = tuple(Prompt(each, boxes=boxes) for each in texts or (None,))
+        for prompt in prompts:
+            self.processor.model.check_prompt(prompt)
+        pixels = self.processor.pixels(frame)
+        for prompt in prompts:
+            self.processor.model.encode_prompt(prompt, pixels.shape[1::-1])
+        self.processor.progress = self.processor.begun(prompts, frame)
+        # A propagation processes this frame once more, as upstream's does (VI:241).
+        return self._shown(self.processor.process(frame, reverse=False), pixels)
+
+    def _correct(self, frame: int, object_id: int, prompt: ObjectPrompt, mask: Masks | None) -> TrackedFrame:
+        progress = self.processor.progress
+        if not self.processor.keeps and (progress.underway is not None or progress.first not in (None, frame)):
+            raise self._forgetful(f"Object {object_id} cannot be prompted on frame {frame}")
+        pixels = self.processor.pixels(frame)
+        if mask is None:
+            self.processor.model.encode_object_prompt(prompt, pixels.shape[1::-1])
         else:
-            logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
-        detections = kept(scores, logits, self.rules)
-        return _Found(detections, logits[detections.queries])
+            _check_mask(mask, pixels)
+        encoded = self.processor.encoded(frame)
+        group, is_new = progress.group_of(object_id), object_id not in self.objects
+        answer = group.click(encoded, object_id, prompt) if mask is None else group.give(encoded, object_id, mask)
+        progress.added |= {object_id} if is_new else frozenset()
+        progress.history += (Action("add" if is_new else "refine", frozenset({object_id})),)
+        progress.underway = None
+        return self._shown(self.processor.keep_refined(encoded, {object_id: answer}), pixels)
 
-    def _processed(self, frame: _Frame) -> _Held:
-        """Tracks the objects on a frame, decides, remembers, and returns what may be shown (VB:151)."""
-        before = self._state
-        logits, present = self._seen(frame)
-        logits = without_holes_and_sprinkles(logits)
-        detections = None if frame.found is None else frame.found.detections
-        self._state, plan = plan_frame(before, Observations(frame.index, logits > 0, present, detections), self.rules)
-        for correction in plan.reconditionings:
-            self._correct(frame, before, correction)
-        logits[plan.suppressed] = SUPPRESSED_LOGIT
-        self._remember(frame, logits)
-        found = self._born(frame, before, plan)
-        for gone in plan.removed:
-            self._drop(gone)
-        tracked, new = self._at_size(logits, frame), self._at_size(without_holes_and_sprinkles(found), frame)
-        return _Held.of(frame.image, frame.index, shown_objects(before, plan, tracked, sigmoid(present), new))
+    def _departed(self, start: int | None, limit: int | None, reverse: bool) -> Underway:
+        """A propagation begins."""
+        progress = self.processor.progress
+        if not progress.detector.prompts and not progress.history:
+            raise Sam3Error("Nothing is asked of this video; add a text, a box or points first.")
+        first = progress.first or 0
+        if not self.processor.keeps:
+            if reverse:
+                raise self._forgetful("The video cannot be tracked backwards")
+            if progress.underway is not None or (start is not None and start < first):
+                raise self._forgetful("The video cannot be tracked again")
+        first = first if start is None else start
+        self.processor.pixels(first)
+        order = processing_order(first, limit, _ENDLESS, reverse, ())
+        what = next_propagation(progress.history, self.frames.length or _ENDLESS)
+        progress.history += (Action(what.kind, what.objects, start),)
+        return Underway((start, limit, reverse), what, order)
 
-    def _seen(self, frame: _Frame) -> tuple[Floats, Floats]:
-        """Mask logits [N, 288, 288] and object logits [N] of all objects, bucket by bucket."""
-        masks, present = [np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)], [np.zeros(0, np.float32)]
-        for number, bucket in self._buckets.items():
-            self._buckets[number], logits, scores = bucket.seen(
-                self._tracker, frame.features, frame.index, self._length(frame.index)
-            )
-            masks.append(logits)
-            present.append(scores)
-        return np.concatenate(masks), np.concatenate(present)
-
-    def _length(self, index: int) -> int | None:
-        """The length of the video; None where it is not known, or longer than its source states."""
-        stated = self.frames.length
-        return None if stated is None or index >= stated else stated
-
-    def _correct(self, frame: _Frame, before: VideoState, correction: Reconditioning) -> None:
-        assert frame.found is not None
-        number = next(each.bucket for each in before.objects if each.id == correction.object_id)
-        mask = resized(frame.found.logits[[correction.detection]], GIVEN_MASK, GIVEN_MASK)[0] > 0
-        self._buckets[number] = self._buckets[number].corrected(
-            self._tracker, frame.features, frame.index, correction.object_id, mask, frame.image.size
+    def _forgetful(self, what: str) -> Sam3Error:
+        if self.frames.is_stream:
+            return Sam3Error(f"{what}, because {self.frames.name} is read only once, from the first prompt on.")
+        return Sam3Error(
+            f"{what}, because this session keeps only what is needed to go on once; start it with keep=True."
         )
 
-    def _remember(self, frame: _Frame, logits: Floats) -> None:
-        """Encodes the memories of all objects, of which none may claim what belongs to another one (VB:1437)."""
-        if not len(logits):
-            return
-        enlarged = without_shrunken(resized(logits, GIVEN_MASK, GIVEN_MASK))
-        present = object_logits(enlarged)
-        start = 0
-        for number, bucket in self._buckets.items():
-            rows = slice(start, start := start + len(bucket.bank.objects))
-            self._buckets[number] = bucket.remembering(
-                self._tracker, frame.features, frame.index, enlarged[rows], present[rows]
-            )
+    def _shown(self, kept: KeptFrame, pixels: Pixels) -> TrackedFrame:
+        progress = self.processor.progress
+        return tracked_frame(kept, pixels, progress.groups, progress.added)
 
-    def _born(self, frame: _Frame, before: VideoState, plan: Plan) -> Floats:
-        """New objects get a bucket; returns the logits [births, 288, 288] of their detections."""
-        if frame.found is None or not plan.births:
-            return np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)
-        ids = tuple(birth.object_id for birth in plan.births)
-        logits = frame.found.logits[[birth.detection for birth in plan.births]]
-        self._buckets[before.next_bucket] = born(
-            self._tracker, frame.features, frame.index, ids, logits, MemoryBank(ids), frame.image.size
-        )
-        return logits
 
-    def _drop(self, object_id: int) -> None:
-        for number, bucket in list(self._buckets.items()):
-            if object_id in bucket.bank.objects:
-                remaining = bucket.without(object_id)
-                if remaining.bank.objects:
-                    self._buckets[number] = remaining
-                else:
-                    del self._buckets[number]
-
-    def _at_size(self, logits: Floats, frame: _Frame) -> Masks:
-        width, height = frame.image.size
-        if not len(logits):
-            return np.zeros((0, height, width), bool)
-        masks: Masks = self._model.resize_masks(logits[None], np.arange(len(logits)), frame.image.pixels)
-        return masks
-
-    def _shown(self, held: _Held) -> TrackedFrame:
-        height, width = held.pixels.shape[:2]
-        output: FrameOutput = frame_output(held.objects, self._state.scores, (width, height), self._state.removed)
-        corners = output.boxes + np.concatenate([np.zeros_like(output.boxes[:, :2]), output.boxes[:, :2]], axis=1)
-        scale = np.array([width, height, width, height], np.float32)
-        return TrackedFrame(held.index, held.pixels, output.ids, output.scores, corners * scale, output.masks)
+def _check_mask(mask: Any, pixels: Pixels) -> None:
+    height, width = pixels.shape[:2]
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (height, width):
+        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else shown(mask)
+        raise Sam3Error(f"The mask is {found}; give bool [{height}, {width}], as the frames are.")
+    if not mask.any():
+        raise Sam3Error("The mask has no pixels; mark the object, or remove it.")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import Loaded, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD
+from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, selected
 from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, Answer
 from harness.runtime.sam3.video.memory_bank import Attended
@@ -58,8 +58,14 @@ class Tracked:
     iou: Floats
 
 
+_FIELDS = ("logits", "pointers", "object_logits", "iou")
+
+
 class Tracker:
-    """Calls the entry points for tracking, one object after another; everything that decides is elsewhere."""
+    """Calls the entry points for tracking, one object after another; everything that decides is elsewhere.
+
+    `features` are a frame's, from the entry point `interactive_features`.
+    """
 
     def __init__(self, artifact: Loaded) -> None:
         """Takes a loaded model.
@@ -75,27 +81,31 @@ class Tracker:
         self._artifact = artifact
         self._capacity: Capacity = artifact.manifest.capacity
 
-    def features(self, trunk: Any) -> Tensors:
-        """What the other methods read of a frame, from the trunk's tensor of `encode_image`."""
-        computed = self._artifact.call("interactive_features", trunk=trunk)
-        self._artifact.release("interactive_features")
-        return computed
-
     def track(self, features: Tensors, attended: Attended) -> Tracked:
         """Predicts the masks of B objects on a frame that attends to their memories (`track_step`, TB:925)."""
         count = attended.memories.shape[1]
         found = [self._tracked(features, attended, row) for row in range(count)]
-        return Tracked(*(np.stack(each) for each in zip(*found, strict=True)))
+        return Tracked(*(np.stack([getattr(each, name) for each in found]) for name in _FIELDS))
 
-    def given(self, features: Tensors, mask: npt.NDArray[np.bool_]) -> Answer:
-        """What a mask bool [1152, 1152] that is given says of an object (`_use_mask_as_output`, TB:389)."""
+    def prompted(self, features: Tensors, prompt: EncodedObjectPrompt) -> tuple[Answer, Floats]:
+        """What points or a box say of an object, read without memories (VI:965), and its mask logits fp32 [288, 288].
+
+        One point is answered with the best of three masks (`_use_multimask`, TB:1108).
+        """
+        points = int((prompt.inputs["labels"] >= 0).sum())
+        found = self._decoded(features, features["image_embedding"], prompt.inputs, multimask=points <= 1)
+        answer = Answer(found.pointers[None], found.object_logits[None], found.iou[None])
+        return answer, found.logits
+
+    def given(self, features: Tensors, mask: Floats) -> Answer:
+        """What a mask fp32 [1152, 1152], of 0 to 1, that is given says of an object (`_use_mask_as_output`, TB:389)."""
         outputs = self._fetched(
             self._artifact.call(
                 "mask_pointer",
                 features=features["features"],
                 high_res_0=features["high_res_0"],
                 high_res_1=features["high_res_1"],
-                masks=mask[None, None].astype(np.float32),
+                masks=np.ascontiguousarray(mask)[None, None],
             )
         )
         return Answer(outputs["pointers"], outputs["object_logits"], np.ones((1, 1), np.float32))
@@ -104,7 +114,7 @@ class Tracker:
         """Encodes the masks of B objects on a tracked frame, rounded to bfloat16 as upstream keeps them (TP:1150).
 
         Args:
-            features: What `features` returned.
+            features: The frame's.
             logits: fp32 [B, 1152, 1152].
             object_logits: fp32 [B]; what is not above zero says that the object is absent.
         """
@@ -112,9 +122,15 @@ class Tracker:
 
     def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
         """The same for masks of prompts, fp32 [B, 1008, 1008], of which only the signs count (TB:818)."""
+        decided = np.where(logits > 0, -MISSING_MASK_LOGIT, MISSING_MASK_LOGIT)
+        return self._memory("encode_prompted_memory", features, decided, object_logits)
+
+    def predicted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """The same for masks fp32 [B, 1008, 1008] as the model predicts them, where nothing is decided (TB:1030)."""
         return self._memory("encode_prompted_memory", features, logits, object_logits)
 
-    def _tracked(self, features: Tensors, attended: Attended, row: int) -> tuple[Floats, Floats, Floats, Floats]:
+    def _tracked(self, features: Tensors, attended: Attended, row: int) -> Tracked:
+        """The prediction of one object, without the first axis."""
         used = slice(row, row + 1)
         count = len(attended.pointers)
         pointers = np.zeros((POINTERS, 1, attended.pointers.shape[-1]), np.float32)
@@ -129,21 +145,22 @@ class Tracker:
             pointers=tokens["pointer_tokens"][: _POINTER_TOKENS * count],
             pointer_pos=tokens["pointer_pos"][: _POINTER_TOKENS * count],
         )
-        outputs = self._predict_masks(features, conditioned["conditioned"], self._no_prompt())
-        iou = outputs["iou"][0, 1:]
-        best = 1 + int(iou.argmax())
-        present = outputs["object_score"][0, 0] > 0
-        logits = outputs["masks"][0, best]
-        return (
-            logits if present else np.full_like(logits, MISSING_MASK_LOGIT),
-            outputs["pointers"][0, best],
-            outputs["object_score"][0],
-            iou,
-        )
+        return self._decoded(features, conditioned["conditioned"], self._no_prompt(), multimask=True)
 
-    def _predict_masks(self, features: Tensors, embedding: Any, prompt: Tensors) -> dict[str, Floats]:
+    def _decoded(self, features: Tensors, embedding: Any, prompt: Tensors, *, multimask: bool) -> Tracked:
+        """The best mask of one object, without the first axis (`_forward_sam_heads`, TB:234)."""
         high_res = {name: features[name] for name in ("high_res_0", "high_res_1")}
-        return self._fetched(self._artifact.call("predict_masks", image_embedding=embedding, **high_res, **prompt))
+        outputs = self._fetched(self._artifact.call("predict_masks", image_embedding=embedding, **high_res, **prompt))
+        logits, iou = selected(outputs["masks"][0], outputs["iou"][0], multimask)
+        best = int(iou.argmax())
+        present = outputs["object_score"][0, 0] > 0
+        return Tracked(
+            logits=logits[best] if present else np.full_like(logits[best], MISSING_MASK_LOGIT),
+            # The token of the single mask is the first one, also where its mask is replaced by a better one.
+            pointers=outputs["pointers"][0, 1 + best if multimask else 0],
+            object_logits=outputs["object_score"][0],
+            iou=iou,
+        )
 
     def _no_prompt(self) -> dict[str, npt.NDArray[Any]]:
         """A prompt that asks nothing: upstream's empty point, and the padding point after it (TB:279)."""
