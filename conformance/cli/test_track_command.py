@@ -38,13 +38,14 @@ def clip(tmp_path: Path) -> Path:
 
 def test_results_are_those_of_a_session(shallow_artifact: Path, clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = track(clip, "--text", "dog", out=out, model=shallow_artifact)
+    texts = ["dog", "cup"]
+    done = track(clip, "--text", "dog", "--text", "cup", out=out, model=shallow_artifact)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The weights are untrained" in done.stdout
     assert "in 2 frames" in done.stdout
     assert "frames/s" in done.stdout
     session = Sam3.load(shallow_artifact).start_session(clip)
-    session.add_prompt(0, "dog")
+    session.add_prompt(0, texts)
     expected = list(session.propagate())
     names = ["annotations.json", "masks", "masks/00000.png", "masks/00001.png", "overlay.mp4", "tracks.csv"]
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*")) == names
@@ -54,20 +55,41 @@ def test_results_are_those_of_a_session(shallow_artifact: Path, clip: Path, tmp_
     for frame in expected:
         entries = data_set.imgToAnns[frame.index + 1]
         assert [entry["track_id"] for entry in entries] == frame.ids.tolist()
-        assert [int(row["track"]) for row in rows if int(row["frame"]) == frame.index] == frame.ids.tolist()
+        listed = [row for row in rows if int(row["frame"]) == frame.index]
+        assert [int(row["track"]) for row in listed] == frame.ids.tolist()
+        assert [row["category"] for row in listed] == list(frame.texts)
+        names_of = {each["id"]: each["name"] for each in data_set.dataset["categories"]}
+        assert [names_of[entry["category_id"]] for entry in entries] == list(frame.texts)
         numbered = np.asarray(Image.open(out / "masks" / f"{frame.index:05}.png"))
-        for entry, number, mask in zip(entries, frame.ids, frame.masks, strict=True):
+        assert set(np.unique(numbered)) <= {0, *(number + 1 for number in frame.ids)}
+        for entry, mask in zip(entries, frame.masks, strict=True):
             np.testing.assert_array_equal(data_set.annToMask(entry).astype(bool), mask)
-            np.testing.assert_array_equal(numbered == number + 1, mask)
-    again = track(clip, "--text", "dog", out=out, model=shallow_artifact)
-    assert again.returncode == 0, again.stderr
+
+
+def test_clicks_are_one_object(shallow_artifact: Path, clip: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    clicks = ("--click", "60,120", "--click-out", "150,60", "--no-overlay")
+    for _ in range(2):
+        done = track(clip, *clicks, out=out, model=shallow_artifact)
+        assert done.returncode == 0, done.stderr
+        assert "1 object in 2 frames" in done.stdout
+    session = Sam3.load(shallow_artifact).start_session(clip)
+    session.add_prompt(0, object_id=0, points=[(60, 120), (150, 60)], labels=[1, 0])
+    for frame in session.propagate():
+        (mask,) = frame.masks
+        numbered = np.asarray(Image.open(out / "masks" / f"{frame.index:05}.png"))
+        np.testing.assert_array_equal(numbered == 1, mask)
+    assert [each["name"] for each in COCO(str(out / "annotations.json")).dataset["categories"]] == ["example"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("CLIP",), "Nothing is asked; give --text, --box or both."),
+        (("CLIP",), "Nothing is asked; give --text, --box or both, or --click."),
         (("CLIP", "--box", "1,2,3"), "--box '1,2,3' is not x0,y0,x1,y1"),
+        (("CLIP", "--text", "dog", "--click", "1,2"), "Clicks mean one object"),
+        (("CLIP", "--text", "dog", "--text", "dog"), "are not all different; give each one once"),
+        (("CLIP", "--click", "1,2,3"), "--click '1,2,3' is not x,y"),
         (("CLIP", "--text", "dog", "--frame", "5"), "has frames 0 to 1, and no frame 5"),
         (("nowhere.mp4", "--text", "dog"), "nowhere.mp4 does not exist"),
     ],

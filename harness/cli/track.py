@@ -1,4 +1,4 @@
-"""`sam3-tvm track`: what a text or a box means, through a video."""
+"""`sam3-tvm track`: what texts, a box or clicks mean, through a video."""
 
 from __future__ import annotations
 
@@ -10,33 +10,42 @@ import typer
 
 from harness.cli.console import console, progress, tell_untrained
 from harness.cli.options import ThreadsOption
-from harness.cli.segment import choose_model, numbers
+from harness.cli.segment import choose_model, make_object_prompt, numbers
 from harness.core.errors import HarnessError
 
 
 def track(
     video: Annotated[Path, typer.Argument(help="A video file, or a folder of images.")],
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
-    text: Annotated[str | None, typer.Option(help="What to track: a noun phrase.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="What to track: a noun phrase; repeatable.")] = None,
     box: Annotated[str | None, typer.Option(help="An example of what to track: x0,y0,x1,y1 in pixels.")] = None,
-    frame: Annotated[int, typer.Option(min=0, help="Frame of the box, where tracking begins.")] = 0,
+    click: Annotated[
+        list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
+    ] = None,
+    click_out: Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")] = None,
+    click_box: Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")] = None,
+    frame: Annotated[int, typer.Option(min=0, help="Frame of boxes and clicks, where tracking begins.")] = 0,
     model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
     no_overlay: Annotated[bool, typer.Option("--no-overlay", help="Write no video, which needs PyAV.")] = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Track what a text or a box means through a video: overlay, masks, a data set in COCO's format, a table.
+    """Track what texts, a box or clicks mean through a video: overlay, masks, a data set in COCO's format, a table.
 
-    The model must have been compiled with --video. A frame is written 14 frames after it was seen, since objects that
-    are found by mistake are removed in that time. What is written is valid whenever a run ends.
+    The model must have been compiled with --video. What texts and a box mean is written 14 frames after it was seen,
+    since objects that are found by mistake are removed in that time. What is written is valid whenever a run ends, and
+    the same command goes on where it was.
     """
-    if text is None and box is None:
-        raise HarnessError("Nothing is asked; give --text, --box or both.")
+    clicked = make_object_prompt(click or (), click_out or (), click_box)
+    if clicked is not None and (text or box is not None):
+        raise HarnessError("Clicks mean one object, and a text or a box means all of a kind; give one of both.")
+    if not text and box is None and clicked is None:
+        raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
     from harness.processes.threads import configure_threads
     from harness.runtime import Sam3
     from harness.track.job import Job, run
 
     corners = None if box is None else numbers("--box", "x0,y0,x1,y1", box)
-    job = Job(video, text, corners, frame, out, not no_overlay)
+    job = Job(video, text or [], corners, clicked, frame, out, not no_overlay)
     folder = choose_model(model)
     configure_threads(threads)
     with console.status(f"Loading {folder}"):
@@ -50,7 +59,7 @@ def track(
     count = len(summary.objects)
     console.print(
         f"{count} object{'' if count == 1 else 's'} in {summary.frames} frames, {seconds:.1f} s, "
-        f"{summary.frames / seconds:.2f} frames/s; results in {out}",
+        f"{summary.processed / seconds:.2f} frames/s; results in {out}",
         markup=False,
         highlight=False,
         soft_wrap=True,

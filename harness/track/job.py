@@ -9,14 +9,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.runtime import Sam3
+from harness.runtime import ObjectPrompt, Sam3
+from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.video.saving import model_digest
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 from harness.segment.objects import Objects
 from harness.track.objects import TrackedObjects
 from harness.track.results import Results, VideoDescription
+from harness.track.saved import EVERY, SavedSession
 
 EXAMPLE = "example"
-"""What objects are called that a box shows and no text names."""
+"""What objects are called that a box or clicks show and no text names."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +28,38 @@ class Job:
 
     Attributes:
         video: A file, or a folder of images.
-        text: A noun phrase; None if a box alone says what is meant.
+        texts: Noun phrases; none if a box or clicks alone say what is meant.
         box: (x0, y0, x1, y1) in pixels around an example; None for none.
-        frame: The frame of the box, and where to begin.
+        clicked: Clicks on one object and its box, instead of texts and an example.
+        frame: The frame of the box and the clicks, and where to begin.
         out: Folder of the results; see `harness.track.results.Results`.
         has_overlay: Whether to write a video of the objects.
     """
 
     video: Path
-    text: str | None
+    texts: Sequence[str]
     box: Sequence[float] | None
+    clicked: ObjectPrompt | None
     frame: int
     out: Path
     has_overlay: bool = True
 
     @property
-    def category(self) -> str:
+    def categories(self) -> Sequence[str]:
         """What the objects are called."""
-        return self.text or EXAMPLE
+        return self.texts or [EXAMPLE]
+
+    def ask(self, session: Session) -> None:
+        """Gives a session the prompts.
+
+        Raises:
+            Sam3Error: They make no sense for this video.
+        """
+        if self.clicked is None:
+            session.add_prompt(self.frame, list(self.texts), self.box)
+        else:
+            clicked = self.clicked
+            session.add_prompt(self.frame, object_id=0, points=clicked.points, labels=clicked.labels, box=clicked.box)
 
 
 @dataclass(frozen=True)
@@ -50,22 +67,31 @@ class Summary:
     """What was found in a video.
 
     Attributes:
-        frames: How many were processed.
+        frames: How many there are.
+        processed: How many of them this run has processed.
         objects: The ids of all objects that were shown.
     """
 
     frames: int
+    processed: int
     objects: tuple[int, ...]
 
 
-def run(model: Sam3, job: Job, on_begin: Callable[[int | None], None], on_frame: Callable[[], None]) -> Summary:
-    """Tracks a video. A run that was interrupted leaves valid files; the next one computes again what it lacks.
+def run(
+    model: Sam3,
+    job: Job,
+    on_begin: Callable[[int | None], None],
+    on_frame: Callable[[], None],
+    save_every: float = EVERY,
+) -> Summary:
+    """Tracks a video. A run that was stopped leaves valid files, and the next one goes on where it was.
 
     Args:
         model: The compiled model.
         job: What to do.
-        on_begin: Is told how many frames there are to do, None if it is not known.
-        on_frame: Is called after each frame that is done.
+        on_begin: Is told how many frames there are to process, None if it is not known.
+        on_frame: Is called after each frame that is processed.
+        save_every: Seconds of work that may be lost when a run is stopped.
 
     Raises:
         HarnessError: A result cannot be written.
@@ -75,18 +101,45 @@ def run(model: Sam3, job: Job, on_begin: Callable[[int | None], None], on_frame:
     frames = session.frames
     if frames.length is not None and not 0 <= job.frame < frames.length:
         raise HarnessError(f"{frames.name} has frames 0 to {frames.length - 1}, and no frame {job.frame}.")
-    description = VideoDescription(job.video.name, [job.category], frames.rate, _names(session, job.frame))
-    on_begin(None if frames.length is None else frames.length - job.frame)
-    session.add_prompt(job.frame, job.text, job.box)
-    shown: set[int] = set()
-    count = 0
-    with Results(job.out, description, _question(model, job), has_overlay=job.has_overlay) as results:
-        for frame in session.propagate():
-            results.write(frame.index - job.frame, frame.pixels, _objects(frame, job.category))
+    question = _question(model, job)
+    saved = job.out / f".session-{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16]}.safetensors"
+    resumed = _resumed(model, job.video, saved)
+    if resumed is None:
+        job.ask(session)
+    description = VideoDescription(job.video.name, job.categories, frames.rate, _names(session, job.frame))
+    with Results(job.out, description, question, has_overlay=job.has_overlay) as results:
+        if resumed is not None and resumed.position is not None and resumed.position <= job.frame + results.done:
+            session = resumed
+        elif resumed is not None:
+            job.ask(session)
+        count = (session.position or job.frame) - job.frame
+        shown = results.ids(count)
+        on_begin(None if frames.length is None else frames.length - (session.next_frame or job.frame))
+        processed, saves = 0, SavedSession(saved, save_every)
+
+        def after_frame() -> None:
+            nonlocal processed
+            processed += 1
+            saves.frame_is_processed(session)
+            on_frame()
+
+        for frame in session.propagate(after_frame=after_frame):
+            results.write(frame.index - job.frame, frame.pixels, _objects(frame))
+            saves.frame_is_written()
             shown |= set(frame.ids.tolist())
             count += 1
-            on_frame()
-    return Summary(count, tuple(sorted(shown)))
+        saves.remove()
+    return Summary(count, processed, tuple(sorted(shown)))
+
+
+def _resumed(model: Sam3, video: Path, saved: Path) -> Session | None:
+    """The session of an earlier run; None if there is none that can be used."""
+    if not saved.is_file():
+        return None
+    try:
+        return model.resume_session(saved, video)
+    except Sam3Error:
+        return None
 
 
 def _names(session: Session, first: int) -> tuple[str, ...] | None:
@@ -94,20 +147,21 @@ def _names(session: Session, first: int) -> tuple[str, ...] | None:
     return None if names is None else names[first:]
 
 
-def _objects(frame: TrackedFrame, category: str) -> TrackedObjects:
+def _objects(frame: TrackedFrame) -> TrackedObjects:
     height, width = frame.pixels.shape[:2]
-    objects = Objects(frame.masks, frame.boxes, frame.scores, (category,) * len(frame.ids), (width, height))
-    return TrackedObjects(tuple(frame.ids.tolist()), objects)
+    names = tuple(text or EXAMPLE for text in frame.texts)
+    return TrackedObjects(
+        tuple(frame.ids.tolist()), Objects(frame.masks, frame.boxes, frame.scores, names, (width, height))
+    )
 
 
 def _question(model: Sam3, job: Job) -> dict[str, object]:
     """All that the results depend on."""
-    manifest = hashlib.sha256(model.manifest.to_json().encode()).hexdigest()
     asked = {name: value for name, value in asdict(job).items() if name not in ("out", "video", "has_overlay")}
     video = job.video.resolve()
     stamp = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(video)]
     files = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()
-    return {"model": manifest, "video": [str(video), files], "asked": json.loads(json.dumps(asked))}
+    return {"model": model_digest(model.manifest), "video": [str(video), files], "asked": json.loads(json.dumps(asked))}
 
 
 def _files(video: Path) -> list[Path]:

@@ -117,6 +117,11 @@ class Results:
         self._journal.add({"frame": index, "size": tracked.objects.size, "annotations": annotations})
         self.done += 1
 
+    def ids(self, count: int) -> set[int]:
+        """The ids of the objects in the first frames that are done."""
+        entries = (entry for entry in self._journal if entry["frame"] < count)
+        return {each["track_id"] for entry in entries for each in entry["annotations"]}
+
     def close(self, *, is_whole: bool) -> None:
         """Ends the files.
 
