@@ -182,8 +182,8 @@ def equal(ours: Sequence[TrackedFrame], others: Sequence[TrackedFrame]) -> bool:
     )
 
 
-def test_a_stream_gives_what_a_session_gives_that_keeps_everything(model: Sam3, found: dict[str, Step]) -> None:
-    session = model.start_session(iter(frames()))
+def test_a_session_that_forgets_gives_what_one_gives_that_keeps_everything(model: Sam3, found: dict[str, Step]) -> None:
+    session = model.start_session(list(frames()))
     assert equal([session.add_prompt(1, TEXT)], found["text"][0])
     assert equal(list(session.propagate()), found["forwards"][0])
     assert list(session.propagate()) == []
@@ -195,11 +195,11 @@ import numpy as np
 from harness.runtime import Sam3
 
 folder, model = sys.argv[1:]
-frames = iter(np.load(f"{folder}/frames.npy"))
-session = Sam3.load(model, check=False).resume_session(f"{folder}/streamed.safetensors", frames)
+frames = np.load(f"{folder}/frames.npy")
+session = Sam3.load(model, check=False).resume_session(f"{folder}/halfway.safetensors", frames)
 assert session.next_frame == 2, "one frame is left"
 results = list(session.propagate())
-with open(f"{folder}/streamed.pickle", "wb") as file:
+with open(f"{folder}/halfway.pickle", "wb") as file:
     pickle.dump(results, file)
 assert "torch" not in sys.modules
 """
@@ -209,7 +209,7 @@ def test_another_process_goes_on_bit_for_bit(
     model: Sam3, shallow_artifact: Path, folder: Path, found: dict[str, Step]
 ) -> None:
     """The session is saved in the middle of a propagation, when every output is still held back."""
-    session, path = model.start_session(iter(frames())), folder / "streamed.safetensors"
+    session, path = model.start_session(list(frames())), folder / "halfway.safetensors"
     session.add_prompt(1, TEXT)
 
     class StoppedError(Exception):
@@ -226,7 +226,7 @@ def test_another_process_goes_on_bit_for_bit(
         [sys.executable, "-c", RESUMES, folder, shallow_artifact], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    results = pickle.loads((folder / "streamed.pickle").read_bytes())
+    results = pickle.loads((folder / "halfway.pickle").read_bytes())
     assert equal(results, found["forwards"][0])
     assert not list(folder.glob(".*")), "no temporary file is left"
 
