@@ -101,6 +101,8 @@ class SessionFile:
             Sam3Error: Its video is another one.
         """
         saved = self._description
+        if saved["length"] != processor.frames.length:
+            raise Sam3Error(f"{self.path} was saved with another video, whose length differs; give that one.")
         if saved["checked"] is not None:
             index, digest = saved["checked"]
             waiting = [each["index"] for each in _waiting(saved)]
@@ -141,6 +143,7 @@ def _described(processor: VideoProcessor, arrays: Arrays) -> dict[str, Any]:
         "format": _FORMAT,
         "model": model_digest(processor.model.manifest),
         "keep": processor.keeps,
+        "length": processor.frames.length,
         "checked": checked,
         "prompts": [_described_prompt(prompt) for prompt in progress.detector.prompts],
         "prompted": progress.detector.prompted,
