@@ -72,7 +72,8 @@ class Compared:
         comparisons: In the order of the calls.
         results: The outputs, in order.
         unnamed: Numbers of the calls whose results are of no node.
-        changed: Numbers of the calls that read something else than was written: memory was given away too early.
+        changed: Numbers of the calls whose inputs are not what was written, before the call or after it: memory was
+            given away too early.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -157,8 +158,8 @@ class _Observer:
         call = self.flow.calls[self.position]
         if name != call.function:
             raise RuntimeError(f"call {self.position} is of {name} instead of {call.function}")
+        self._check_inputs(call, arguments)
         if before:
-            self._check_inputs(call, arguments)
             return
         tensors = [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
         writes = tensors[len(call.inputs) :]

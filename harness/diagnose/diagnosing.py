@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.case import Case
+from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
 from harness.core.settings import Settings
@@ -46,6 +47,10 @@ def diagnose(
         raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
     if case.target != HOST.name:
         raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
+    if case.frontend != DEFAULT_FRONTEND:
+        raise HarnessError(
+            f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {DEFAULT_FRONTEND}"
+        )
     if output is not None and output not in subject.outputs:
         raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
     ended = run_isolated("harness.diagnose.diagnosing:diagnose_request", (case, settings, output), breadcrumb=on_stage)
@@ -92,7 +97,8 @@ def diagnose_program(
     announce(Stage.IMPORT)
     lowered = route.lower(exported)
     flow, compared = _run(lowered, inputs, reference, case, settings, announce)
-    return _diagnosis(program, case, reference, flow, compared, output)
+    found = _diagnosis(program, case, reference, flow, compared, output)
+    return found if found.first is None else _with_cause(found, lowered, inputs, reference, flow, settings)
 
 
 def _run(
@@ -122,6 +128,26 @@ def _run(
         build_library(code, tvm_target, library)
         announce(Stage.RUN)
         return flow, compare(library, target.device(), list(lowered.parameters().values()), inputs, flow, reference)
+
+
+def _with_cause(
+    found: Diagnosis,
+    lowered: Lowered,
+    inputs: Sequence[torch.Tensor],
+    reference: torch.export.ExportedProgram,
+    flow: Flow,
+    settings: Settings,
+) -> Diagnosis:
+    from harness.diagnose.ablation import ablate, piece_of
+    from harness.lowering.frontends.torch_export import nodes_of
+    from harness.tuning.database import chosen_schedules
+
+    assert found.first is not None
+    wrong, target = found.first.boundary, TARGETS[found.case.target]
+    boundary, _ = flow.boundary(wrong.position)
+    piece = piece_of(lowered.module, nodes_of(lowered.module), reference, inputs, wrong.node, boundary)
+    schedules = chosen_schedules(settings.database, target.name, settings.processors).schedules
+    return replace(found, ablation=ablate(piece, target, target.tvm_target(settings.processors), schedules))
 
 
 def _diagnosis(

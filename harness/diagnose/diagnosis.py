@@ -104,6 +104,66 @@ class Divergence:
     others: tuple[int, ...]
 
 
+class Cause(StrEnum):
+    """What makes a kernel wrong."""
+
+    IMPORTER = "importer"
+    LEGALIZATION = "legalization"
+    SCHEDULE = "schedule"
+    FUSION = "fusion or folding"
+    RUNTIME = "packing or runtime"
+
+
+WAYS = {
+    Cause.IMPORTER: "TVM's own legalizations and loops",
+    Cause.LEGALIZATION: "this project's legalizations, loops as they come",
+    Cause.SCHEDULE: "this project's kernels and schedules, each operator by itself",
+    Cause.FUSION: "all that the program does, in a module of its own",
+}
+"""How the operators of a kernel are computed in the experiment that decides for a cause, from the plainest on."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The operators of a kernel, computed in another way.
+
+    Attributes:
+        decides: The cause that it shows if it is wrong and the experiments before it are right; see `WAYS`.
+        result: Their error, given PyTorch's values; None if they could not be computed so.
+        problem: Why they could not be, in one line.
+    """
+
+    decides: Cause
+    result: Deviation | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The experiments on one kernel and what they show.
+
+    Attributes:
+        experiments: In their order, up to the one that is wrong.
+        cause: What makes the kernel wrong; `RUNTIME` if no experiment is, None if the last one could not be made.
+    """
+
+    experiments: tuple[Experiment, ...]
+    cause: Cause | None
+
+    @property
+    def reason(self) -> str:
+        """Which experiment decided, in words."""
+        untold = [f"{WAYS[made.decides]}: {made.problem}" for made in self.experiments if made.result is None]
+        unknown = f" (not computed with {'; '.join(untold)})" if untold else ""
+        if self.cause is None:
+            return f"no experiment that could be made is wrong{unknown}"
+        if self.cause is Cause.RUNTIME:
+            return f"its operators are right in a module of their own{unknown}"
+        before = [WAYS[made.decides] for made in self.experiments if made.result and made.result.excess <= 1]
+        right = f", right with {before[-1]}" if before else ""
+        return f"its operators are wrong with {WAYS[self.cause]}{right}{unknown}"
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """What was found about one program of a case.
@@ -115,7 +175,8 @@ class Diagnosis:
         outputs: Errors of the outputs, by name.
         coverage: How much of the exported program was compared.
         first: The first kernel that diverges; None if none does.
-        changed: Functions that read something else than was written: their inputs' memory was given away too early.
+        changed: Functions whose inputs are not what was written: the memory of these was given away too early.
+        ablation: Why the first kernel that diverges does so.
     """
 
     case: Case
@@ -125,6 +186,7 @@ class Diagnosis:
     coverage: Coverage
     first: Divergence | None
     changed: tuple[str, ...]
+    ablation: Ablation | None = None
 
     @property
     def faulty(self) -> bool:

@@ -24,7 +24,7 @@ def render(diagnosis: Diagnosis, every: bool = False) -> Any:
     for name in ("local", "accumulated", "own"):
         table.add_column(name, no_wrap=True)
     table.add_column("line")
-    table.title = f"{diagnosis.case.id}: error against float64, in units of PyTorch fp32's own (rms, largest); own: share of the squared error made here"
+    table.title = f"{diagnosis.case.id}: error against float64 in units of PyTorch fp32's (rms, largest)"
     for boundary in diagnosis.boundaries if every else _chosen(diagnosis):
         wrong = boundary.local.excess > 1
         table.add_row(
@@ -42,8 +42,10 @@ def render(diagnosis: Diagnosis, every: bool = False) -> Any:
 def summary(diagnosis: Diagnosis) -> str:
     """Says what was found: the first divergence, the outputs, where errors are made, and what was compared."""
     lines = [_finding(diagnosis)]
+    if diagnosis.ablation is not None:
+        lines.append(f"Cause: {diagnosis.ablation.cause or 'undecided'}: {diagnosis.ablation.reason}.")
     if diagnosis.changed:
-        lines.append(f"Read something else than was written, so memory is shared too early: {diagnosis.changed[0]}.")
+        lines.append(f"{diagnosis.changed[0]} does not read what was written: memory is given away too early.")
     outputs = ", ".join(f"{name} {_ratio(deviation)}" for name, deviation in diagnosis.outputs.items())
     lines.append(f"Outputs (r_rms, r_inf): {outputs}.")
     owners = list(budget(diagnosis).items())[:_OWNERS]

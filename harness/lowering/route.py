@@ -106,17 +106,7 @@ class Route:
         return Lowered(lower_precision(module, PRECISIONS[self.precision]), values)
 
     def decomposed(self, exported: Any) -> torch.export.ExportedProgram:
-        """Returns what `export` returned as the importer begins with it: in core ATen operators, weights lifted.
-
-        Raises:
-            HarnessError: The frontend's exchange format has no such form.
-        """
-        from harness.core.errors import HarnessError
-
-        if self.frontend != DEFAULT_FRONTEND:
-            raise HarnessError(
-                f"the frontend {self.frontend} keeps no nodes of torch.export: choose --frontend {DEFAULT_FRONTEND}"
-            )
+        """Returns what `export` returned as the importer of torch.export begins with it: core ATen, weights lifted."""
         from harness.lowering.frontends.torch_export.lifting import decompose_and_lift
 
         return decompose_and_lift(self._strategy.transform(exported))
