@@ -156,9 +156,10 @@ def _one_by_one(piece: Piece, run: Run) -> list[Array]:
         value, variable = binding.value, binding.var
         if isinstance(value, ir.Call):
             parameters = sorted(relax.analysis.free_vars(value), key=lambda used: used.name in weights)
-            outputs = run(
-                _module(piece.module, [binding], variable, parameters, weights), [values[used] for used in parameters]
-            )
+            varies = any(used.name not in weights for used in parameters)
+            single = _module(piece.module, [binding], variable, parameters, weights if varies else ())
+            weights |= set() if varies else {variable.name}
+            outputs = run(single, [values[used] for used in parameters])
             values[variable] = outputs if isinstance(variable.ty, relax.TupleType) else outputs[0]
         else:
             values[variable] = _taken(value, values)
