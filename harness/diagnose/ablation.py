@@ -24,8 +24,8 @@ from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_modul
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
-    from torch.export import ExportedProgram
 
+    from harness.lowering.frontends.torch_export import Graph
     from harness.schedules import Schedules
     from harness.targets.target import Target
 
@@ -59,7 +59,7 @@ class Piece:
 def piece_of(
     module: tvm.IRModule,
     holding: Mapping[str, str],
-    program: ExportedProgram,
+    graph: Graph,
     inputs: Sequence[torch.Tensor],
     node: str,
     boundary: Iterable[str],
@@ -69,7 +69,7 @@ def piece_of(
     Args:
         module: As imported.
         holding: The variable that holds each node's value (`nodes_of`).
-        program: The nodes.
+        graph: The nodes.
         inputs: The program's inputs.
         node: Name of the node to compute.
         boundary: Names of the nodes to compute it from.
@@ -95,7 +95,7 @@ def piece_of(
     cut = _module(module, [binding for name, binding in bound.items() if name in kept], result, parameters, weights)
     node_of = {variable: name for name, variable in reversed(list(holding.items()))}
     names = [node_of[variable.name] for variable in parameters]
-    reference = Reference(program, inputs, [*names, *limits, node], [])
+    reference = Reference(graph, inputs, [*names, *limits, node], [])
     values = [array_of(reference.fp32(name)) for name in names]
     return Piece(
         cut,

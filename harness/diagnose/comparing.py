@@ -14,14 +14,15 @@ import torch
 
 from harness.diagnose.deviation import Deviation, deviation
 from harness.diagnose.flow import Flow, KernelCall
-from harness.diagnose.reference import Reference, outputs_of, region
+from harness.diagnose.reference import Reference, region
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import tvm
-    from torch.export import ExportedProgram
+
+    from harness.lowering.frontends.torch_export import Graph
 
     Array = npt.NDArray[Any]
 
@@ -88,7 +89,7 @@ def compare(
     parameters: Sequence[Array],
     inputs: Sequence[torch.Tensor],
     flow: Flow,
-    program: ExportedProgram,
+    graph: Graph,
 ) -> Compared:
     """Runs a program, and compares the result of each call with PyTorch's and with float64's.
 
@@ -101,14 +102,14 @@ def compare(
         parameters: Values of what `main` takes after its inputs, as imported.
         inputs: The inputs.
         flow: Its calls.
-        program: Its nodes (`Route.decomposed`).
+        graph: Its nodes (`Route.graph`).
 
     Raises:
         RuntimeError: The virtual machine makes other calls than those of the flow.
     """
     import tvm
 
-    observer = _Observer(flow, program, inputs, device)
+    observer = _Observer(flow, graph, inputs, device)
     machine = load_library(library, device)
     machine["set_instrument"](observer.note)
     tensors = [tvm.runtime.tensor(array, device) for array in parameters]
@@ -123,17 +124,15 @@ def compare(
 class _Observer:
     """Is told of each call by the virtual machine, before and after it."""
 
-    def __init__(
-        self, flow: Flow, program: ExportedProgram, inputs: Sequence[torch.Tensor], device: tvm.runtime.Device
-    ) -> None:
+    def __init__(self, flow: Flow, graph: Graph, inputs: Sequence[torch.Tensor], device: tvm.runtime.Device) -> None:
         self.flow = flow
         self.device = device
         self.functions = {call.function for call in flow.calls}
         self.results = {n: self._node_of_result(call) for n, call in enumerate(flow.calls)}
-        self.outputs = [output.name for output in outputs_of(program)]
+        self.outputs = graph.outputs
         self.boundaries = [flow.boundary(n) for n in range(len(flow.calls))]
         self.reference = Reference(
-            program,
+            graph,
             inputs,
             fp32=[*(name for n in range(len(flow.calls)) for name in self._fp32_of(n)), *self.outputs],
             exact=[*filter(None, self.results.values()), *self.outputs],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harness.core.subject import Program
     from harness.diagnose.comparing import Compared
     from harness.diagnose.flow import Flow
+    from harness.lowering.frontends.torch_export import Graph
     from harness.lowering.route import Lowered
 
 
@@ -93,18 +94,18 @@ def diagnose_program(
     inputs = tuple(program.example.values())
     announce(Stage.EXPORT)
     exported = route.export(program.module, inputs, program.axes)
-    reference = route.decomposed(exported)
+    graph = route.graph(exported)
     announce(Stage.IMPORT)
     lowered = route.lower(exported)
-    flow, compared = _run(lowered, inputs, reference, case, settings, announce)
-    found = _diagnosis(program, case, reference, flow, compared, output)
-    return found if found.first is None else _with_cause(found, lowered, inputs, reference, flow, settings)
+    flow, compared = _run(lowered, inputs, graph, case, settings, announce)
+    found = _diagnosis(program, case, graph, flow, compared, output)
+    return found if found.first is None else _with_cause(found, lowered, inputs, graph, flow, settings)
 
 
 def _run(
     lowered: Lowered,
     inputs: Sequence[torch.Tensor],
-    reference: torch.export.ExportedProgram,
+    graph: Graph,
     case: Case,
     settings: Settings,
     announce: Callable[[str], None],
@@ -121,20 +122,19 @@ def _run(
     tvm_target = target.tvm_target(settings.processors)
     schedules = chosen_schedules(settings.database, case.target, settings.processors).schedules
     code = lower_module(tagged(lowered.module), target, tvm_target, schedules, [kept])
-    known = {node.name: node for node in reference.graph.nodes}
-    flow = flow_of(kept.module, code, lowered.module, nodes_of(lowered.module), known)
+    flow = flow_of(kept.module, code, lowered.module, nodes_of(lowered.module), graph.nodes)
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
         build_library(code, tvm_target, library)
         announce(Stage.RUN)
-        return flow, compare(library, target.device(), list(lowered.parameters().values()), inputs, flow, reference)
+        return flow, compare(library, target.device(), list(lowered.parameters().values()), inputs, flow, graph)
 
 
 def _with_cause(
     found: Diagnosis,
     lowered: Lowered,
     inputs: Sequence[torch.Tensor],
-    reference: torch.export.ExportedProgram,
+    graph: Graph,
     flow: Flow,
     settings: Settings,
 ) -> Diagnosis:
@@ -145,7 +145,7 @@ def _with_cause(
     assert found.first is not None
     wrong, target = found.first.boundary, TARGETS[found.case.target]
     boundary, _ = flow.boundary(wrong.position)
-    piece = piece_of(lowered.module, nodes_of(lowered.module), reference, inputs, wrong.node, boundary)
+    piece = piece_of(lowered.module, nodes_of(lowered.module), graph, inputs, wrong.node, boundary)
     schedules = chosen_schedules(settings.database, target.name, settings.processors).schedules
     return replace(found, ablation=ablate(piece, target, target.tvm_target(settings.processors), schedules))
 
@@ -153,15 +153,15 @@ def _with_cause(
 def _diagnosis(
     program: Program,
     case: Case,
-    reference: torch.export.ExportedProgram,
+    graph: Graph,
     flow: Flow,
     compared: Compared,
     output: str | None,
 ) -> Diagnosis:
-    from harness.diagnose.reference import needed, outputs_of
+    from harness.diagnose.reference import needed
     from harness.lowering.frontends.torch_export.complex.errors import source_line
 
-    results = dict(zip(program.outputs, outputs_of(reference), strict=True))
+    results = dict(zip(program.outputs, map(graph.nodes.__getitem__, graph.outputs), strict=True))
     deviations = {name: result.accumulated for name, result in zip(program.outputs, compared.results, strict=True)}
     if output is not None:
         results, deviations = {output: results[output]}, {output: deviations[output]}

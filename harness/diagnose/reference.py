@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from harness.parity.oracle import widened
+
+if TYPE_CHECKING:
+    from harness.lowering.frontends.torch_export import Graph
 
 
 class Reference:
@@ -25,7 +26,7 @@ class Reference:
 
     def __init__(
         self,
-        program: ExportedProgram,
+        graph: Graph,
         inputs: Sequence[torch.Tensor],
         fp32: Iterable[str],
         exact: Iterable[str],
@@ -33,14 +34,15 @@ class Reference:
         """Computes nothing yet.
 
         Args:
-            program: In core ATen operators, its weights lifted to inputs; any signature.
+            graph: The nodes, and the values of the weights.
             inputs: The user's inputs, in order.
             fp32: Names of the nodes whose fp32 values will be taken, once for each time.
             exact: Names of the nodes whose float64 values will be taken, once for each time.
         """
-        self.nodes = {node.name: node for node in program.graph.nodes}
-        self._module = program.graph_module
-        self._given = _placeholders(program, inputs)
+        self.nodes = graph.nodes
+        self._module = graph.module
+        values = {**graph.weights, **dict(zip(graph.inputs, inputs, strict=True))}
+        self._given = {graph.nodes[name]: value for name, value in values.items()}
         self._fp32 = _Values(self._module, self._given, self._demands(fp32), wide=False)
         self._exact = _Values(self._module, self._given, self._demands(exact), wide=True)
 
@@ -72,12 +74,6 @@ class Reference:
         return Counter(self.nodes[name] for name in names)
 
 
-def outputs_of(program: ExportedProgram) -> list[Node]:
-    """Returns the nodes of the outputs, in order."""
-    nodes = {node.name: node for node in program.graph.nodes}
-    return [nodes[name] for name in program.graph_signature.user_outputs]
-
-
 def needed(outputs: Iterable[Node]) -> list[Node]:
     """Returns the calls on which nodes depend, themselves included, in order."""
     return [node for node in _needed(outputs, ()) if node.op == "call_function"]
@@ -88,7 +84,8 @@ def region(node: Node, boundary: Iterable[Node]) -> list[Node]:
 
     The node itself is the last one, even if it is in the boundary.
     """
-    return [part for part in _needed([node], set(boundary) - {node}) if part.op == "call_function"]
+    given = set(boundary) - {node}
+    return [part for part in _needed([node], given) if part.op == "call_function" and part not in given]
 
 
 def _needed(wanted: Iterable[Node], given: Iterable[Node]) -> list[Node]:
@@ -103,19 +100,6 @@ def _needed(wanted: Iterable[Node], given: Iterable[Node]) -> list[Node]:
         if node not in known:
             waiting += node.all_input_nodes
     return sorted(found)
-
-
-def _placeholders(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> dict[Node, Any]:
-    waiting = iter(inputs)
-    values: dict[str, Any] = {}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            values[spec.arg.name] = next(waiting)
-        elif spec.target in program.state_dict:
-            values[spec.arg.name] = program.state_dict[spec.target]
-        else:
-            values[spec.arg.name] = program.constants[spec.target]
-    return {node: values[node.name] for node in program.graph.nodes if node.op == "placeholder"}
 
 
 class _Values:

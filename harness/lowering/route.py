@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from harness.core.subject import Axis
     from harness.lowering.frontends.frontend import Frontend
+    from harness.lowering.frontends.torch_export import Graph
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,11 @@ class Route:
         module, values = self._frontend.import_exported(exported, self._strategy)
         return Lowered(lower_precision(module, PRECISIONS[self.precision]), values)
 
-    def decomposed(self, exported: Any) -> torch.export.ExportedProgram:
-        """Returns what `export` returned as the importer of torch.export begins with it: core ATen, weights lifted."""
-        from harness.lowering.frontends.torch_export.lifting import decompose_and_lift
+    def graph(self, exported: Any) -> Graph:
+        """Returns the graph that the import of what `export` returned begins with; of the frontend `torch` alone."""
+        from harness.lowering.frontends.torch_export import graph_of
 
-        return decompose_and_lift(self._strategy.transform(exported))
+        return graph_of(self._strategy.transform(exported))
 
     @property
     def _strategy(self) -> Strategy:
