@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 from harness.core.case import DEFAULT_FRONTEND, Case
@@ -197,4 +198,5 @@ def _diagnosis(
 
 
 def _operator(node: torch.fx.Node) -> str:
-    return str(node.target).removeprefix("aten.").removesuffix(".default")
+    name = node.target.__name__ if isinstance(node.target, BuiltinFunctionType) else str(node.target)
+    return name.removeprefix("aten.").removesuffix(".default")
