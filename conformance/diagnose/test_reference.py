@@ -13,7 +13,7 @@ from torch import nn
 from harness.core.case import Case
 from harness.diagnose.deviation import deviation
 from harness.diagnose.reference import Reference, needed, region
-from harness.lowering.frontends.torch_export import Graph
+from harness.lowering.frontends.torch_export.graph import Graph
 from harness.lowering.route import Route
 
 LENGTH = 30

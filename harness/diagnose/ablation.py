@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from harness.lowering.frontends.torch_export import Graph
+    from harness.lowering.frontends.torch_export.graph import Graph
     from harness.schedules import Schedules
     from harness.targets.target import Target
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import tvm
 
-    from harness.lowering.frontends.torch_export import Graph
+    from harness.lowering.frontends.torch_export.graph import Graph
 
     Array = npt.NDArray[Any]
 

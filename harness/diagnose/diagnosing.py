@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 from harness.core.case import DEFAULT_FRONTEND, Case
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from harness.core.subject import Program
     from harness.diagnose.comparing import Compared
     from harness.diagnose.flow import Flow
-    from harness.lowering.frontends.torch_export import Graph
+    from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
 
 
@@ -198,5 +197,4 @@ def _diagnosis(
 
 
 def _operator(node: torch.fx.Node) -> str:
-    name = node.target.__name__ if isinstance(node.target, BuiltinFunctionType) else str(node.target)
-    return name.removeprefix("aten.").removesuffix(".default")
+    return str(getattr(node.target, "__name__", node.target)).removesuffix(".default")

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from harness.parity.oracle import widened
 
 if TYPE_CHECKING:
-    from harness.lowering.frontends.torch_export import Graph
+    from harness.lowering.frontends.torch_export.graph import Graph
 
 
 class Reference:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from harness.core.subject import Axis
     from harness.lowering.frontends.frontend import Frontend
-    from harness.lowering.frontends.torch_export import Graph
+    from harness.lowering.frontends.torch_export.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Route:
 
     def graph(self, exported: Any) -> Graph:
         """Returns the graph that the import of what `export` returned begins with; of the frontend `torch` alone."""
-        from harness.lowering.frontends.torch_export import graph_of
+        from harness.lowering.frontends.torch_export.graph import graph_of
 
         return graph_of(self._strategy.transform(exported))
 
