@@ -37,13 +37,14 @@ def test_a_case_is_reproduced_for_the_same_processors() -> None:
     assert " ".join(flags) == "--untuned --cpu x86-64-v3 --cuda-arch sm_89"
 
 
-@pytest.mark.parametrize("command", ["verify", "compile", "explain"])
+@pytest.mark.parametrize("command", ["verify", "compile", "explain", "diagnose"])
 def test_an_unknown_cpu_is_one_sentence(command: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp(command)
     where = {
         "verify": ("--component", "box_head", "--report", str(folder)),
         "compile": ("--scale", "shallow", "--out", str(folder / "model")),
         "explain": ("--component", "box_head"),
+        "diagnose": ("--component", "box_head"),
     }
     options = ("-m", "harness", command, *where[command], "--cpu", "z80")
     done = subprocess.run([sys.executable, *options], capture_output=True, text=True, timeout=300, check=False)

@@ -11,6 +11,7 @@ import typer
 from harness import __version__
 from harness.cli.compile import compile_
 from harness.cli.console import complain, console
+from harness.cli.diagnose import diagnose
 from harness.cli.doctor import doctor
 from harness.cli.explain import explain
 from harness.cli.list import list_
@@ -39,6 +40,7 @@ def version_option(version: Annotated[bool, typer.Option("--version", help="Prin
 COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "explain": explain,
+    "diagnose": diagnose,
     "compile": compile_,
     "tune": tune_command,
     "pack": pack,

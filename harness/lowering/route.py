@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from harness.core.subject import Axis
     from harness.lowering.frontends.frontend import Frontend
+    from harness.lowering.frontends.torch_export.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,12 @@ class Route:
 
         module, values = self._frontend.import_exported(exported, self._strategy)
         return Lowered(lower_precision(module, PRECISIONS[self.precision]), values)
+
+    def graph(self, exported: Any) -> Graph:
+        """Returns the graph that the import of what `export` returned begins with; of the frontend `torch` alone."""
+        from harness.lowering.frontends.torch_export.graph import graph_of
+
+        return graph_of(self._strategy.transform(exported))
 
     @property
     def _strategy(self) -> Strategy:

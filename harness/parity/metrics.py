@@ -216,6 +216,23 @@ def oracle_ratio(a: Array, r: Array, o: Array) -> OracleRatio:
     )
 
 
+def relative_rms(a: Array, o: Array) -> float:
+    """Returns the root mean square of a - o divided by that of o, over the elements that are finite in both.
+
+    NaN where there are none; inf where o is zero and a is not.
+    """
+    _require_same_shape(a, o)
+    noise = signal = 0.0
+    count = 0
+    with np.errstate(all="ignore"):
+        for x, z in _chunks(a, o):
+            finite = np.isfinite(x) & np.isfinite(z)
+            noise += float(np.square(np.abs(x[finite] - z[finite])).sum())
+            signal += float(np.square(np.abs(z[finite])).sum())
+            count += int(np.count_nonzero(finite))
+    return _ratio(math.sqrt(noise), math.sqrt(signal)) if count else math.nan
+
+
 def _ratio(error: float, scale: float) -> float:
     if scale > 0:
         return error / scale

@@ -106,7 +106,7 @@ def oracle(module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequenc
         TypeError: If the module does something that has no float64 form.
     """
     own = _own_state(module)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), _widened():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), widened():
         outputs = own(*(_widen(tensor) for tensor in args))
     return {name: _wide_array(array) for name, array in _named(outputs, names).items()}
 
@@ -166,7 +166,8 @@ def _refuse_narrow(func: Any, argument: Any, value: Any) -> None:
 
 
 @contextmanager
-def _widened() -> Iterator[None]:
+def widened() -> Iterator[None]:
+    """Runs every operator of PyTorch in float64 (complex128 for complex) for the duration of the context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

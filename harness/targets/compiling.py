@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,12 +75,16 @@ def compile_module(
 
 
 def lower_module(
-    module: tvm.IRModule, target: Target, tvm_target: tvm.target.Target, schedules: Schedules = UNTUNED
+    module: tvm.IRModule,
+    target: Target,
+    tvm_target: tvm.target.Target,
+    schedules: Schedules = UNTUNED,
+    instruments: Sequence[Any] = (),
 ) -> tvm.IRModule:
-    """Runs the target's pipeline over an imported module, with what tuning found."""
+    """Runs the target's pipeline over an imported module, with what tuning found; instruments of TVM see each pass."""
     import tvm
 
-    with tvm_target, tvm.transform.PassContext(opt_level=3):
+    with tvm_target, tvm.transform.PassContext(opt_level=3, instruments=list(instruments)):
         return target.pipeline(tvm_target, schedules)(module)
 
 

@@ -12,7 +12,7 @@ from harness.schedules.cpu import elementwise, normalization, roi_align, softmax
 from harness.schedules.cpu.memory import plan_memory
 from harness.schedules.cpu.rewrite import call_kernels
 
-_LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE, **roi_align.LEGALIZE}
+LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE, **roi_align.LEGALIZE}
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
 
@@ -51,7 +51,7 @@ def _to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedu
     return [
         relax.transform.CanonicalizeBindings(),
         call_kernels(target, schedules),
-        relax.transform.LegalizeOps(_LEGALIZE),
+        relax.transform.LegalizeOps(LEGALIZE),
         keep_origins,
         *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
         relax.transform.DeadCodeElimination(),

@@ -1,0 +1,202 @@
+"""`sam3-tvm diagnose`: faults are put into each layer, and the kernel that has one is named."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from tvm import ir, relax
+from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
+from typer.testing import CliRunner
+
+from harness.cli.main import app
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.settings import SEEDED
+from harness.core.subject import Program
+from harness.diagnose.diagnosing import diagnose, diagnose_program
+from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
+from harness.schedules.common.kernel import fp32
+from harness.schedules.cpu import epilogue, rewrite
+from harness.schedules.cpu.arena import Value
+from harness.schedules.cpu.lowering import Context, Lowering
+from harness.schedules.cpu.pipeline import LEGALIZE
+
+WIDTH = 64
+CASE = Case("block", "real", "llvm")
+
+
+class Block(nn.Module):
+    """Two products with an epilogue each, around a softmax over one of two axes of the same extent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.first(x))
+        weights = torch.softmax(hidden, dim=-1)
+        mixed = torch.sigmoid(self.second(weights @ hidden))
+        return self.last(self.norm(mixed + x)), weights
+
+
+@cache
+def right_block() -> Diagnosis:
+    return block()
+
+
+def block() -> Diagnosis:
+    x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    program = Program("block", Block().eval(), {"x": x}, ("mixed", "weights"))
+    return diagnose_program(program, CASE, SEEDED)
+
+
+def first_of(diagnosis: Diagnosis) -> Boundary:
+    assert diagnosis.faulty
+    assert diagnosis.first is not None
+    assert diagnosis.first.confidence is Confidence.CERTAIN
+    return diagnosis.first.boundary
+
+
+def cause_of(diagnosis: Diagnosis) -> Cause | None:
+    assert diagnosis.ablation is not None
+    *before, last = diagnosis.ablation.experiments
+    assert all(made.result is not None and made.result.excess <= 1 for made in before), diagnosis.ablation
+    assert last.decides is diagnosis.ablation.cause
+    return diagnosis.ablation.cause
+
+
+def test_a_right_program_rounds_like_pytorch_at_every_kernel() -> None:
+    found = right_block()
+    assert not found.faulty
+    assert found.first is None
+    assert found.changed == ()
+    assert found.coverage.skipped == {}
+    operators = {name for boundary in found.boundaries for name in boundary.operators}
+    assert {"addmm", "relu", "_softmax", "mm", "sigmoid", "native_layer_norm"} <= operators
+    assert all(0 <= boundary.local.r_rms < 1.5 for boundary in found.boundaries)
+    assert math.isclose(sum(budget(found).values()), 1)
+    assert all("test_diagnose.py" in boundary.source for boundary in found.boundaries if not boundary.at_load)
+
+
+def test_an_error_is_local_where_it_is_made_and_accumulates_from_there() -> None:
+    first, *_, last = (boundary for boundary in right_block().boundaries if "addmm" in boundary.operators)
+    assert first.accumulated == first.local
+    assert last.accumulated.error > last.local.error > 0
+    assert 0 < last.own_share < 1
+
+
+def test_a_converter_with_a_wrong_axis_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def softmax(self: Any, node: torch.fx.Node) -> relax.Var:
+        return self.block_builder.emit(relax.op.nn.softmax(self.env[node.args[0]], 0))
+
+    monkeypatch.setattr(BaseFXGraphImporter, "_softmax", softmax)
+    found = block()
+    assert "_softmax" in first_of(found).operators
+    assert cause_of(found) is Cause.IMPORTER
+
+
+def test_an_epilogue_that_is_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(epilogue.UNARY, "relax.nn.relu", lambda x: x)
+    found = block()
+    first = first_of(found)
+    assert cause_of(found) is Cause.FUSION
+    assert "relu" in first.operators
+    assert "addmm" in first.operators
+    assert "torch.relu(self.first(x))" in first.source
+
+
+def test_a_wrong_constant_is_found_and_not_blamed_on_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = epilogue.UNARY["relax.sigmoid"]
+    monkeypatch.setitem(epilogue.UNARY, "relax.sigmoid", lambda x: right(x) * fp32(1.0001))
+    found = block()
+    assert "sigmoid" in first_of(found).operators
+    assert cause_of(found) is Cause.FUSION
+    assert found.first is not None
+    assert found.first.others == ()
+    later = found.boundaries[-1]
+    assert later.accumulated.excess > 1 > later.local.excess
+
+
+def test_a_legalization_that_is_wrong_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LEGALIZE["relax.nn.softmax"]
+
+    def twice(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return right(builder, relax.op.nn.softmax(builder.emit(right(builder, call)), -1))
+
+    monkeypatch.setitem(LEGALIZE, "relax.nn.softmax", twice)
+    found = block()
+    assert "_softmax" in first_of(found).operators
+    assert cause_of(found) is Cause.LEGALIZATION
+
+
+def test_a_kernel_that_is_wrong_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rewrite.KERNELS["relax.matmul"]
+
+    def scaled(context: Context, call: ir.Call) -> Lowering | None:
+        lowering = right(context, call)
+        step = epilogue.Step("relax.multiply", constant=1.01)
+        if lowering is None:
+            return None
+
+        def build(builder: relax.BlockBuilder, inputs: Any, after: epilogue.Epilogue) -> relax.Expr:
+            return lowering.build(builder, inputs, replace(after, steps=(step, *after.steps)))
+
+        return replace(lowering, build=build)
+
+    monkeypatch.setitem(rewrite.KERNELS, "relax.matmul", scaled)
+    found = block()
+    assert "addmm" in first_of(found).operators
+    assert cause_of(found) is Cause.SCHEDULE
+    assert found.first is not None
+    assert len(found.first.others) == 3
+
+
+def test_memory_that_is_given_away_too_early_is_no_kernels_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Value, "meets", lambda value, other: False)
+    found = block()
+    assert found.first is None
+    assert found.changed
+    assert found.faulty
+
+
+@pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder"])
+def test_components_are_right_at_every_kernel_and_nothing_is_left_out(name: str) -> None:
+    found = diagnose(Case(name, "real", "llvm"), SEEDED)
+    assert not found.faulty
+    assert found.coverage.skipped == {}
+    assert found.coverage.compared > 0
+
+
+def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
+    file = tmp_path / "diagnosis.json"
+    done = CliRunner().invoke(app, ["diagnose", "--component", "box_head", "--output", "boxes", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "No kernel diverges" in done.output
+    (case,) = json.loads(file.read_text())["cases"]
+    assert list(case["outputs"]) == ["boxes"]
+    assert [boundary["node"] for boundary in case["boundaries"]][-1] == "sigmoid"
+    assert math.isclose(sum(case["budget"].values()), 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "output", "message"),
+    [
+        (Case("end_to_end", "real", "llvm"), None, "end_to_end is no component"),
+        (Case("box_head", "real", "cuda"), None, "choose --target llvm"),
+        (Case("box_head", "real", "llvm"), "masks", "no output 'masks'"),
+        (Case("box_head", "real", "llvm", frontend="onnx"), None, "choose --frontend torch"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_told_in_a_sentence(asked: Case, output: str | None, message: str) -> None:
+    with pytest.raises(HarnessError, match=message):
+        diagnose(asked, SEEDED, output)

@@ -1,0 +1,83 @@
+"""`sam3-tvm diagnose`: which kernel is wrong, or where a right one's errors are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.console import console
+from harness.cli.installation import require_compiler
+from harness.cli.options import (
+    CheckpointOption,
+    CpuOption,
+    DatabaseOption,
+    PartialOption,
+    SeedOption,
+    ThreadsOption,
+    UntunedOption,
+    chosen_database,
+)
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.precision import DEFAULT_PRECISION
+from harness.core.processors import Processors
+from harness.core.settings import Settings
+from harness.files import check_writable
+from harness.models.selection import select
+from harness.targets import HOST
+
+if TYPE_CHECKING:
+    from harness.diagnose.diagnosis import Diagnosis
+
+
+def diagnose(
+    component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
+    strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
+    target: Annotated[str, typer.Option(help="Target; its kernels must run on this CPU.")] = HOST.name,
+    scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
+    precision: Annotated[str, typer.Option(help="Precision.")] = DEFAULT_PRECISION,
+    frontend: Annotated[str, typer.Option(help="Frontend; its nodes must be torch.export's.")] = DEFAULT_FRONTEND,
+    output: Annotated[str | None, typer.Option(help="Follow this output alone. Default: all of them.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every boundary, not only those that matter most.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for everything that was found.")] = None,
+    seed: SeedOption = 0,
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
+    cpu: CpuOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Compare every kernel with PyTorch and float64, and name the first that diverges.
+
+    Exit code 0: every kernel rounds like PyTorch. 1: something diverges. 2: wrong usage or environment.
+    """
+    require_compiler()
+    from harness.diagnose.diagnosis import ADVICE, write_json
+    from harness.diagnose.table import render, summary
+    from harness.processes.threads import configure_threads
+
+    configure_threads(threads)
+    cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,))
+    if json_file is not None:
+        check_writable(json_file, advice=ADVICE)
+    processors = Processors(cpu)
+    chosen = chosen_database(db, untuned, {target}, processors)
+    settings = Settings(checkpoint, allow_partial, database=chosen, processors=processors)
+    diagnoses = []
+    for case in cases:
+        diagnoses.append(_diagnosed(case, settings, output))
+        console.print(render(diagnoses[-1], every))
+        console.print(summary(diagnoses[-1]), markup=False, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        write_json(diagnoses, json_file)
+    if any(diagnosis.faulty for diagnosis in diagnoses):
+        raise typer.Exit(1)
+
+
+def _diagnosed(case: Case, settings: Settings, output: str | None) -> Diagnosis:
+    from harness.diagnose.diagnosing import diagnose as diagnose_case
+
+    with console.status(case.id) as status:
+        return diagnose_case(case, settings, output, lambda stage: status.update(f"{case.id} {stage}"))

@@ -1,0 +1,259 @@
+"""One run of a compiled program, at each of whose boundaries between kernels values are compared as they come."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from harness.diagnose.deviation import Deviation, deviation
+from harness.diagnose.flow import Flow, KernelCall
+from harness.diagnose.reference import Reference, region
+from harness.runtime.executable import TRANSFORM_PARAMETERS
+from harness.runtime.loading import load_library
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import tvm
+
+    from harness.lowering.frontends.torch_export.graph import Graph
+
+    Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of one call, compared with the node whose value it is.
+
+    Attributes:
+        position: Number of the call in the flow.
+        node: Name of the node.
+        inside: Names of the nodes that the call computes, from its inputs to its result.
+        between: Numbers of the calls before it whose results are of no node, and which it is compared together with.
+        shape: Shape of the result.
+        local: The error of the call that was given PyTorch's own values.
+        accumulated: The error of the call in the run.
+    """
+
+    position: int
+    node: str
+    inside: tuple[str, ...]
+    between: tuple[int, ...]
+    shape: tuple[int, ...]
+    local: Deviation
+    accumulated: Deviation
+
+
+@dataclass(frozen=True)
+class Result:
+    """An output of the program, compared with its node.
+
+    Attributes:
+        node: Name of the node.
+        inside: Names of the nodes between the last call and the output: views.
+        accumulated: Its error.
+    """
+
+    node: str
+    inside: tuple[str, ...]
+    accumulated: Deviation
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a run showed.
+
+    Attributes:
+        comparisons: In the order of the calls.
+        results: The outputs, in order.
+        unnamed: Numbers of the calls whose results are of no node.
+        changed: Numbers of the calls whose inputs are not what was written, before the call or after it: memory was
+            given away too early.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    results: tuple[Result, ...]
+    unnamed: tuple[int, ...]
+    changed: tuple[int, ...]
+
+
+def compare(
+    library: Path,
+    device: tvm.runtime.Device,
+    parameters: Sequence[Array],
+    inputs: Sequence[torch.Tensor],
+    flow: Flow,
+    graph: Graph,
+) -> Compared:
+    """Runs a program, and compares the result of each call with PyTorch's and with float64's.
+
+    Each call is made twice: by the run, and beside it with PyTorch's own values for its inputs. Nothing is kept longer
+    than until its last use.
+
+    Args:
+        library: The compiled program.
+        device: The CPU.
+        parameters: Values of what `main` takes after its inputs, as imported.
+        inputs: The inputs.
+        flow: Its calls.
+        graph: Its nodes (`Route.graph`).
+
+    Raises:
+        RuntimeError: The virtual machine makes other calls than those of the flow.
+    """
+    import tvm
+
+    observer = _Observer(flow, graph, inputs, device)
+    machine = load_library(library, device)
+    machine["set_instrument"](observer.note)
+    tensors = [tvm.runtime.tensor(array, device) for array in parameters]
+    if TRANSFORM_PARAMETERS in machine:
+        tensors = list(machine[TRANSFORM_PARAMETERS](tensors))
+    arguments = [tvm.runtime.tensor(value.numpy(), device) for value in inputs]
+    outputs = list(machine.call("main", *arguments, *tensors))
+    machine["set_instrument"](lambda *_: None)
+    return observer.compared([output.numpy() for output in outputs])
+
+
+class _Observer:
+    """Is told of each call by the virtual machine, before and after it."""
+
+    def __init__(self, flow: Flow, graph: Graph, inputs: Sequence[torch.Tensor], device: tvm.runtime.Device) -> None:
+        self.flow = flow
+        self.device = device
+        self.functions = {call.function for call in flow.calls}
+        self.results = {n: self._node_of_result(call) for n, call in enumerate(flow.calls)}
+        self.outputs = graph.outputs
+        self.boundaries = [flow.boundary(n) for n in range(len(flow.calls))]
+        self.reference = Reference(
+            graph,
+            inputs,
+            fp32=[*(name for n in range(len(flow.calls)) for name in self._fp32_of(n)), *self.outputs],
+            exact=[*filter(None, self.results.values()), *self.outputs],
+        )
+        self.readers = Counter(value for call in flow.calls for value in call.inputs)
+        self.held: dict[int, Array] = dict(flow.constants)
+        self.sums: dict[int, int] = {}
+        self.position = 0
+        self.found: list[Comparison] = []
+        self.changed: list[int] = []
+
+    def compared(self, outputs: Sequence[Array]) -> Compared:
+        if self.position != len(self.flow.calls):
+            raise RuntimeError(f"{self.position} calls were made instead of {len(self.flow.calls)}")
+        unnamed = tuple(n for n, node in self.results.items() if node is None)
+        results = tuple(map(self._result, self.outputs, outputs))
+        return Compared(tuple(self.found), results, unnamed, tuple(dict.fromkeys(self.changed)))
+
+    def note(self, function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
+        if name not in self.functions:
+            return
+        call = self.flow.calls[self.position]
+        if name != call.function:
+            raise RuntimeError(f"call {self.position} is of {name} instead of {call.function}")
+        self._check_inputs(call, arguments)
+        if before:
+            return
+        tensors = [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
+        writes = tensors[len(call.inputs) :]
+        for value, n in zip(call.outputs, writes, strict=True):
+            self.sums[value] = _checksum(arguments[n])
+        local = self._called_locally(function, call, arguments, tensors)
+        self._judge(call, arguments[writes[0]], local)
+        for value in call.inputs:
+            self._read(value)
+        self.reference.release(self._fp32_of(self.position), filter(None, [self.results[self.position]]))
+        self.position += 1
+
+    def _result(self, name: str, output: Array) -> Result:
+        torch_value, exact = array_of(self.reference.fp32(name)), array_of(self.reference.exact(name))
+        named = [self.reference.nodes[other] for other in self.flow.nodes.values()]
+        inside = region(self.reference.nodes[name], named) if name not in self.flow.nodes.values() else []
+        return Result(
+            name, tuple(node.name for node in inside), deviation(output.reshape(torch_value.shape), torch_value, exact)
+        )
+
+    def _node_of_result(self, call: KernelCall) -> str | None:
+        return self.flow.nodes.get(call.outputs[0]) if len(call.outputs) == 1 else None
+
+    def _fp32_of(self, n: int) -> list[str]:
+        """Returns the nodes whose fp32 values a call is given or is compared with."""
+        own = [self.flow.nodes[value] for value in self.flow.calls[n].inputs if value in self.flow.nodes]
+        result = self.results[n]
+        return own if result is None else [*own, *self.boundaries[n][0], result]
+
+    def _check_inputs(self, call: KernelCall, arguments: Sequence[Any]) -> None:
+        tensors = [argument for argument in arguments if hasattr(argument, "dtype")]
+        for value, tensor in zip(call.inputs, tensors[: len(call.inputs)], strict=True):
+            if value in self.sums and self.sums[value] != _checksum(tensor):
+                self.changed.append(self.position)
+
+    def _called_locally(
+        self, function: Any, call: KernelCall, arguments: Sequence[Any], tensors: Sequence[int]
+    ) -> list[Array]:
+        """Calls a function with PyTorch's values, and returns what it writes."""
+        import tvm
+
+        own = list(arguments)
+        for value, n in zip(call.inputs, tensors, strict=False):
+            array = self._given(value).reshape(tuple(arguments[n].shape))
+            own[n] = tvm.runtime.tensor(np.asarray(array, order="C"), self.device)
+        writes = tensors[len(call.inputs) :]
+        for n in writes:
+            own[n] = tvm.runtime.empty(tuple(arguments[n].shape), str(arguments[n].dtype), self.device)
+        function(*own)
+        results = [own[n].numpy() for n in writes]
+        for value, array in zip(call.outputs, results, strict=True):
+            if value not in self.flow.nodes and self.readers[value]:
+                self.held[value] = array
+        return results
+
+    def _given(self, value: int) -> Array:
+        node = self.flow.nodes.get(value)
+        return self.held[value] if node is None else array_of(self.reference.fp32(node))
+
+    def _read(self, value: int) -> None:
+        self.readers[value] -= 1
+        if not self.readers[value]:
+            self.held.pop(value, None)
+
+    def _judge(self, call: KernelCall, written: Any, local: Sequence[Array]) -> None:
+        node = self.results[self.position]
+        if node is None:
+            return
+        boundary, between = self.boundaries[self.position]
+        nodes = self.reference.nodes
+        torch_value = array_of(self.reference.fp32(node))
+        near = array_of(self.reference.locally_exact(node, boundary - {node}))
+        exact = array_of(self.reference.exact(node))
+        shape = tuple(int(extent) for extent in written.shape)
+        self.found.append(
+            Comparison(
+                self.position,
+                node,
+                tuple(part.name for part in region(nodes[node], [nodes[name] for name in boundary])),
+                between,
+                shape,
+                deviation(local[0].reshape(torch_value.shape), torch_value, near),
+                deviation(written.numpy().reshape(torch_value.shape), torch_value, exact),
+            )
+        )
+
+
+def array_of(value: torch.Tensor) -> Array:
+    """Returns a node's value as an array, a complex one as pairs."""
+    value = value.detach().resolve_conj().resolve_neg()
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    array: Array = value.contiguous().numpy()
+    return array
+
+
+def _checksum(tensor: Any) -> int:
+    return zlib.crc32(tensor.numpy().reshape(-1).view(np.uint8).data)

@@ -1,0 +1,200 @@
+"""From a case to its diagnosis: lowered and compiled as it always is, run, and compared call by call."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.core.case import DEFAULT_FRONTEND, Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import Stage
+from harness.core.settings import Settings
+from harness.diagnose.diagnosis import Boundary, Coverage, Diagnosis, first_divergence
+from harness.models.registry import models, subjects
+from harness.targets import HOST, TARGETS
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.core.subject import Program
+    from harness.diagnose.comparing import Compared
+    from harness.diagnose.flow import Flow
+    from harness.lowering.frontends.torch_export.graph import Graph
+    from harness.lowering.route import Lowered
+
+
+def diagnose(
+    case: Case, settings: Settings, output: str | None = None, on_stage: Callable[[str], None] = lambda stage: None
+) -> Diagnosis:
+    """Diagnoses the main program of a component, in a process of its own.
+
+    Args:
+        case: What to diagnose; its target runs on this CPU.
+        settings: Weights, inputs, schedules and processors.
+        output: Name of an output: only the calls on which it depends are reported. None for all.
+        on_stage: Called with the name of each stage, soon after it was entered.
+
+    Raises:
+        HarnessError: The case cannot be diagnosed, or does not get as far as running.
+    """
+    from harness.processes import WorkerEnd, run_isolated
+
+    subject = subjects().get(case.component)
+    if subject is None or subject.whole:
+        raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
+    if case.target != HOST.name:
+        raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
+    if case.frontend != DEFAULT_FRONTEND:
+        raise HarnessError(
+            f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {DEFAULT_FRONTEND}"
+        )
+    if output is not None and output not in subject.outputs:
+        raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
+    ended = run_isolated("harness.diagnose.diagnosing:diagnose_request", (case, settings, output), breadcrumb=on_stage)
+    if ended.kind is not WorkerEnd.OK:
+        line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
+        raise HarnessError(f"cannot diagnose {case.id}: {ended.stage} {ended.kind.value.replace('_', ' ')}: {line}")
+    diagnosis: Diagnosis = ended.value
+    return diagnosis
+
+
+def diagnose_request(request: tuple[Case, Settings, str | None], announce: Callable[[str], None]) -> Diagnosis:
+    """Calls `diagnose` as `harness.processes` calls functions, in this process."""
+    case, settings, output = request
+    subject = subjects()[case.component]
+    with models()[subject.model].context():
+        announce(Stage.BUILD)
+        program = next(iter(subject.open(case, settings).programs.values()))
+        return diagnose_program(program, case, settings, output, announce)
+
+
+def diagnose_program(
+    program: Program,
+    case: Case,
+    settings: Settings,
+    output: str | None = None,
+    announce: Callable[[str], None] = lambda stage: None,
+) -> Diagnosis:
+    """Diagnoses one program on its example inputs, in this process.
+
+    Args:
+        program: What to lower and run.
+        case: How it is lowered.
+        settings: Schedules and processors.
+        output: As for `diagnose`.
+        announce: Called with the name of each stage as it begins.
+    """
+    from harness.lowering.route import Route
+
+    route = Route.of(case)
+    inputs = tuple(program.example.values())
+    announce(Stage.EXPORT)
+    exported = route.export(program.module, inputs, program.axes)
+    graph = route.graph(exported)
+    announce(Stage.IMPORT)
+    lowered = route.lower(exported)
+    flow, compared = _run(lowered, inputs, graph, case, settings, announce)
+    found = _diagnosis(program, case, graph, flow, compared, output)
+    return found if found.first is None else _with_cause(found, lowered, inputs, graph, flow, settings)
+
+
+def _run(
+    lowered: Lowered,
+    inputs: Sequence[torch.Tensor],
+    graph: Graph,
+    case: Case,
+    settings: Settings,
+    announce: Callable[[str], None],
+) -> tuple[Flow, Compared]:
+    from harness.diagnose.comparing import compare
+    from harness.diagnose.flow import BeforeMemory, flow_of
+    from harness.lowering.frontends.torch_export import nodes_of
+    from harness.schedules.common.origins import tagged
+    from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+    from harness.tuning.database import chosen_schedules
+
+    announce(Stage.COMPILE)
+    target, kept = TARGETS[case.target], BeforeMemory()
+    tvm_target = target.tvm_target(settings.processors)
+    schedules = chosen_schedules(settings.database, case.target, settings.processors).schedules
+    code = lower_module(tagged(lowered.module), target, tvm_target, schedules, [kept])
+    flow = flow_of(kept.module, code, lowered.module, nodes_of(lowered.module), graph.nodes)
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
+        library = Path(folder) / f"program{LIBRARY_SUFFIX}"
+        build_library(code, tvm_target, library)
+        announce(Stage.RUN)
+        return flow, compare(library, target.device(), list(lowered.parameters().values()), inputs, flow, graph)
+
+
+def _with_cause(
+    found: Diagnosis,
+    lowered: Lowered,
+    inputs: Sequence[torch.Tensor],
+    graph: Graph,
+    flow: Flow,
+    settings: Settings,
+) -> Diagnosis:
+    from harness.diagnose.ablation import ablate, piece_of
+    from harness.lowering.frontends.torch_export import nodes_of
+    from harness.tuning.database import chosen_schedules
+
+    assert found.first is not None
+    wrong, target = found.first.boundary, TARGETS[found.case.target]
+    boundary, _ = flow.boundary(wrong.position)
+    piece = piece_of(lowered.module, nodes_of(lowered.module), graph, inputs, wrong.node, boundary)
+    schedules = chosen_schedules(settings.database, target.name, settings.processors).schedules
+    return replace(found, ablation=ablate(piece, target, target.tvm_target(settings.processors), schedules))
+
+
+def _diagnosis(
+    program: Program,
+    case: Case,
+    graph: Graph,
+    flow: Flow,
+    compared: Compared,
+    output: str | None,
+) -> Diagnosis:
+    from harness.diagnose.reference import needed
+    from harness.lowering.frontends.torch_export.complex.errors import source_line
+
+    results = dict(zip(program.outputs, map(graph.nodes.__getitem__, graph.outputs), strict=True))
+    deviations = {name: result.accumulated for name, result in zip(program.outputs, compared.results, strict=True)}
+    if output is not None:
+        results, deviations = {output: results[output]}, {output: deviations[output]}
+    nodes = {node.name: node for node in needed(results.values())}
+    boundaries = tuple(
+        Boundary(
+            position=found.position,
+            function=flow.calls[found.position].function,
+            at_load=flow.calls[found.position].at_load,
+            node=found.node,
+            source=source_line(nodes[found.node]),
+            operators=tuple(dict.fromkeys(_operator(nodes[name]) for name in found.inside if name in nodes)),
+            inside=found.inside,
+            between=tuple(dict.fromkeys(flow.calls[n].function for n in found.between)),
+            shape=found.shape,
+            local=found.local,
+            accumulated=found.accumulated,
+        )
+        for found in compared.comparisons
+        if found.node in nodes
+    )
+    inside = {name for found in compared.comparisons for name in found.inside}
+    inside |= {name for result in compared.results for name in result.inside}
+    own = {found.node for found in compared.comparisons}
+    coverage = Coverage(
+        compared=sum(name in own for name in nodes),
+        covered=sum(name in inside - own for name in nodes),
+        skipped={name: "no call that was compared depends on it" for name in nodes if name not in inside | own},
+        unnamed=dict(Counter(flow.calls[n].function for n in compared.unnamed)),
+    )
+    changed = tuple(flow.calls[n].function for n in compared.changed)
+    return Diagnosis(case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed)
+
+
+def _operator(node: torch.fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).removesuffix(".default")

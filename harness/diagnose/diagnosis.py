@@ -1,0 +1,262 @@
+"""The diagnosis of a case: two curves over its program, the first kernel that diverges, and where errors are made.
+
+Plain data; `harness.diagnose.diagnosing` makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from harness import files
+from harness.core.case import Case
+from harness.diagnose.deviation import Deviation
+
+ADVICE = "choose another file with --json"
+"""Advice for the user where the file cannot be written."""
+
+_CERTAIN = 10.0
+"""Excess from which on an error cannot be rounding: ten times the limits of the oracle verdict."""
+
+
+class Confidence(StrEnum):
+    """How sure it is that a kernel is the first that is wrong."""
+
+    CERTAIN = "certain"
+    """Its local error is far above rounding."""
+    LIKELY = "likely"
+    """Its local error is above the limits, but within ten times of them."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One call of a compiled function, compared with the node whose value it returns.
+
+    Attributes:
+        position: Number of the call, counted from 0 and from the load on.
+        function: Its name.
+        at_load: Whether it is called when the model is loaded.
+        node: Name of the node of the exported program.
+        source: Line of the model's source that the node comes from.
+        operators: ATen operators that the call computes, in order, each once.
+        inside: Names of the nodes that it computes.
+        between: Functions whose results are of no node, and which are compared together with it.
+        shape: Shape of the result.
+        local: Error of the call when it is given PyTorch's values.
+        accumulated: Error of the call in the run.
+    """
+
+    position: int
+    function: str
+    at_load: bool
+    node: str
+    source: str
+    operators: tuple[str, ...]
+    inside: tuple[str, ...]
+    between: tuple[str, ...]
+    shape: tuple[int, ...]
+    local: Deviation
+    accumulated: Deviation
+
+    @property
+    def own_share(self) -> float:
+        """The part of the squared error at this boundary that the call makes itself; NaN where there is no error."""
+        if not self.accumulated.error > 0:
+            return math.nan
+        return min(1.0, (self.local.error / self.accumulated.error) ** 2)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the exported program was compared, of the calls on which the outputs depend.
+
+    Attributes:
+        compared: Nodes whose values were compared.
+        covered: Nodes within a call that was compared, or that only move what was compared.
+        skipped: The others, with the reason.
+        unnamed: Calls whose results are of no node, by function: packed weights, layouts of a kernel, parts of a node.
+    """
+
+    compared: int
+    covered: int
+    skipped: dict[str, str]
+    unnamed: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first kernel whose error is not rounding.
+
+    Attributes:
+        boundary: Its call.
+        confidence: How sure that is.
+        reason: The same in a sentence.
+        others: Positions of later calls that diverge by themselves.
+    """
+
+    boundary: Boundary
+    confidence: Confidence
+    reason: str
+    others: tuple[int, ...]
+
+
+class Cause(StrEnum):
+    """What makes a kernel wrong."""
+
+    IMPORTER = "importer"
+    LEGALIZATION = "legalization"
+    SCHEDULE = "schedule"
+    FUSION = "fusion or folding"
+    RUNTIME = "packing or runtime"
+
+
+WAYS = {
+    Cause.IMPORTER: "TVM's own legalizations and loops",
+    Cause.LEGALIZATION: "this project's legalizations, loops as they come",
+    Cause.SCHEDULE: "this project's kernels and schedules, each operator by itself",
+    Cause.FUSION: "all that the program does, in a module of its own",
+}
+"""How the operators of a kernel are computed in the experiment that decides for a cause, from the plainest on."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The operators of a kernel, computed in another way.
+
+    Attributes:
+        decides: The cause that it shows if it is wrong and the experiments before it are right; see `WAYS`.
+        result: Their error, given PyTorch's values; None if they could not be computed so.
+        problem: Why they could not be, in one line.
+    """
+
+    decides: Cause
+    result: Deviation | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The experiments on one kernel and what they show.
+
+    Attributes:
+        experiments: In their order, up to the one that is wrong.
+        cause: What makes the kernel wrong; `RUNTIME` if no experiment is, None if the last one could not be made.
+    """
+
+    experiments: tuple[Experiment, ...]
+    cause: Cause | None
+
+    @property
+    def reason(self) -> str:
+        """Which experiment decided, in words."""
+        untold = [f"{WAYS[made.decides]}: {made.problem}" for made in self.experiments if made.result is None]
+        unknown = f" (not computed with {'; '.join(untold)})" if untold else ""
+        if self.cause is None:
+            return f"no experiment that could be made is wrong{unknown}"
+        if self.cause is Cause.RUNTIME:
+            return f"its operators are right in a module of their own{unknown}"
+        before = [WAYS[made.decides] for made in self.experiments if made.result and made.result.excess <= 1]
+        right = f", right with {before[-1]}" if before else ""
+        return f"its operators are wrong with {WAYS[self.cause]}{right}{unknown}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found about one program of a case.
+
+    Attributes:
+        case: The case.
+        program: Name of the program.
+        boundaries: Every call that was compared, in order.
+        outputs: Errors of the outputs, by name.
+        coverage: How much of the exported program was compared.
+        first: The first kernel that diverges; None if none does.
+        changed: Functions whose inputs are not what was written: the memory of these was given away too early.
+        ablation: Why the first kernel that diverges does so.
+    """
+
+    case: Case
+    program: str
+    boundaries: tuple[Boundary, ...]
+    outputs: dict[str, Deviation]
+    coverage: Coverage
+    first: Divergence | None
+    changed: tuple[str, ...]
+    ablation: Ablation | None = None
+
+    @property
+    def faulty(self) -> bool:
+        """Whether anything is wrong besides rounding."""
+        return self.first is not None or bool(self.changed) or any(d.excess > 1 for d in self.outputs.values())
+
+
+def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:
+    """Returns the first call whose local error is not rounding; None if there is none."""
+    wrong = [boundary for boundary in boundaries if boundary.local.excess > 1]
+    if not wrong:
+        return None
+    first, *others = wrong
+    certain = first.local.excess >= _CERTAIN
+    found = (
+        f"{first.local.wrong} elements that had to be equal differ"
+        if first.local.wrong
+        else f"given PyTorch's own inputs, its error is {first.local.r_rms:.3g} times PyTorch's"
+    )
+    together = f"; it is compared together with {', '.join(first.between)}" if first.between else ""
+    return Divergence(
+        first,
+        Confidence.CERTAIN if certain else Confidence.LIKELY,
+        found + together,
+        tuple(boundary.position for boundary in others),
+    )
+
+
+def budget(diagnosis: Diagnosis) -> dict[str, float]:
+    """Returns the share of each kind of call in the squared errors that all calls make, the largest first.
+
+    A kind is what calls compute. Relative errors are added, so that a call that is amplified later counts like any.
+    """
+    made: dict[str, float] = {}
+    for boundary in diagnosis.boundaries:
+        if math.isfinite(boundary.local.error):
+            kind = _kind(boundary)
+            made[kind] = made.get(kind, 0.0) + boundary.local.error**2
+    total = sum(made.values())
+    return (
+        {kind: part / total for kind, part in sorted(made.items(), key=lambda item: -item[1]) if part} if total else {}
+    )
+
+
+_MOVES = frozenset(
+    ("view", "permute", "expand", "clone", "unsqueeze", "squeeze", "getitem", "slice.Tensor", "select.int", "t")
+)
+"""Operators that only move elements: a call is named after its others."""
+
+
+def _kind(boundary: Boundary) -> str:
+    computing = [name.partition(".")[0] for name in boundary.operators if name not in _MOVES]
+    return " ".join(computing[:4]) + (" …" if len(computing) > 4 else "") if computing else "moves"
+
+
+def write_json(diagnoses: Sequence[Diagnosis], path: Path) -> None:
+    """Writes everything that was found, complete or not at all; infinities are "inf", what is not a number is null.
+
+    Raises:
+        HarnessError: The file cannot be written.
+    """
+    cases = [_plain(asdict(diagnosis) | {"budget": budget(diagnosis)}) for diagnosis in diagnoses]
+    files.write_json(path, {"schema": 1, "cases": cases}, advice=ADVICE)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

@@ -1,0 +1,158 @@
+"""Values of the nodes of an exported program: PyTorch's own, and float64's; each is kept until it was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from harness.parity.oracle import widened
+
+if TYPE_CHECKING:
+    from harness.lowering.frontends.torch_export.graph import Graph
+
+
+class Reference:
+    """The values of a program's nodes for one set of inputs, in any order.
+
+    A value is computed when it is first asked for, and dropped after the last node or demand that needs it, so that
+    memory stays near that of one run.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Sequence[torch.Tensor],
+        fp32: Iterable[str],
+        exact: Iterable[str],
+    ) -> None:
+        """Computes nothing yet.
+
+        Args:
+            graph: The nodes, and the values of the weights.
+            inputs: The user's inputs, in order.
+            fp32: Names of the nodes whose fp32 values will be taken, once for each time.
+            exact: Names of the nodes whose float64 values will be taken, once for each time.
+        """
+        self.nodes = graph.nodes
+        self._module = graph.module
+        values = {**graph.weights, **dict(zip(graph.inputs, inputs, strict=True))}
+        self._given = {graph.nodes[name]: value for name, value in values.items()}
+        self._fp32 = _Values(self._module, self._given, self._demands(fp32), wide=False)
+        self._exact = _Values(self._module, self._given, self._demands(exact), wide=True)
+
+    def fp32(self, name: str) -> Any:
+        """Returns PyTorch's value of a node, and keeps it until it is released."""
+        return self._fp32.value(self.nodes[name])
+
+    def exact(self, name: str) -> Any:
+        """Returns the float64 value of a node, computed from the inputs in float64, and keeps it until it is released.
+
+        Integers and booleans stay what they are.
+        """
+        return self._exact.value(self.nodes[name])
+
+    def release(self, fp32: Iterable[str], exact: Iterable[str]) -> None:
+        """Ends one demand of each of these nodes."""
+        for name in fp32:
+            self._fp32.release(self.nodes[name])
+        for name in exact:
+            self._exact.release(self.nodes[name])
+
+    def locally_exact(self, name: str, boundary: Iterable[str]) -> Any:
+        """Returns the float64 value of a node, computed from PyTorch's fp32 values of the nodes of a boundary."""
+        given = self._given | {self.nodes[other]: self.fp32(other) for other in boundary}
+        node = self.nodes[name]
+        return _Values(self._module, given, Counter([node]), wide=True).value(node)
+
+    def _demands(self, names: Iterable[str]) -> Counter[Node]:
+        return Counter(self.nodes[name] for name in names)
+
+
+def needed(outputs: Iterable[Node]) -> list[Node]:
+    """Returns the calls on which nodes depend, themselves included, in order."""
+    return [node for node in _needed(outputs, ()) if node.op == "call_function"]
+
+
+def region(node: Node, boundary: Iterable[Node]) -> list[Node]:
+    """Returns the calls that a node's value takes, from the values of a boundary and of placeholders on.
+
+    The node itself is the last one, even if it is in the boundary.
+    """
+    given = set(boundary) - {node}
+    return [part for part in _needed([node], given) if part.op == "call_function" and part not in given]
+
+
+def _needed(wanted: Iterable[Node], given: Iterable[Node]) -> list[Node]:
+    """Returns the nodes that others depend on, themselves included, without what given ones depend on; in order."""
+    known, found = set(given), set()
+    waiting = list(wanted)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node not in known:
+            waiting += node.all_input_nodes
+    return sorted(found)
+
+
+class _Values:
+    """Evaluates a graph by demand; a value goes when nothing needs it any more."""
+
+    def __init__(self, module: GraphModule, given: Mapping[Node, Any], demands: Counter[Node], *, wide: bool) -> None:
+        self._module = module
+        self._given = given
+        self._wide = wide
+        self._values: dict[Node, Any] = {}
+        self._uses = Counter(demands)
+        for node in _needed(demands, given):
+            if node not in given:
+                self._uses.update(node.all_input_nodes)
+
+    def value(self, node: Node) -> Any:
+        waiting = [node]
+        while waiting:
+            last = waiting[-1]
+            missing = [] if self._known(last) else [part for part in last.all_input_nodes if not self._known(part)]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if not self._known(last):
+                self._values[last] = self._computed(last)
+                for part in last.all_input_nodes:
+                    self.release(part)
+        return self._of(node)
+
+    def release(self, node: Node) -> None:
+        self._uses[node] -= 1
+        if self._uses[node] <= 0:
+            self._values.pop(node, None)
+
+    def _known(self, node: Node) -> bool:
+        return node in self._values or node in self._given
+
+    def _of(self, node: Node) -> Any:
+        if node in self._values:
+            return self._values[node]
+        value = self._given[node]
+        if not self._wide or not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().to(_WIDE.get(value.dtype, value.dtype))
+
+    def _computed(self, node: Node) -> Any:
+        if node.op == "get_attr":
+            return getattr(self._module, str(node.target))
+        mode: AbstractContextManager[None] = widened() if self._wide else nullcontext()
+        args, kwargs = map_arg((node.args, node.kwargs), self._of)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), mode:
+            return node.target(*args, **kwargs)
+
+
+_WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}

@@ -1,0 +1,97 @@
+"""The diagnosis of a case for the terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.diagnose.deviation import Deviation
+from harness.diagnose.diagnosis import Boundary, Diagnosis, budget
+
+_SHOWN = 12
+"""Boundaries in the table unless all are asked for: those around the first divergence, or the least accurate ones."""
+_OWNERS = 5
+_LONGEST = 24
+"""Letters of a kernel's name in the table; names of fused loops are sentences."""
+
+
+def render(diagnosis: Diagnosis, every: bool = False) -> Any:
+    """Makes a table (rich) of the boundaries: all of them, or those that matter most."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("call", "kernel", "node", highlight=False)
+    for name in ("local", "accumulated", "own"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("line")
+    table.title = f"{diagnosis.case.id}: error against float64 in units of PyTorch fp32's (rms, largest)"
+    for boundary in diagnosis.boundaries if every else _chosen(diagnosis):
+        wrong = boundary.local.excess > 1
+        table.add_row(
+            str(boundary.position),
+            Text(boundary.function[:_LONGEST], style="bold red" if wrong else ""),
+            Text(boundary.node),
+            Text(_ratio(boundary.local), style="bold red" if wrong else ""),
+            _ratio(boundary.accumulated),
+            "" if math.isnan(boundary.own_share) else f"{boundary.own_share:.0%}",
+            Text(_short(boundary.source)),
+        )
+    return table
+
+
+def summary(diagnosis: Diagnosis) -> str:
+    """Says what was found: the first divergence, the outputs, where errors are made, and what was compared."""
+    lines = [_finding(diagnosis)]
+    if diagnosis.ablation is not None:
+        lines.append(f"Cause: {diagnosis.ablation.cause or 'undecided'}: {diagnosis.ablation.reason}.")
+    if diagnosis.changed:
+        lines.append(f"{diagnosis.changed[0]} does not read what was written: memory is given away too early.")
+    outputs = ", ".join(f"{name} {_ratio(deviation)}" for name, deviation in diagnosis.outputs.items())
+    lines.append(f"Outputs (r_rms, r_inf): {outputs}.")
+    owners = list(budget(diagnosis).items())[:_OWNERS]
+    if owners and diagnosis.first is None:
+        lines.append("Errors are made by: " + ", ".join(f"{kind} {share:.0%}" for kind, share in owners) + ".")
+    coverage = diagnosis.coverage
+    total = coverage.compared + coverage.covered + len(coverage.skipped)
+    unnamed = sum(coverage.unnamed.values())
+    lines.append(
+        f"{total} nodes: {coverage.compared} compared, {coverage.covered} covered by the kernel or output that reads "
+        f"them, {len(coverage.skipped)} skipped{_skipped(coverage.skipped)}. {unnamed} calls return what no node is "
+        "(packed weights, layouts, parts of a node), and are compared together with what reads them."
+    )
+    return "\n".join(lines)
+
+
+def _finding(diagnosis: Diagnosis) -> str:
+    first = diagnosis.first
+    if first is None:
+        return "No kernel diverges: each rounds like PyTorch or better when it is given PyTorch's own values."
+    boundary = first.boundary
+    others = f" {len(first.others)} later calls diverge by themselves, too." if first.others else ""
+    return (
+        f"First divergent kernel ({first.confidence}): call {boundary.position}, {boundary.function}, which computes "
+        f"{boundary.node} ({', '.join(boundary.operators)}) of {boundary.source}: {first.reason}.{others}"
+    )
+
+
+def _chosen(diagnosis: Diagnosis) -> list[Boundary]:
+    boundaries = diagnosis.boundaries
+    if diagnosis.first is not None:
+        at = boundaries.index(diagnosis.first.boundary)
+        start = max(0, at - _SHOWN // 2)
+        return list(boundaries[start : start + _SHOWN])
+    worst = sorted(boundaries, key=lambda boundary: -boundary.local.excess)[:_SHOWN]
+    return sorted(worst, key=lambda boundary: boundary.position)
+
+
+def _ratio(deviation: Deviation) -> str:
+    return f"{deviation.r_rms:.3g}, {deviation.r_inf:.3g}"
+
+
+def _short(source: str) -> str:
+    """Returns the file and line of a line of source, without folders."""
+    return source.partition(" in ")[0].rpartition("/")[2]
+
+
+def _skipped(skipped: dict[str, str]) -> str:
+    return "".join(f"; {name}: {why}" for name, why in list(skipped.items())[:3])
