@@ -1,8 +1,8 @@
 """The sides of videos: upstream's video model and compiled folders, each in a `perf.processes.BenchmarkProcess`.
 
-Every call of `FRAME` processes the next frame of a clip that goes to and fro, with `OBJECTS` tracked objects and a text.
-The first call fills the memories before. So that there are always as many objects, none is removed and no other one
-is added, by rules that both sides have: there is no hotstart, and a video has at most so many objects.
+Every call of `FRAME` processes the next frame of a clip that goes to and fro, with a text and `OBJECTS` tracked
+objects. The first call fills the memories before. So that there are always as many objects, none is removed and no
+other one is added, by rules that both sides have: there is no hotstart, and a video has at most so many objects.
 """
 
 from __future__ import annotations
