@@ -74,16 +74,17 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
 
 @contextmanager
 def torch_side(case: Case) -> Iterator[Load]:
-    """Runs upstream's video model."""
+    """Runs upstream's video model; its IoU of masks is a product of matrices, or NMS alone would take gigabytes."""
     import torch
     from PIL import Image
 
     from harness.models.sam3.build import build_model, build_video_model
     from harness.models.sam3.images import preprocess
     from harness.models.sam3.upstream import upstream
+    from harness.models.sam3.video.upstream import masks_are_multiplied
 
     pictures = [Image.fromarray(picture) for picture in clip_frames()]
-    with upstream():
+    with upstream(), masks_are_multiplied():
 
         def load() -> Calls:
             model = build_video_model(build_model(case.scale, case.seed, interactive=True), case.scale)

@@ -21,6 +21,7 @@ from harness.models.sam3.video.questions import Question, frames_of, load_questi
 from harness.models.sam3.video.source import Answer, AskedStep
 from harness.models.sam3.video.upstream import masks_are_multiplied, rounded
 from harness.models.selection import select
+from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MemoryBank
 
@@ -35,8 +36,7 @@ def blob(column: float, radius: float = 40) -> np.ndarray:
 
 
 def shown(logits: list[np.ndarray]) -> np.ndarray:
-    masks = [logit[::3, ::2][:HEIGHT, :WIDTH] > 0 for logit in logits]
-    return np.array(masks, bool).reshape(-1, HEIGHT, WIDTH)
+    return resized(np.array(logits), HEIGHT, WIDTH) > 0
 
 
 def boxes(masks: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ def test_faults_are_seen_where_they_are(answer: Answer, fault: Callable[[Arrays]
 
 
 def test_a_pixel_near_zero_is_undecided_and_counted(answer: Answer) -> None:
-    answer.reference["2/unfilled"][0, 6:9, 6:9] = 1e-3
+    answer.reference["2/unfilled"][0, 6:12, 6:12] = 1e-3
     actual = faultless(answer)
     actual["2/masks"][0, 2, 3] ^= True
     masks = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")

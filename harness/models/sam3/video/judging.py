@@ -96,11 +96,12 @@ def _judge_decided(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdic
 
 def _removals(tracked: list[int], births: list[int], left: int) -> Array:
     """How many objects are removed on each frame, of those that are tracked into it and those that are born on it."""
-    return np.array(tracked) + births - np.array([*tracked[1:], left])
+    removed: Array = np.array(tracked) + np.array(births) - np.array([*tracked[1:], left])
+    return removed
 
 
 def _judge_by_frame(name: str, actual: Array, reference: Array) -> Verdict:
-    (verdict,) = judge_by_gate({name: actual}, {name: reference}, {name: reference})
+    (verdict,) = judge({name: actual}, {name: reference}, {name: reference})
     if verdict.kind is VerdictKind.STRICT:
         return verdict
     different = (actual != reference).reshape(len(reference), -1).any(axis=1)

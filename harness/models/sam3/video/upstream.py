@@ -101,7 +101,7 @@ class Tracking(nn.Module):
         pixels = [preprocess(picture) for picture in pictures]
         recorder = _Recorder(self.model, self._question.steps)
         with ExitStack() as stack:
-            for patch in (_masks_are_multiplied(), _no_inference_mode(), recorder.recording()):
+            for patch in (masks_are_multiplied(), _no_inference_mode(), recorder.recording()):
                 stack.enter_context(patch)
             if self.found is not None:
                 stack.enter_context(replaced(self.model, "_postprocess_output", _nothing))
@@ -290,7 +290,7 @@ class _Recorder:
         def run(**arguments: Any) -> Any:
             memory, positions = original(**arguments)
             self._exact.append((arguments, memory))
-            return _rounded(memory), positions
+            return rounded(memory), positions
 
         return run
 
@@ -329,7 +329,7 @@ class _Recorder:
         )
 
 
-def _rounded(values: Tensor) -> Tensor:
+def rounded(values: Tensor) -> Tensor:
     """Values rounded to bfloat16, half to even, in their own dtype; there are no subnormal ones among memories."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp(torch.round(mantissa * 256), exponent - 8)
@@ -355,7 +355,7 @@ def _prompt(question: Question) -> dict[str, Any]:
 
 
 @contextmanager
-def _masks_are_multiplied() -> Iterator[None]:
+def masks_are_multiplied() -> Iterator[None]:
     """The IoU of masks is of the same integers, without an array [N, M, pixels], which takes gigabytes and seconds."""
 
     def mask_iou(pred_masks: Tensor, gt_masks: Tensor) -> Tensor:
