@@ -10,17 +10,21 @@ on for thousands of frames.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.deployment.compiling import compile_model
+from harness.models.sam3.model import DEPLOYABLE
 from harness.models.sam3.video.subject import VIDEO
 from harness.models.sam3.video.workload import CAPACITY
+from harness.runtime import Sam3
 from perf.answering import Questions, Side, answering_sides, measure, named_case
 from perf.options import Options
+from perf.video_memory import LARGEST_GROWTH, LARGEST_OBJECT, growth, usage
 from perf.video_rules import measured
 from perf.videos import ENCODE, FRAME, QUESTIONS, Answer
 
@@ -65,21 +69,20 @@ def test_video(
     end_to_end_results.append(measure(question, ASKED, sides, whole, options, benchmark, BUDGET_SECONDS))
 
 
-def test_rules_of_a_frame() -> None:
-    assert measured().milliseconds < RULES_MILLISECONDS
-
-
-def test_memory_of_a_stream_does_not_grow(whole: Case, options: Options, tmp_path: Path) -> None:
-    from harness.core.settings import Settings
-    from harness.deployment.compiling import compile_model
-    from harness.models.sam3.model import DEPLOYABLE
-    from harness.runtime import Sam3
-    from perf.video_memory import LARGEST_GROWTH, LARGEST_OBJECT, growth, usage
-
-    folder = tmp_path / "model"
+@pytest.fixture(scope="module")
+def model(whole: Case, options: Options, tmp_path_factory: pytest.TempPathFactory) -> Sam3:
+    folder = tmp_path_factory.mktemp("video") / "model"
     compile_model(DEPLOYABLE, whole, folder, Settings(processors=options.processors), CAPACITY)
+    return Sam3.load(folder)
+
+
+def test_rules_of_a_frame(model: Sam3) -> None:
+    assert measured(model).milliseconds < RULES_MILLISECONDS
+
+
+def test_memory_of_a_stream_does_not_grow(model: Sam3) -> None:
     seen = {}
-    for used in usage(Sam3.load(folder), every=FIRST):
+    for used in usage(model, every=FIRST):
         seen[used.frame] = used
         if used.frame >= LAST:
             break

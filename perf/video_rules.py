@@ -1,6 +1,6 @@
 """What a frame costs besides networks: the planner and the image functions for many objects in a large video.
 
-    python -m perf.video_rules --objects 10 --rounds 20
+    python -m perf.video_rules --model dist/sam3-video --objects 10 --rounds 20
 
 Detections and tracked masks are ellipses that move; memories and networks are left out.
 """
@@ -11,11 +11,13 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime import Sam3
 from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.video.detections import kept
 from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
@@ -47,20 +49,27 @@ class Costs:
         return statistics.median(map(sum, zip(*self.by_step.values(), strict=True))) * 1e3
 
 
-def measured(objects: int = 10, rounds: int = 10) -> Costs:
-    """Processes a frame of a video with so many objects, round after round; the first two are not counted."""
+def measured(model: Sam3, objects: int = 10, rounds: int = 10) -> Costs:
+    """Processes a frame of a video with so many objects, round after round; the first two are not counted.
+
+    Args:
+        model: A model, whose `resize_masks` is used as a session uses it.
+        objects: How many.
+        rounds: How many rounds are counted.
+    """
     seconds: dict[str, list[float]] = {}
     state = VideoState()
     for number in range(rounds + 2):
-        state, found = _frame(state, objects, number)
+        state, found = _frame(model, state, objects, number)
         if number > 1:
             for step, taken in found.items():
                 seconds.setdefault(step, []).append(taken)
     return Costs(seconds)
 
 
-def _frame(state: VideoState, objects: int, number: int) -> tuple[VideoState, dict[str, float]]:
+def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[VideoState, dict[str, float]]:
     width, height = SIZE
+    pixels = np.zeros((height, width, 3), np.uint8)
     ellipses = _ellipses(objects, number)
     found, scores = np.full((QUERIES, MASK, MASK), -1, np.float32), np.zeros(QUERIES, np.float32)
     found[:objects], scores[:objects] = ellipses, 0.9
@@ -78,9 +87,8 @@ def _frame(state: VideoState, objects: int, number: int) -> tuple[VideoState, di
     enlarged = without_shrunken(resized(filled, GIVEN_MASK, GIVEN_MASK)) if len(filled) else filled
     object_logits(enlarged)
     clock.note("masks for memories")
-    tracked = resized(filled, height, width) > 0 if len(filled) else np.zeros((0, height, width), bool)
-    births = [birth.detection for birth in plan.births]
-    new = resized(found[detections.queries[births]], height, width) > 0 if births else tracked[:0]
+    tracked = _at_size(model, filled, pixels)
+    new = _at_size(model, found[detections.queries[[birth.detection for birth in plan.births]]], pixels)
     clock.note("masks in the size of the video")
     shown = shown_objects(before, plan, tracked, sigmoid(present), new)
     bits = {each: np.packbits(one.mask) for each, one in shown.items()}
@@ -90,6 +98,13 @@ def _frame(state: VideoState, objects: int, number: int) -> tuple[VideoState, di
     frame_output(shown, state.scores, SIZE, state.removed)
     clock.note("output")
     return state, clock.seconds
+
+
+def _at_size(model: Sam3, logits: Floats, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    if not len(logits):
+        return np.zeros((0, *pixels.shape[:2]), bool)
+    masks: npt.NDArray[np.bool_] = model.resize_masks(logits[None], np.arange(len(logits)), pixels)
+    return masks
 
 
 class _Clock:
@@ -114,10 +129,11 @@ def _ellipses(objects: int, number: int) -> Floats:
 def main() -> None:
     """Prints the median of each step."""
     parser = argparse.ArgumentParser(description="The planner and the image functions of a frame, without networks.")
+    parser.add_argument("--model", type=Path, required=True, help="a folder of `sam3-tvm compile --video`")
     parser.add_argument("--objects", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=10)
     given: Any = parser.parse_args()
-    costs = measured(given.objects, given.rounds)
+    costs = measured(Sam3.load(given.model), given.objects, given.rounds)
     for step, seconds in costs.by_step.items():
         print(f"{statistics.median(seconds) * 1e3:8.1f} ms  {step}")
     print(f"{costs.milliseconds:8.1f} ms  together, {given.objects} objects, {SIZE[0]} x {SIZE[1]}")
