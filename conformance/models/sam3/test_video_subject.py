@@ -13,6 +13,7 @@ import torch
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.subject import Arrays
+from harness.models.registry import subjects
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import drift
@@ -201,6 +202,11 @@ def test_questions_that_make_no_sense(tmp_path: Path, line: str, message: str) -
     (tmp_path / "video.toml").write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\n{text}\n{line}\n')
     with pytest.raises(HarnessError, match=message):
         load_questions(path=tmp_path / "video.toml")
+
+
+def test_videos_take_long_and_are_verified_where_they_are_named() -> None:
+    assert [name for name, subject in subjects().items() if subject.long] == ["video"]
+    assert "video" not in {case.component for case in select()}
 
 
 def test_only_what_takes_symbolic_axes_is_asked() -> None:
