@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,50 @@ MOST_UNDECIDED = 0.2
 """Share of the pixels of a video that may be undecided."""
 TIED = 1e-5
 """Difference of two tracker scores that rounding can turn around."""
+ABSENT_LOGIT = 1024
+"""Magnitude of the logits of an object that is not there."""
 _GATE = 1e-5
 """The strict gate."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pixels:
+    """The pixels of an answer as upstream has them, in the size of the video [h, w], before objects share them out.
+
+    Attributes:
+        inside: By id, the mask of each object that may be shown.
+        undecided: By id, the pixels where a logit is near zero, or which are in a hole or sprinkle that such a logit
+            makes.
+        tied: The pixels that two objects claim whose tracker scores differ by a rounding error.
+    """
+
+    inside: dict[int, Array]
+    undecided: dict[int, Array]
+    tied: Array
+
+    @classmethod
+    def of(cls, number: int, reference: Arrays) -> _Pixels:
+        """Computes them of the logits that upstream had, before holes are filled."""
+        height, width = reference[f"{number}/masks"].shape[1:]
+        logits, scores = reference[f"{number}/unfilled"], reference[f"{number}/tracker_scores"]
+        ids = reference[f"{number}/candidates"].tolist()
+        if not ids:
+            return cls({}, {}, np.zeros((height, width), bool))
+        near = NEAR * np.abs(np.where(np.abs(logits) < ABSENT_LOGIT, logits, 0)).max(axis=(1, 2), keepdims=True)
+        above, below = (without_holes_and_sprinkles(logits + shift) > 0 for shift in (near, -near))
+        inside = resized(without_holes_and_sprinkles(logits), height, width) > 0
+        undecided = resized((above != below).astype(np.float32), height, width) > 0
+        first, second = (
+            np.sort(np.where(inside, scores[:, None, None], 0), axis=0)[::-1][:2] if len(ids) > 1 else (1, 0)
+        )
+        tied = np.broadcast_to((second > 0) & (first - second <= TIED), (height, width))
+        return cls(dict(zip(ids, inside, strict=True)), dict(zip(ids, undecided, strict=True)), tied)
+
+    def box_limits(self, ids: Sequence[int]) -> tuple[Array, Array]:
+        """Between which limits the boxes [n, 4] of objects lie: those of all masks that undecided pixels allow."""
+        least = np.array([_box(self.inside[each] & ~self.undecided[each]) for each in ids]).reshape(-1, 4)
+        most = np.array([_box(self.inside[each] | self.undecided[each]) for each in ids]).reshape(-1, 4)
+        return np.minimum(least, most), np.maximum(least, most)
 
 
 def judged(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
@@ -42,7 +85,9 @@ def judged(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
     decided = _judge_decided(name, actual, reference)
     verdicts = [*decided]
     if all(verdict.kind is VerdictKind.STRICT for verdict in decided):
-        verdicts += [*_judge_shown(name, actual, reference), _judge_masks(f"{name}/masks", actual, reference)]
+        expected = {number: _Pixels.of(number, reference) for number in _answers(reference)}
+        verdicts += _judge_shown(name, actual, reference, expected)
+        verdicts += [_judge_masks(f"{name}/masks", actual, reference, expected)]
     if answer.exact is not None:
         verdicts += judge_drift(name, actual, reference, answer.exact)
     return tuple(verdicts)
@@ -108,7 +153,7 @@ def _judge_by_frame(name: str, actual: Array, reference: Array) -> Verdict:
     return replace(verdict, reason=f"differs first on frame {int(different.argmax())} of the answer: {verdict.reason}")
 
 
-def _judge_shown(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
+def _judge_shown(name: str, actual: Arrays, reference: Arrays, expected: dict[int, _Pixels]) -> tuple[Verdict, ...]:
     """Scores and boxes of the objects that are shown."""
     ours, theirs = (
         np.concatenate([arrays[f"{number}/scores"] for number in _answers(reference)]) for arrays in (actual, reference)
@@ -117,7 +162,7 @@ def _judge_shown(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict,
     verdicts = judge_by_gate({scores: ours}, {scores: theirs}, {scores: theirs})
     outside, count = 0, 0
     for number in _answers(reference):
-        lower, upper = _box_limits(number, reference)
+        lower, upper = expected[number].box_limits(reference[f"{number}/ids"].tolist())
         boxes = actual[f"{number}/boxes"]
         outside += int(np.count_nonzero((boxes < lower - 1e-2) | (boxes > upper + 1e-2)))
         count += boxes.size
@@ -127,18 +172,6 @@ def _judge_shown(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict,
     return (*verdicts, replace(verdict, outside=0, kind=VerdictKind.STRICT))
 
 
-def _box_limits(number: int, reference: Arrays) -> tuple[Array, Array]:
-    """Between which limits the boxes [n, 4] of an answer lie, in pixels: those of all masks that pixels allow."""
-    height, width = reference[f"{number}/masks"].shape[1:]
-    ids = reference[f"{number}/ids"].tolist()
-    lower, upper = np.zeros((len(ids), 4)), np.zeros((len(ids), 4))
-    inside, undecided = _at_size(number, reference, (height, width))
-    for row, each in enumerate(ids):
-        least, most = _box(inside[each] & ~undecided[each]), _box(inside[each] | undecided[each])
-        lower[row], upper[row] = np.minimum(least, most), np.maximum(least, most)
-    return lower, upper
-
-
 def _box(mask: Array) -> Array:
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     if not len(rows):
@@ -146,15 +179,14 @@ def _box(mask: Array) -> Array:
     return np.array([columns[0], rows[0], columns[-1], rows[-1]])
 
 
-def _judge_masks(name: str, actual: Arrays, reference: Arrays) -> Verdict:
+def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: dict[int, _Pixels]) -> Verdict:
     """Masks are equal but where upstream itself decides by a rounding error."""
     different = near = differing = pixels = doubtful = 0
     for number in _answers(reference):
         ours, theirs = actual[f"{number}/masks"], reference[f"{number}/masks"]
         if ours.shape != theirs.shape:
             return unmeasured(name, ours, f"shape {list(ours.shape)} instead of {list(theirs.shape)}")
-        _, undecided = _at_size(number, reference, theirs.shape[1:])
-        open_pixels = np.logical_or.reduce([*undecided.values(), _tied(number, reference, theirs.shape[1:])])
+        open_pixels = np.logical_or.reduce([*expected[number].undecided.values(), expected[number].tied])
         wrong = ours != theirs
         different += int(np.count_nonzero(wrong & ~open_pixels))
         near += int(np.count_nonzero(wrong & open_pixels))
@@ -169,34 +201,6 @@ def _judge_masks(name: str, actual: Arrays, reference: Arrays) -> Verdict:
         return replace(verdict, kind=VerdictKind.NOT_JUDGEABLE, reason=f"{doubtful} of {pixels} pixels are undecided")
     reason = f"{near} pixels differ, all of which are undecided, as {doubtful / max(pixels, 1):.2%} of all are"
     return replace(verdict, kind=VerdictKind.STRICT, reason=reason if near else "")
-
-
-def _at_size(number: int, reference: Arrays, size: tuple[int, ...]) -> tuple[dict[int, Array], dict[int, Array]]:
-    """By id, upstream's mask of each object before others take pixels from it, and which of its pixels are undecided.
-
-    A pixel is undecided where a logit near it is near zero, or where a small hole or sprinkle depends on such a logit.
-    """
-    height, width = size
-    raw = reference[f"{number}/unfilled"]
-    ids = reference[f"{number}/candidates"].tolist()
-    if not ids:
-        return {}, {}
-    near = NEAR * np.abs(np.where(np.abs(raw) < 1024, raw, 0)).max(axis=(1, 2), keepdims=True)
-    above, below = (without_holes_and_sprinkles(raw + shift) > 0 for shift in (near, -near))
-    inside = resized(without_holes_and_sprinkles(raw), height, width) > 0
-    undecided = resized((above != below).astype(np.float32), height, width) > 0
-    return dict(zip(ids, inside, strict=True)), dict(zip(ids, undecided, strict=True))
-
-
-def _tied(number: int, reference: Arrays, size: tuple[int, ...]) -> Array:
-    """Where the two best of the objects that claim a pixel have the same tracker score but for a rounding error."""
-    scores = reference[f"{number}/tracker_scores"]
-    if len(scores) < 2:
-        return np.zeros(size, bool)
-    inside = np.array(list(_at_size(number, reference, size)[0].values()))
-    best = np.sort(np.where(inside, scores[:, None, None], 0), axis=0)[-2:]
-    tied: Array = (best[0] > 0) & (best[1] - best[0] <= TIED)
-    return tied
 
 
 def _judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
