@@ -51,7 +51,7 @@ def answer() -> Answer:
     generator = np.random.default_rng(0)
     rows = {0: [0, 1], 1: [0, 1], 2: [0, 1], 3: [0]}
     tracked, after = {1: 0, 2: 2, 3: 1}, {1: [0, 1], 2: [0], 3: [0]}
-    reference: Arrays = {}
+    reference: Arrays = {"0/objects": np.zeros(0, np.int64)}
     exact: Arrays = {}
     for number, ids in rows.items():
         logits = [blob(80 + 4 * number), blob(200 + 4 * number)][: len(ids)]

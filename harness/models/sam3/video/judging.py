@@ -123,7 +123,7 @@ def _judge_decided(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdic
     counts = {"ids": (ours, theirs)}
     frames = answers[1:]
     objects = [set(reference[f"{number}/objects"].tolist()) for number in frames]
-    seen: set[int] = set()
+    seen = set(reference["0/objects"].tolist())  # those that the prompt found
     births = []
     for each in objects:
         births.append(len(each - seen))
