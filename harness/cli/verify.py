@@ -40,7 +40,7 @@ from harness.tuning import database
 def verify(
     component: Annotated[
         list[str] | None,
-        typer.Option(help="Component, or end_to_end for the whole model; repeat for several. Default: all."),
+        typer.Option(help="Component, or end_to_end for the whole model; repeat for several. Default: all but video."),
     ] = None,
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
     target: Annotated[list[str] | None, typer.Option(help=f"Target; repeatable. Default: {HOST.name}.")] = None,
@@ -98,7 +98,7 @@ def verify(
     if jobs > 1:
         share_cpus()
     cases = select(
-        component or tuple(subjects()),
+        component or tuple(name for name, subject in subjects().items() if not subject.long),
         strategy or (),
         target or (HOST.name,),
         scale or (Scale.SHALLOW,),

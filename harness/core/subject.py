@@ -129,7 +129,8 @@ class Subject:
         model: Name of the model that it is of.
         uses_rope: Whether rotary position encoding is inside; if not, only the default strategy applies.
         whole: Whether it is a whole model, which no list of all components means.
-        explained: Whether its main program can be explained and tuned by itself.
+        long: Whether it takes so long that it is verified only where it is named.
+        symbolic: Whether inputs have symbolic axes, which not every target, frontend and strategy takes.
         precisions: Names of the precisions in which it can be judged.
         emulated: Names of the precisions in which its GPU kernels are cheap enough to be emulated without being asked.
     """
@@ -142,5 +143,7 @@ class Subject:
     model: str
     uses_rope: bool = False
     whole: bool = False
+    long: bool = False
+    symbolic: bool = False
     precisions: tuple[str, ...] = tuple(PRECISIONS)
     emulated: tuple[str, ...] = ()

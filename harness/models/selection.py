@@ -10,6 +10,7 @@ from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
+from harness.lowering.route import Route
 from harness.models.registry import subjects
 from harness.targets import TARGETS, check_precisions
 
@@ -58,7 +59,7 @@ def select(
         if precision in TARGETS[target].precisions and precision in known[component].precisions
         for frontend in frontends
         for strategy in strategies_of(component, frontend)
-        if strategy in strategies
+        if strategy in strategies and (not known[component].symbolic or _takes_symbolic(target, strategy, frontend))
     )
     if not cases:
         judged_in = dict.fromkeys(name for part in components for name in known[part].precisions)
@@ -67,9 +68,21 @@ def select(
                 f"No case to run: {', '.join(components)} is judged in {', '.join(judged_in)} only, "
                 f"not in {', '.join(precisions)}: give another --precision."
             )
+        if symbolic := next((name for name in components if known[name].symbolic), ""):
+            taking = [name for name in TARGETS if TARGETS[name].symbolic]
+            through = [f"{via} with {name}" for via in FRONTENDS for name in STRATEGIES if Route(via, name).symbolic]
+            raise HarnessError(
+                f"No case to run: {symbolic} has inputs with symbolic axes, which only {' or '.join(taking)} takes, "
+                f"through {' or '.join(through)}: give another --target, --frontend or --strategy."
+            )
         applying = dict.fromkeys(name for part in components for via in frontends for name in strategies_of(part, via))
         raise HarnessError(
             f"No case to run: {', '.join(components)} through {', '.join(frontends)} takes only "
             f"--strategy {' or '.join(applying)}, not {', '.join(strategies)}."
         )
     return cases
+
+
+def _takes_symbolic(target: str, strategy: str, frontend: str) -> bool:
+    """Returns whether inputs may have symbolic axes on this way to this target."""
+    return TARGETS[target].symbolic and Route(frontend, strategy).symbolic

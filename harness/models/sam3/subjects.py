@@ -1,4 +1,4 @@
-"""The subjects of SAM 3: a workload for each component, the whole model, and masks of one object."""
+"""The subjects of SAM 3: a workload for each component, the whole model, masks of one object, and videos."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.end_to_end.subject import END_TO_END
 from harness.models.sam3.interactive.subject import INTERACTIVE
+from harness.models.sam3.video.subject import VIDEO
 
 NAME = "sam3"
 """The name of the model."""
@@ -45,5 +46,6 @@ def open_component(component: Component, case: Case, settings: Settings) -> Work
 SUBJECTS = {component.name: component_subject(component) for component in COMPONENTS.values()} | {
     END_TO_END.name: END_TO_END,
     INTERACTIVE.name: INTERACTIVE,
+    VIDEO.name: VIDEO,
 }
 """Every subject by name."""

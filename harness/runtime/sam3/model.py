@@ -214,6 +214,11 @@ class Sam3:
         self._artifact.release("encode_image")
         return EncodedImage(self, pixels, features)
 
+    @property
+    def artifact(self) -> Loaded:
+        """The compiled model, whose entry points can be called one by one."""
+        return self._artifact
+
     def start_session(self, video: Any, *, keep: bool = False) -> Session:
         """Begins to track objects through a video.
 

@@ -1,0 +1,231 @@
+"""The questions of the subject `video`, and that its judge sees what is wrong; `sam3-tvm verify` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness.core.errors import HarnessError
+from harness.core.outcome import VerdictKind
+from harness.core.subject import Arrays
+from harness.models.registry import subjects
+from harness.models.sam3.upstream import upstream
+from harness.models.sam3.video import STEP
+from harness.models.sam3.video.drift import drift
+from harness.models.sam3.video.judging import judged, judged_step
+from harness.models.sam3.video.questions import Question, frames_of, load_questions
+from harness.models.sam3.video.source import Answer, AskedStep
+from harness.models.sam3.video.upstream import masks_are_multiplied, rounded
+from harness.models.selection import select
+from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.video.bfloat16 import to_bfloat16
+from harness.runtime.sam3.video.memory_bank import MemoryBank
+
+HEIGHT, WIDTH = 96, 144
+QUESTION = Question("walk", Path("scene"), length=3, text="dog")
+
+
+def blob(column: float, radius: float = 40) -> np.ndarray:
+    """Logits [288, 288], above zero in a disc; no pixel is near zero."""
+    y, x = np.mgrid[:288, :288]
+    return np.where(np.hypot(x - column, y - 144) < radius, 5, -5).astype(np.float32)
+
+
+def shown(logits: list[np.ndarray]) -> np.ndarray:
+    return resized(np.array(logits), HEIGHT, WIDTH) > 0
+
+
+def boxes(masks: np.ndarray) -> np.ndarray:
+    found = [(np.flatnonzero(m.any(0)), np.flatnonzero(m.any(1))) for m in masks]
+    return np.array([(c[0], r[0], c[-1], r[-1]) for c, r in found], np.float32).reshape(-1, 4)
+
+
+@pytest.fixture
+def answer() -> Answer:
+    """Two objects are born on the first frame; one of them is removed on the second, the other one stays."""
+    generator = np.random.default_rng(0)
+    rows = {0: [0, 1], 1: [0, 1], 2: [0, 1], 3: [0]}
+    tracked, after = {1: 0, 2: 2, 3: 1}, {1: [0, 1], 2: [0], 3: [0]}
+    reference: Arrays = {"0/objects": np.zeros(0, np.int64)}
+    exact: Arrays = {}
+    for number, ids in rows.items():
+        logits = [blob(80 + 4 * number), blob(200 + 4 * number)][: len(ids)]
+        masks = shown(logits)
+        reference |= {
+            f"{number}/ids": np.array(ids),
+            f"{number}/scores": np.array([0.9, 0.8], np.float32)[: len(ids)],
+            f"{number}/boxes": boxes(masks),
+            f"{number}/masks": masks,
+            f"{number}/candidates": np.array(ids),
+            f"{number}/unfilled": np.array(logits),
+            f"{number}/tracker_scores": np.array([0.99, 0.98], np.float32)[: len(ids)],
+        }
+        if number:
+            count = tracked[number]
+            truth = generator.normal(size=(count, 288, 288))
+            memories = generator.normal(size=(count, 64, 72, 72)).astype(np.float32)
+            exact |= {f"{number}/logits": truth, f"{number}/memories": to_bfloat16(memories)}
+            reference |= {
+                f"{number}/objects": np.array(after[number]),
+                f"{number}/logits": (truth + 1e-5 * generator.normal(size=truth.shape)).astype(np.float32),
+                f"{number}/memories": to_bfloat16(memories * (1 + 1e-5 * generator.normal(size=memories.shape))),
+            }
+    return Answer(QUESTION, reference, exact, ())
+
+
+def faultless(answer: Answer) -> Arrays:
+    births = {1: 2, 2: 0, 3: 0}
+    return (
+        {name: array.copy() for name, array in answer.reference.items()}
+        | {f"{number}/births": np.array([count]) for number, count in births.items()}
+        | {"left": np.array([1])}
+    )
+
+
+def lose_an_object(actual: Arrays) -> None:
+    actual["2/ids"] = actual["2/ids"][:1]
+
+
+def remove_later(actual: Arrays) -> None:
+    actual["3/memories"] = np.concatenate([actual["3/memories"]] * 2)
+
+
+def find_another(actual: Arrays) -> None:
+    actual["2/births"] += 1
+    actual["left"] += 1
+
+
+def flip_a_pixel(actual: Arrays) -> None:
+    actual["2/masks"][0, 2, 3] ^= True
+
+
+def change_a_score(actual: Arrays) -> None:
+    actual["1/scores"][1] += 1e-3
+
+
+def move_a_box(actual: Arrays) -> None:
+    actual["1/boxes"][0, 0] += 3
+
+
+def drift_twice_as_far(actual: Arrays) -> None:
+    actual["3/logits"] += np.random.default_rng(1).normal(scale=3e-5, size=actual["3/logits"].shape).astype(np.float32)
+
+
+FAULTS: dict[Callable[[Arrays], None], set[str]] = {
+    lose_an_object: {"ids"},
+    remove_later: {"removals", "drift/memories"},
+    find_another: {"births", "removals"},
+    flip_a_pixel: {"masks"},
+    change_a_score: {"scores"},
+    move_a_box: {"boxes"},
+    drift_twice_as_far: {"drift/logits"},
+}
+"""What goes wrong, and where it must be seen."""
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda fault: fault.__name__ if fault else "none")
+def test_faults_are_seen_where_they_are(answer: Answer, fault: Callable[[Arrays], None] | None) -> None:
+    actual = faultless(answer)
+    if fault is not None:
+        fault(actual)
+    verdicts = judged(actual, answer)
+    failed = {verdict.name.removeprefix("walk/") for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
+    assert failed == (FAULTS[fault] if fault else set())
+    if fault is None:
+        names = ["ids", "births", "removals", "scores", "boxes", "masks", "drift/logits", "drift/memories"]
+        assert [verdict.name for verdict in verdicts] == [f"walk/{name}" for name in names]
+
+
+def test_a_pixel_near_zero_is_undecided_and_counted(answer: Answer) -> None:
+    answer.reference["2/unfilled"][0, 6:12, 6:12] = 1e-3
+    actual = faultless(answer)
+    actual["2/masks"][0, 2, 3] ^= True
+    masks = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    assert masks.kind is VerdictKind.STRICT
+    assert masks.reason.startswith("1 pixels differ, all of which are undecided")
+
+
+def test_drift_is_measured_against_float64(answer: Answer) -> None:
+    assert answer.exact is not None
+    found = drift(answer.reference, answer.reference, answer.exact, "logits")
+    assert found.frames.tolist() == [1, 2]
+    assert found.ratio == 1
+    np.testing.assert_allclose(found.torch, 1e-5, rtol=0.02)
+
+
+def step_of(values: np.ndarray) -> AskedStep:
+    reference = {name: np.ones(3, np.float32) for name in STEP} | {"memory": values}
+    oracle = {name: array.astype(np.float64) for name, array in reference.items()}
+    return AskedStep(1, {}, MemoryBank((0,)), None, None, reference, oracle)
+
+
+@pytest.mark.parametrize(("steps", "distance", "kind"), [(1, 0, "strict"), (1, 1e-3, "failed"), (2, 0, "failed")])
+def test_rounded_memories_may_differ_at_a_boundary_alone(steps: int, distance: float, kind: str) -> None:
+    """1 + 2^-8 lies between 1 and the next value of bfloat16; half to even gives 1."""
+    values = np.full(8, 1 + 2**-8 - distance, np.float32)
+    bits = to_bfloat16(values)
+    bits[3] += steps
+    actual = step_of(values).reference | {"rounded": bits}
+    verdict = judged_step("step", actual, step_of(values))[-1]
+    assert verdict.name == "step/rounded"
+    assert verdict.kind == kind
+    assert ("7 elements are equal, 1 one step" in verdict.reason) is (kind == "strict")
+
+
+def test_questions_and_their_frames() -> None:
+    questions = {question.name: question for question in load_questions()}
+    assert {question.video.name for question in questions.values()} >= {"scene", "bigbuckbunny.mp4"}
+    assert any(question.float64 and question.length >= 34 for question in questions.values())
+    assert [question.full for question in load_questions("full")] == [True]
+    for question in questions.values():
+        (frame,) = frames_of(replace(question, length=1))
+        assert frame.ndim == 3
+        assert frame.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("colour = 3", "unknown keys"),
+        ("frame = 4", "asks in frame 4 of 4"),
+        ("steps = [9]", "steps outside"),
+        ("", "asks for nothing"),
+    ],
+)
+def test_questions_that_make_no_sense(tmp_path: Path, line: str, message: str) -> None:
+    text = "" if not line else 'text = "dog"'
+    (tmp_path / "video.toml").write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\n{text}\n{line}\n')
+    with pytest.raises(HarnessError, match=message):
+        load_questions(path=tmp_path / "video.toml")
+
+
+def test_videos_take_long_and_are_verified_where_they_are_named() -> None:
+    assert [name for name, subject in subjects().items() if subject.long] == ["video"]
+    assert "video" not in {case.component for case in select()}
+
+
+def test_only_what_takes_symbolic_axes_is_asked() -> None:
+    cases = select(["video"], targets=["llvm", "cuda"])
+    assert {(case.target, case.strategy) for case in cases} == {("llvm", "real")}
+    with pytest.raises(HarnessError, match="symbolic axes, which only llvm takes"):
+        select(["video"], targets=["cuda"])
+
+
+def test_masks_are_compared_and_memories_rounded_as_upstream_does() -> None:
+    with upstream():
+        from sam3.perflib import masks_ops, nms
+
+        generator = torch.Generator().manual_seed(0)
+        first, second = (torch.rand(n, 12, 17, generator=generator) > 0.6 for n in (5, 3))
+        expected = masks_ops.mask_iou(first, second)
+        with masks_are_multiplied():
+            assert torch.equal(nms.mask_iou(first, second), expected)
+        assert nms.mask_iou is masks_ops.mask_iou
+    values = torch.randn(1000, generator=generator)
+    assert torch.equal(rounded(values), values.to(torch.bfloat16).float())
+    assert torch.equal(rounded(values.double()).float(), values.to(torch.bfloat16).float())

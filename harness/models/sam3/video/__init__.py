@@ -1,0 +1,11 @@
+"""Videos as a subject: frames and a prompt in, objects on every frame out, held to upstream's own video model."""
+
+from __future__ import annotations
+
+DECIDED = ("ids", "births", "removals")
+"""What is equal on every frame: (frame, id) of each object that is shown, and how many objects come and go."""
+SHOWN = ("scores", "boxes", "masks")
+"""What is judged of the objects that are shown, all frames together."""
+STEP = ("logits", "pointers", "object_logits", "iou", "memory")
+"""What a step of the tracker computes from PyTorch's own state, judged strictly."""
+OUTPUTS = (*DECIDED, *SHOWN, *STEP, "drift")

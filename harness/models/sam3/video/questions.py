@@ -1,0 +1,117 @@
+"""What is asked of videos: clips, footage and prompts, as data in `fixtures/video.toml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.case import Scale
+from harness.core.settings import REPOSITORY
+from harness.models.sam3.questions import read_questions
+from harness.models.sam3.tracker.clip import load_clip
+from harness.models.sam3.tracker.scene import SCENE
+from harness.runtime.sam3.video.frames import open_frames
+
+QUESTIONS = REPOSITORY / "fixtures" / "video.toml"
+_SCENE = "scene"
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A video and a prompt on one of its frames.
+
+    Attributes:
+        name: What it is called in reports.
+        video: Path of a file of frames or of the description of a clip; `scene` for the scene of this project.
+        length: Number of frames of the video; a longer file is cut.
+        text: A noun phrase, or None.
+        box: (x0, y0, x1, y1) around an example, normalized to [0, 1], or None.
+        frame: The frame of the prompt.
+        steps: The frames on which each step gets PyTorch's own state.
+        float64: Whether the tracking is also run in float64.
+        full: Whether it is asked at full scale too.
+    """
+
+    name: str
+    video: Path
+    length: int
+    text: str | None = None
+    box: tuple[float, float, float, float] | None = None
+    frame: int = 0
+    steps: tuple[int, ...] = ()
+    float64: bool = False
+    full: bool = False
+
+    @property
+    def image(self) -> Path:
+        """The video, as `harness.models.sam3.questions.Asked` calls it."""
+        return self.video
+
+    @property
+    def finds_once(self) -> bool:
+        """Whether the detector is asked on the frame of the prompt alone, as it is for a box without a text."""
+        return self.text is None
+
+
+def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> tuple[Question, ...]:
+    """Reads the questions that are asked at a scale; those about one video follow each other.
+
+    Args:
+        scale: The case's.
+        path: A TOML file of `[[question]]` tables; videos are relative to it.
+
+    Raises:
+        HarnessError: The file is missing, a question is incomplete or contradicts itself, or there is none.
+    """
+    questions = read_questions(path, _question)
+    return tuple(question for question in questions if question.full or scale != Scale.FULL)
+
+
+def frames_of(question: Question) -> tuple[Pixels, ...]:
+    """The frames of a question's video, uint8 [h, w, 3].
+
+    Raises:
+        HarnessError, Sam3Error: The video cannot be read.
+    """
+    if question.video.name == _SCENE:
+        return tuple(SCENE.picture(number) for number in range(question.length))
+    if question.video.suffix == ".toml":
+        clip = load_clip(path=question.video)
+        return tuple(np.asarray(clip.picture(number)) for number in range(question.length))
+    return tuple(islice(open_frames(question.video), question.length))
+
+
+def _question(table: dict[str, Any], path: Path) -> Question:
+    if unknown := set(table) - {field.name for field in fields(Question)}:
+        raise ValueError(f"question {table.get('name')!r} has unknown keys {sorted(unknown)}")
+    box = table.get("box")
+    question = Question(
+        name=table["name"],
+        video=path.parent / table["video"],
+        length=int(table["length"]),
+        text=table.get("text"),
+        box=None if box is None else _box(box),
+        frame=int(table.get("frame", 0)),
+        steps=tuple(map(int, table.get("steps", ()))),
+        float64=bool(table.get("float64", False)),
+        full=bool(table.get("full", False)),
+    )
+    if question.text is None and question.box is None:
+        raise ValueError(f"question {question.name!r} asks for nothing")
+    if not 0 <= question.frame < question.length:
+        raise ValueError(f"question {question.name!r} asks in frame {question.frame} of {question.length}")
+    if not all(question.frame < step < question.length for step in question.steps):
+        raise ValueError(f"question {question.name!r} has steps outside of the frames that are tracked")
+    return question
+
+
+def _box(given: Any) -> tuple[float, float, float, float]:
+    x0, y0, x1, y1 = map(float, given)
+    return x0, y0, x1, y1

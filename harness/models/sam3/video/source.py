@@ -1,0 +1,202 @@
+"""What upstream answers to a question about a video, and what each step of its tracker computes; cached on disk."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.core.subject import Arrays
+from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED, cache_key, shared_trunk
+from harness.models.sam3.video import STEP
+from harness.models.sam3.video.questions import Pixels, Question, frames_of
+from harness.runtime.sam3.video.bfloat16 import to_bfloat16
+from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank
+from harness.runtime.sam3.video.retention import Retention
+
+if TYPE_CHECKING:
+    from harness.models.sam3.video.upstream import Step
+
+_UPSTREAM = "harness.models.sam3.video.upstream"
+_EXACT, _STEP = "float64:", "step "
+"""What the names of the oracle's arrays and of those of a step begin with."""
+_TRACKED = ("logits", "object_logits", "memories")
+"""What is kept of the run in float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskedStep:
+    """A step of a bucket of B objects, with the state that PyTorch was in.
+
+    Attributes:
+        frame: The frame.
+        features: fp32 arrays of the frame: `high_res_0`, `high_res_1` and `features`.
+        bank: What upstream remembers.
+        masks: fp32 [B, 1152, 1152], the logits that the frame's memory is encoded of.
+        present: fp32 [B], the object logits that it is encoded with.
+        reference: What upstream computes, by the names in `harness.models.sam3.video.STEP`.
+        oracle: The same in float64.
+    """
+
+    frame: int
+    features: Arrays
+    bank: MemoryBank
+    masks: Any
+    present: Any
+    reference: Arrays
+    oracle: Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What upstream answers.
+
+    Attributes:
+        question: What was asked.
+        reference: By answer and name: `0/…` is of the prompt, `1/…` of the prompt's frame, and so on, with the names in
+            `harness.models.sam3.video.upstream.PARTS`; fp32 on the CPU.
+        exact: `logits`, `object_logits` and `memories` in float64; None where the question is asked in fp32 alone.
+        steps: The steps that get PyTorch's state.
+    """
+
+    question: Question
+    reference: Arrays
+    exact: Arrays | None
+    steps: tuple[AskedStep, ...]
+
+
+class VideoSource:
+    """Upstream's answers for a case; to be used inside `harness.models.sam3.upstream.upstream()`."""
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        """Does nothing yet; the model is built when the first answer is not in the cache.
+
+        Raises:
+            HarnessError: The cache cannot be used.
+        """
+        from harness.parity.cache import ArrayCache, cache_root
+
+        self._case = case
+        self._settings = settings
+        self._cache = ArrayCache(cache_root())
+        self._model: Any = None
+
+    def answer(self, question: Question) -> Answer:
+        """Upstream's answer to a question.
+
+        Raises:
+            HarnessError: Checkpoint, video or cache cannot be used.
+        """
+        frames = frames_of(question)
+        arrays = self._cache.get_or_make(self._key(question, frames), lambda: self._asked(question, frames))
+        exact = {name.removeprefix(_EXACT): array for name, array in arrays.items() if name.startswith(_EXACT)}
+        reference = {name: array for name, array in arrays.items() if not name.startswith((_EXACT, _STEP))}
+        return Answer(question, reference, exact or None, tuple(_steps(arrays)))
+
+    def _key(self, question: Question, frames: tuple[Pixels, ...]) -> dict[str, Any]:
+        from harness.parity.cache import arrays_digest
+
+        seen = arrays_digest({str(number): frame for number, frame in enumerate(frames)})
+        asked = f"{asdict(replace(question, video=Path(question.video.name)))!r} {seen}"
+        code = (BUILT_BY, _UPSTREAM, SHARED, ORACLE)
+        return cache_key("video answer", self._case, self._settings, [], asked, code)
+
+    def _asked(self, question: Question, frames: tuple[Pixels, ...]) -> Arrays:
+        from harness.models.sam3.video.upstream import Tracking
+        from harness.parity.oracle import oracle, reference
+
+        model = self._built()
+        tracking = Tracking(model, question, frames)
+        with shared_trunk(model, self._cache, self._case, self._settings):
+            arrays = dict(reference(tracking, (), tracking.names))
+            if question.float64:
+                again = Tracking(model, replace(question, steps=()), frames, tracking.found)
+                exact = oracle(again, (), again.names)
+                arrays |= {f"{_EXACT}{name}": exact[name] for name in exact if name.endswith(_TRACKED)}
+        for name in [name for name in arrays if name.endswith("/memories")]:
+            arrays[name] = to_bfloat16(arrays[name].astype(np.float32))  # exactly, since it is rounded
+        for number, step in enumerate(tracking.steps):
+            computed = oracle(step.module, (), STEP)
+            arrays |= {f"{_STEP}{number}/{name}": array for name, array in (_flat(step) | _prefixed(computed)).items()}
+        return arrays
+
+    def _built(self) -> Any:
+        from harness.models.sam3.build import build_model, build_video_model
+
+        if self._model is None:
+            case, settings = self._case, self._settings
+            image_model = build_model(
+                case.scale, case.seed, settings.checkpoint, interactive=True, allow_partial=settings.allow_partial
+            )
+            self._model = build_video_model(image_model, case.scale)
+        return self._model
+
+
+def _prefixed(oracle: Arrays) -> Arrays:
+    return {f"oracle/{name}": array for name, array in oracle.items()}
+
+
+def _flat(step: Step) -> Arrays:
+    """A step as arrays by name."""
+    import torch
+
+    frames = list(step.remembered)
+    entries = list(step.remembered.values())
+
+    def stacked(name: str) -> Any:
+        return torch.stack([entry[name] for entry in entries]).float().numpy()
+
+    scores = [float(entry.get("eff_iou_score", np.nan)) for entry in entries]
+    return {
+        "frame": np.array([step.frame]),
+        "frames": np.array(frames),
+        "conditioning": np.array(step.conditioning),
+        "memories": to_bfloat16(stacked("maskmem_features")),
+        "pointers": stacked("obj_ptr"),
+        "object_logits": stacked("object_score_logits"),
+        "scores": np.array(scores, np.float32),
+        "masks": step.masks[:, 0].numpy(),
+        "present": step.present[:, 0].numpy(),
+        **{f"features/{number}": level.contiguous().numpy() for number, level in enumerate(step.features)},
+        **{f"reference/{name}": tensor.numpy() for name, tensor in step.outputs.items()},
+    }
+
+
+def _steps(arrays: Arrays) -> list[AskedStep]:
+    steps: list[AskedStep] = []
+    while f"{_STEP}{len(steps)}/frame" in arrays:
+        prefix = f"{_STEP}{len(steps)}/"
+        steps.append(_step({name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}))
+    return steps
+
+
+def _step(arrays: Arrays) -> AskedStep:
+    count = len(arrays["present"])
+    entries = {
+        int(frame): Entry(memory, pointer, logits, np.zeros(count, np.float32), None if np.isnan(score) else score)
+        for frame, memory, pointer, logits, score in zip(
+            *(arrays[name] for name in ("frames", "memories", "pointers", "object_logits", "scores")), strict=True
+        )
+    }
+    conditioning = tuple(map(int, arrays["conditioning"]))
+    return AskedStep(
+        frame=int(arrays["frame"][0]),
+        features=dict(
+            zip(("high_res_0", "high_res_1", "features"), (arrays[f"features/{n}"] for n in range(3)), strict=True)
+        ),
+        bank=MemoryBank(
+            tuple(range(count)),
+            Retention.EVERYTHING,
+            conditioning={frame: entries[frame] for frame in conditioning},
+            tracked={frame: entry for frame, entry in sorted(entries.items()) if frame not in conditioning},
+            born=min(conditioning),
+        ),
+        masks=arrays["masks"],
+        present=arrays["present"],
+        reference={name: arrays[f"reference/{name}"] for name in STEP},
+        oracle={name: arrays[f"oracle/{name}"] for name in STEP},
+    )

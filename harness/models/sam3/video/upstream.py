@@ -1,0 +1,382 @@
+"""Upstream's side: its own video model through a video, as modules whose outputs are tensors.
+
+Being modules, they run in fp32 and, through `harness.parity.oracle`, in float64. Memories are rounded to bfloat16 in
+both, as upstream rounds them. VB is upstream's model/sam3_video_base.py, VI its model/sam3_video_inference.py and TP
+its model/sam3_tracking_predictor.py, with the lines of sam3 0.1.4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from harness.models.sam3.images import preprocess
+from harness.models.sam3.patches.patch import replaced
+from harness.models.sam3.video import STEP
+
+if TYPE_CHECKING:
+    from harness.models.sam3.video.questions import Pixels, Question
+
+LEVELS = 3
+"""Feature maps of the SAM 2 neck that the tracker reads."""
+PARTS = (
+    *("ids", "scores", "boxes", "masks"),
+    *("candidates", "unfilled", "tracker_scores"),
+    *("objects", "logits", "object_logits", "memories"),
+)
+"""What `Tracking` returns of each answer.
+
+Of n objects that are shown: ids int64 [n], scores [n], boxes [n, 4] as shares of the video (left, top, width, height)
+and masks bool [n, h, w]. Of m objects that may be shown: their ids int64 [m], mask logits [m, 288, 288] before holes
+are filled, and tracker scores [m]. `objects` are the ids that are tracked after the frame, int64. Of N objects that
+were tracked into the frame: mask logits [N, 288, 288] before holes are filled and object logits [N], none on a frame
+that is conditioning already; and their memories [N, 64, 72, 72].
+"""
+
+Detections = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A bucket of B objects on a frame, before it is tracked and after its memory was encoded.
+
+    Attributes:
+        frame: The frame.
+        features: The maps [1, C, S, S] of the frame that the tracker reads, the finest one first.
+        remembered: By frame, what upstream remembers of the bucket (`output_dict`).
+        conditioning: The frames of these that are conditioning, in their order.
+        outputs: What upstream computed, by the names in `STEP`.
+        masks: What the memory is encoded of, logits [B, 1, 1152, 1152].
+        present: Object logits [B, 1] that the memory is encoded with.
+        module: Computes `outputs` again, without arguments.
+    """
+
+    frame: int
+    features: tuple[Tensor, ...]
+    remembered: Mapping[int, Mapping[str, Any]]
+    conditioning: tuple[int, ...]
+    outputs: dict[str, Tensor]
+    masks: Tensor
+    present: Tensor
+    module: nn.Module
+
+
+class Tracking(nn.Module):
+    """Upstream's `add_prompt` and `propagate_in_video` on the frames of a question.
+
+    Attributes:
+        steps: What the last run recorded on the frames `steps` of the question, one for each bucket.
+        found: What the detector of the last run found on the prompt's frame, where it is asked there alone.
+    """
+
+    def __init__(
+        self, model: Any, question: Question, frames: Sequence[Pixels], found: Detections | None = None
+    ) -> None:
+        """Takes the video model, and what another run found if it is not to be found again; then nothing is shown."""
+        super().__init__()
+        self.model = model
+        self.steps: list[Step] = []
+        self.found = found
+        self._question = question
+        self._frames = frames
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the outputs: `0/ids` is of the answer to the prompt, `1/ids` of the first frame that follows."""
+        count = len(self._frames) - self._question.frame
+        return [f"{answer}/{part}" for answer in range(count + 1) for part in PARTS]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """The tensors of `PARTS` for the prompt and for each frame from the prompt's on."""
+        pictures = [Image.fromarray(frame) for frame in self._frames]
+        pixels = [preprocess(picture) for picture in pictures]
+        recorder = _Recorder(self.model, self._question.steps)
+        with ExitStack() as stack:
+            for patch in (masks_are_multiplied(), _no_inference_mode(), recorder.recording()):
+                stack.enter_context(patch)
+            if self.found is not None:
+                stack.enter_context(replaced(self.model, "_postprocess_output", _nothing))
+            if self._question.finds_once:
+                stack.enter_context(self._finds_once(pixels))
+            state = self.model.init_state(pictures, offload_video_to_cpu=True)
+            state["input_batch"].img_batch = torch.cat(pixels)
+            index, out = self.model.add_prompt(state, self._question.frame, **_prompt(self._question))
+            answers = [(index, out, recorder.frames.pop(index))]
+            for index, out in self.model.propagate_in_video(state, self._question.frame, None, False):
+                answers.append((index, out, recorder.frames.pop(index)))
+        self.steps = recorder.steps
+        return tuple(tensor for _, out, recorded in answers for tensor in (*_shown(out), *recorded.tensors()))
+
+    @contextmanager
+    def _finds_once(self, pixels: Sequence[Tensor]) -> Iterator[None]:
+        """The detector is asked on the prompt's frame alone, and nothing counts against an object elsewhere.
+
+        Upstream runs it on every frame, drops what it finds (VI:393), and removes the object because of that. On the
+        other frames the tracker's features are computed alone, once for each distinct picture.
+        """
+        detect, associate = self.model.run_backbone_and_detection, self.model._associate_det_trk
+        asked = True
+        encoded: dict[str, dict[str, Any]] = {}
+
+        def features(frame: int) -> dict[str, Any]:
+            digest = hashlib.sha256(self._frames[frame].tobytes()).hexdigest()
+            if digest not in encoded:
+                encoded[digest] = self._features(pixels[frame])
+            return encoded[digest]
+
+        def detected(*, frame_idx: int, feature_cache: dict[Any, Any], allow_new_detections: bool, **rest: Any) -> Any:
+            nonlocal asked
+            asked = allow_new_detections
+            if asked and self.found is None:
+                self.found = detect(
+                    frame_idx=frame_idx, feature_cache=feature_cache, allow_new_detections=asked, **rest
+                )
+            feature_cache.pop(frame_idx - 1, None)
+            feature_cache[frame_idx] = (pixels[frame_idx][0], {"tracker_backbone_out": features(frame_idx)})
+            assert self.found is not None
+            return self.found if asked else {name: tensor[:0] for name, tensor in self.found.items()}
+
+        def associated(*arguments: Any, **named: Any) -> Any:
+            new, unmatched, *others = associate(*arguments, **named)
+            return (new, unmatched if asked else unmatched[:0], *others)
+
+        with (
+            replaced(self.model, "run_backbone_and_detection", detected),
+            replaced(self.model, "_associate_det_trk", associated),
+        ):
+            yield
+
+    def _features(self, pixels: Tensor) -> dict[str, Any]:
+        """The end of `run_backbone_and_detection` (VB:376) on what the SAM 2 neck alone computes."""
+        backbone, decoder = self.model.detector.backbone.vision_backbone, self.model.tracker.sam_mask_decoder
+        trunk = backbone.trunk(pixels)[-1]
+        finest, finer, coarse = (level(trunk) for level in backbone.sam2_convs[:LEVELS])
+        positions = [backbone.position_encoding(level).to(level.dtype) for level in (finest, finer, coarse)]
+        levels = [decoder.conv_s0(finest), decoder.conv_s1(finer), coarse]
+        return {"vision_features": coarse, "vision_pos_enc": positions, "backbone_fpn": levels}
+
+
+class TrackedStep(nn.Module):
+    """A step of upstream's tracker: `track_step`, and the memory of the masks that were decided on."""
+
+    def __init__(self, tracker: Any, tracked: Mapping[str, Any], encoded: Mapping[str, Any]) -> None:
+        """Takes the arguments of `track_step` and of `_encode_new_memory`."""
+        super().__init__()
+        self.tracker = tracker
+        self._tracked = dict(tracked)
+        self._encoded = dict(encoded)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """The tensors of `STEP`: [B, 288, 288], [B, 256], [B, 1], [B] and [B, 64, 72, 72]."""
+        out = self.tracker.track_step(**self._tracked)
+        memory, _ = self.tracker._encode_new_memory(**self._encoded)
+        return out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory
+
+
+class _Frame:
+    """What is recorded of a frame."""
+
+    def __init__(self) -> None:
+        self.candidates: Tensor = torch.zeros(0, dtype=torch.int64)
+        self.unfilled: Tensor = torch.zeros(0)
+        self.tracker_scores: Tensor = torch.zeros(0)
+        self.objects: Tensor = torch.zeros(0, dtype=torch.int64)
+        self.logits: list[Tensor] = []
+        self.object_logits: list[Tensor] = []
+        self.memories: list[Tensor] = []
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of `PARTS` but what is shown."""
+        return (
+            self.candidates,
+            self.unfilled,
+            self.tracker_scores,
+            self.objects,
+            torch.cat([torch.zeros(0, 288, 288), *self.logits]),
+            torch.cat([torch.zeros(0), *self.object_logits]),
+            torch.cat([torch.zeros(0, 64, 72, 72), *self.memories]),
+        )
+
+
+class _Recorder:
+    """Records what upstream's video model does on each frame, and rounds memories in any dtype."""
+
+    def __init__(self, model: Any, steps: Sequence[int]) -> None:
+        self.model = model
+        self.frames: dict[int, _Frame] = {}
+        self.steps: list[Step] = []
+        self._wanted = steps
+        self._tracked: dict[int, dict[str, Any]] = {}
+        self._exact: list[tuple[dict[str, Any], Tensor]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within the context every frame is recorded."""
+        tracker = self.model.tracker
+        with (
+            replaced(self.model, "_run_single_frame_inference", self._frame(self.model._run_single_frame_inference)),
+            replaced(self.model, "build_outputs", self._outputs(self.model.build_outputs)),
+            replaced(tracker, "_run_single_frame_inference", self._single(tracker._run_single_frame_inference)),
+            replaced(tracker, "track_step", self._step(tracker.track_step)),
+            replaced(tracker, "_encode_new_memory", self._encoding(tracker._encode_new_memory)),
+            replaced(tracker, "_run_memory_encoder", self._memory(tracker._run_memory_encoder)),
+        ):
+            yield
+
+    def _frame(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(inference_state: Any, frame_idx: int, reverse: bool) -> Any:
+            self.frames[frame_idx] = _Frame()
+            out = original(inference_state, frame_idx, reverse)
+            objects = inference_state["tracker_metadata"]["obj_ids_all_gpu"]
+            self.frames[frame_idx].objects = torch.from_numpy(objects.copy())
+            return out
+
+        return run
+
+    def _outputs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What may be shown of a frame: tracked objects, and new ones with their detections' masks (VB:935)."""
+
+        def run(**arguments: Any) -> Any:
+            frame, plan = self.frames[arguments["frame_idx"]], arguments["tracker_update_plan"]
+            found, new = arguments["det_out"], torch.from_numpy(plan["new_det_fa_inds"])
+            tracked, present = arguments["tracker_low_res_masks_global"], arguments["tracker_obj_scores_global"]
+            ids = [*arguments["tracker_metadata_prev"]["obj_ids_all_gpu"], *plan["new_det_obj_ids"]]
+            frame.candidates = torch.tensor([int(each) for each in ids], dtype=torch.int64)
+            # A bucket that is conditioning on this frame is not tracked; its masks have no holes that were filled.
+            known = sum(map(len, frame.logits)) == len(tracked)
+            frame.unfilled = torch.cat([*(frame.logits if known else [tracked]), found["mask"][new]])
+            frame.tracker_scores = torch.cat([present.sigmoid(), found["scores"][new]])
+            return original(**arguments)
+
+        return run
+
+    def _single(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A bucket on a frame, tracked (TP:1051); the same method takes masks that are given."""
+
+        def run(**arguments: Any) -> Any:
+            out, masks = original(**arguments)
+            if arguments["mask_inputs"] is None:
+                frame = self.frames[arguments["frame_idx"]]
+                frame.logits.append(out["pred_masks"][:, 0].clone())
+                frame.object_logits.append(out["object_score_logits"][:, 0].clone())
+            return out, masks
+
+        return run
+
+    def _step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(**arguments: Any) -> Any:
+            wanted = arguments["mask_inputs"] is None and arguments["frame_idx"] in self._wanted
+            if wanted:
+                remembered = arguments["output_dict"]
+                copied = {kind: {each: dict(out) for each, out in remembered[kind].items()} for kind in remembered}
+                kept = {**arguments, "output_dict": copied}
+            out = original(**arguments)
+            if wanted:
+                self._tracked[id(remembered)] = kept | {"out": out}
+            return out
+
+        return run
+
+    def _encoding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(**arguments: Any) -> Any:
+            memory, positions = original(**arguments)
+            self._exact.append((arguments, memory))
+            return rounded(memory), positions
+
+        return run
+
+    def _memory(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A bucket's memory of a frame: of its tracked masks, or of masks that are given (TP:1120)."""
+
+        def run(*positional: Any, **named: Any) -> Any:
+            self._exact.clear()
+            memory, positions = original(*positional, **named)
+            if not named["is_mask_from_pts"]:
+                state, frame = positional[0], positional[1]
+                self.frames[frame].memories.append(memory.to(torch.get_default_dtype()))
+                if (tracked := self._tracked.pop(id(state["output_dict"]), None)) is not None:
+                    self.steps.append(self._finished(frame, tracked, *self._exact[0]))
+            return memory, positions
+
+        return run
+
+    def _finished(self, frame: int, tracked: dict[str, Any], encoded: dict[str, Any], memory: Tensor) -> Step:
+        out = tracked.pop("out")
+        conditioning = tracked["output_dict"]["cond_frame_outputs"]
+        features = [
+            level[:, :1].permute(1, 2, 0).unflatten(2, size).clone()
+            for level, size in zip(tracked["current_vision_feats"], tracked["feat_sizes"], strict=True)
+        ]
+        values = (out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory)
+        return Step(
+            frame=frame,
+            features=tuple(features),
+            remembered={**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning},
+            conditioning=tuple(conditioning),
+            outputs={name: value.clone() for name, value in zip(STEP, values, strict=True)},
+            masks=encoded["pred_masks_high_res"],
+            present=encoded["object_score_logits"],
+            module=TrackedStep(self.model.tracker, tracked, encoded),
+        )
+
+
+def rounded(values: Tensor) -> Tensor:
+    """Values rounded to bfloat16, half to even, in their own dtype; there are no subnormal ones among memories."""
+    mantissa, exponent = torch.frexp(values)
+    return torch.ldexp(torch.round(mantissa * 256), exponent - 8)
+
+
+def _shown(out: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    names = ("out_obj_ids", "out_probs", "out_boxes_xywh", "out_binary_masks")
+    return tuple(torch.from_numpy(out[name]) for name in names)
+
+
+def _nothing(*_: Any, **__: Any) -> dict[str, Any]:
+    """What a run that only tracks gives out; upstream's boxes are in fp32 alone."""
+    names = ("out_obj_ids", "out_probs", "out_boxes_xywh", "out_binary_masks")
+    return dict.fromkeys(names, np.zeros(0))
+
+
+def _prompt(question: Question) -> dict[str, Any]:
+    if question.box is None:
+        return {"text_str": question.text}
+    x0, y0, x1, y1 = question.box
+    boxes = torch.tensor([[x0, y0, x1 - x0, y1 - y0]])
+    return {"text_str": question.text, "boxes_xywh": boxes, "box_labels": torch.ones(1, dtype=torch.int64)}
+
+
+@contextmanager
+def masks_are_multiplied() -> Iterator[None]:
+    """The IoU of masks is of the same integers, without an array [N, M, pixels], which takes gigabytes and seconds."""
+
+    def mask_iou(pred_masks: Tensor, gt_masks: Tensor) -> Tensor:
+        first, second = (masks.flatten(1).float() for masks in (pred_masks, gt_masks))
+        common = first @ second.T
+        union = first.sum(1)[:, None] + second.sum(1) - common
+        return common / union.clamp(min=1)
+
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("sam3.") and "mask_iou" in vars(module):
+                stack.enter_context(replaced(module, "mask_iou", mask_iou))
+        yield
+
+
+@contextmanager
+def _no_inference_mode() -> Iterator[None]:
+    """Without inference mode: the oracle cannot widen what is made in it."""
+    with (
+        torch.no_grad(),
+        replaced(torch.inference_mode, "__enter__", lambda self: None),
+        replaced(torch.inference_mode, "__exit__", lambda self, *_: None),
+    ):
+        yield

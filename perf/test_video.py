@@ -1,0 +1,92 @@
+"""Speed and memory of videos: a frame with three objects, the rules of a frame with ten, and a stream without end.
+
+    pytest perf/test_video.py --scale full --benchmark-json=perf.json
+
+Sides of the frame are PyTorch eager (upstream's video model), the model compiled without tuning and, with a tuning
+database, the model compiled with it (`perf/answering.py`). The stream is short here; `python -m perf.video_memory` goes
+on for thousands of frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.deployment.compiling import compile_model
+from harness.models.sam3.model import DEPLOYABLE
+from harness.models.sam3.video.subject import VIDEO
+from harness.models.sam3.video.workload import CAPACITY
+from harness.runtime import Sam3
+from perf.answering import Questions, Side, answering_sides, measure, named_case
+from perf.options import Options
+from perf.video_memory import LARGEST_GROWTH, LARGEST_OBJECT, growth, usage
+from perf.video_rules import measured
+from perf.videos import ENCODE, FRAME, QUESTIONS, Answer
+
+BUDGET_SECONDS = 120.0
+"""How long the rounds of all sides together may take; at least six run in any case."""
+RULES_MILLISECONDS = 150.0
+"""Limit of the planner and the image functions of a frame with ten objects at 1920 x 1080."""
+FIRST, LAST = 20, 40
+"""Frames of the stream whose memory is compared; all that is ever remembered is there at frame 20."""
+
+
+def check(found: Answer, expected: Answer) -> None:
+    """Checks for the same objects, scores within 1e-4 and all but 1 % of the masks' pixels; verify is stricter."""
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-4)
+    assert (found.masks != expected.masks).mean() <= 1e-2
+
+
+ASKED = Questions("perf.videos", FRAME, ENCODE, check, CAPACITY)
+
+
+@pytest.fixture(scope="module")
+def whole(request: pytest.FixtureRequest) -> Case:
+    return named_case(VIDEO.name, request.config)
+
+
+@pytest.fixture(scope="module")
+def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
+    with answering_sides(ASKED, whole, options) as found:
+        yield found
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_video(
+    question: str,
+    sides: dict[str, Side],
+    whole: Case,
+    options: Options,
+    benchmark: Any,
+    end_to_end_results: list[dict[str, Any]],
+) -> None:
+    end_to_end_results.append(measure(question, ASKED, sides, whole, options, benchmark, BUDGET_SECONDS))
+
+
+@pytest.fixture(scope="module")
+def model(whole: Case, options: Options, tmp_path_factory: pytest.TempPathFactory) -> Sam3:
+    folder = tmp_path_factory.mktemp("video") / "model"
+    compile_model(DEPLOYABLE, whole, folder, Settings(processors=options.processors), CAPACITY)
+    return Sam3.load(folder)
+
+
+def test_rules_of_a_frame(model: Sam3) -> None:
+    assert measured(model).milliseconds < RULES_MILLISECONDS
+
+
+def test_memory_of_a_stream_does_not_grow(model: Sam3) -> None:
+    seen = {}
+    for used in usage(model, every=FIRST):
+        seen[used.frame] = used
+        if used.frame >= LAST:
+            break
+    assert seen[LAST].objects > 0
+    assert seen[LAST].bytes_of_object <= LARGEST_OBJECT
+    if seen[LAST].resident is not None:
+        assert growth(seen[FIRST], seen[LAST]) <= LARGEST_GROWTH
