@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -99,6 +100,8 @@ class Context(Scope):
     def unexpanded(self, value: relax.Expr) -> relax.Expr:
         """Returns what a value was before its leading dimensions were expanded; the value itself if they were not."""
         definition = self.definition(value)
+        if is_call(definition, "relax.reshape"):
+            return self._unmerged(value, definition.args[0])
         if not is_call(definition, "relax.broadcast_to"):
             return value
         source = definition.args[0]
@@ -106,3 +109,11 @@ class Context(Scope):
         if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
             return value
         return self.unexpanded(source)
+
+    def _unmerged(self, value: relax.Expr, several: relax.Expr) -> relax.Expr:
+        """Returns the one matrix that `several`, which `value` is a reshape of, was expanded from; else the value."""
+        matrix = self.unexpanded(several)
+        one, after = static_shape(matrix), static_shape(value)
+        if matrix.same_as(several) or one is None or after is None or math.prod(one[:-2]) != 1:
+            return value
+        return matrix if len(one) <= len(after) and one[-2:] == after[-2:] else value
