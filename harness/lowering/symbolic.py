@@ -16,9 +16,8 @@ def takes_symbolic_axes(case: Case) -> bool:
 
 def what_takes_symbolic_axes() -> str:
     """Returns the targets, strategies and frontends that take symbolic axes, as a part of a sentence."""
-    kinds = {"target": TARGETS, "strategy": STRATEGIES, "frontend": FRONTENDS}
-    target, strategy, frontend = (
-        f"the {kind} {' or '.join(name for name, each in known.items() if each.symbolic)}"
-        for kind, known in kinds.items()
+    targets, strategies, frontends = (
+        " or ".join(each.name for each in known if each.symbolic)
+        for known in (list(TARGETS.values()), list(STRATEGIES.values()), list(FRONTENDS.values()))
     )
-    return f"{target}, {strategy} and {frontend}"
+    return f"the target {targets}, the strategy {strategies} and the frontend {frontends}"

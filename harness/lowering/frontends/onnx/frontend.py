@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _export(
-    module: torch.nn.Module, args: tuple[torch.Tensor, ...], _axes: Sequence[Mapping[int, Axis]] = ()
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
 ) -> Exported:
     from harness.lowering.frontends.onnx.exporting import export_module
 
