@@ -116,4 +116,5 @@ class Context(Scope):
         one, after = static_shape(matrix), static_shape(value)
         if matrix.same_as(several) or one is None or after is None or math.prod(one[:-2]) != 1:
             return value
-        return matrix if len(one) <= len(after) and one[-2:] == after[-2:] else value
+        several_again = len(one) <= len(after) and one[-2:] == after[-2:] and math.prod(after[:-2]) > 1
+        return matrix if several_again else value
