@@ -111,10 +111,10 @@ class Context(Scope):
         return self.unexpanded(source)
 
     def _unmerged(self, value: relax.Expr, several: relax.Expr) -> relax.Expr:
-        """Returns the one matrix that `several`, which `value` is a reshape of, was expanded from; else the value."""
+        """Returns the one weight that `several`, which `value` is a reshape of, was expanded from; else the value."""
         matrix = self.unexpanded(several)
         one, after = static_shape(matrix), static_shape(value)
-        if matrix.same_as(several) or one is None or after is None or math.prod(one[:-2]) != 1:
+        if matrix.same_as(several) or not self.is_parameter(matrix) or one is None or after is None:
             return value
-        several_again = len(one) <= len(after) and one[-2:] == after[-2:] and math.prod(after[:-2]) > 1
-        return matrix if several_again else value
+        same = math.prod(one[:-2]) == 1 and len(one) <= len(after) and one[-2:] == after[-2:]
+        return matrix if same else value
