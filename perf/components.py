@@ -81,11 +81,12 @@ def prepare(case: Case, folder: Path, database: Path | None, processors: Process
         program = workload.programs[call.program]
         inputs = tuple(call.arguments)
         start = time.perf_counter()
-        exported = route.export(program.module, inputs)
+        exported = route.export(program.module, inputs, program.axes)
         imported = route.lower(exported)
         importing = time.perf_counter() - start
-        # Operations are counted in a program of torch.export, whatever the case's frontend exports.
-        counted = exported if route.frontend == DEFAULT_FRONTEND else Route().export(program.module, inputs)
+        # Operations are counted in a program of torch.export for the shapes of these inputs, whatever is compiled.
+        static = route.frontend == DEFAULT_FRONTEND and not any(program.axes)
+        counted = exported if static else Route().export(program.module, inputs)
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 from tvm import relax, tirx
 
 from conformance.support.kernels import machine_of
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.subject import Axis
 from harness.lowering.frontends.torch_export.slices import within_bounds
 from harness.lowering.route import Lowered, Route
+from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
 from harness.schedules.cpu import cpu_pipeline
 from harness.targets import TARGETS
 
@@ -103,3 +107,13 @@ def test_the_frontend_onnx_takes_none() -> None:
 @pytest.mark.parametrize("strategy", ["none", "lowering", "converter", "llm", "tensorir"])
 def test_strategies_that_take_none(strategy: str) -> None:
     assert not Route(strategy=strategy).symbolic
+    with pytest.raises(HarnessError, match=f"the strategy {strategy} takes no symbolic axes"):
+        Route(strategy=strategy).export(Joined(), example(3, 8), AXES)
+
+
+def test_what_takes_symbolic_axes_is_what_takes_them() -> None:
+    assert what_takes_symbolic_axes() == "the target llvm, the strategy real and the frontend torch"
+    case = Case("memory_attention", "real", "llvm")
+    assert takes_symbolic_axes(case)
+    for other in ({"target": "cuda"}, {"strategy": "lowering"}, {"frontend": "onnx"}):
+        assert not takes_symbolic_axes(replace(case, **other))

@@ -29,7 +29,7 @@ from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.route import Route
+from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
 from harness.targets import HOST, TARGETS
@@ -90,10 +90,10 @@ def compile_(
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
     if video and not clicks:
         raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
-    if video and not (TARGETS[target].symbolic and Route.of(case).symbolic):
+    if video and not takes_symbolic_axes(case):
         raise HarnessError(
-            "Tracking attends to any number of memories, which takes the target llvm, the strategy real and the "
-            "frontend torch; leave out --video, or the others."
+            f"Tracking attends to any number of memories, which takes {what_takes_symbolic_axes()}; "
+            "leave out --video, or the others."
         )
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
     schedules = database.chosen_schedules(chosen, target, processors)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case
+from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
@@ -90,8 +91,11 @@ class Route:
             axes: Axes of each of them whose extents are to be symbolic, by number (`Program.axes`); none by default.
 
         Raises:
-            HarnessError: There are symbolic axes, and the frontend takes none.
+            HarnessError: There are symbolic axes, and the frontend or the strategy takes none.
         """
+        if any(axes) and not self.symbolic:
+            kind, one = ("strategy", self._strategy) if self._frontend.symbolic else ("frontend", self._frontend)
+            raise HarnessError(f"the {kind} {one.name} takes no symbolic axes: use another {kind}, or a static shape")
         with self.applied(module):
             return self._frontend.export(module, args, axes)
 

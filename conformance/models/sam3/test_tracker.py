@@ -176,6 +176,13 @@ def test_banks_that_one_program_answers() -> None:
     assert alike(banks, {}) == {name: name for name in banks}
 
 
+def test_pointers_of_any_number_of_objects_are_one_program_for_each_number_of_pointers() -> None:
+    pointers = samples("object_pointers")
+    first = {name: {"pointers": args["pointers"][:, :1], "times": args["times"]} for name, args in pointers.items()}
+    answered = alike({**pointers, "one": first["second"]}, COMPONENTS["object_pointers"].symbolic)
+    assert answered == {"full": "full", "most": "most", "second": "second", "one": "second"}
+
+
 def test_attention_to_memories_is_neither_uniform_nor_one_hot() -> None:
     encoder = interactive_model().inst_interactive_predictor.model.transformer.encoder
     seen = captured(PROPAGATION).full

@@ -145,6 +145,27 @@ def test_an_expanded_weight_is_stored_once() -> None:
     assert np.prod([int(extent) for extent in packed]) < 2 * weights[0].size, packed
 
 
+def test_a_weight_expanded_over_several_dimensions_is_stored_once() -> None:
+    """PyTorch merges these dimensions for a linear layer of four dimensions that was permuted."""
+
+    def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        expanded = op.reshape(op.broadcast_to(op.permute_dims(w), [3, 2, 24, 40]), [6, 24, 40])
+        return op.matmul(x, expanded)
+
+    inputs, weights = [normal((6, 5, 24))], [weight(40, 24)]
+    hold(operator, lambda x, w: torch.bmm(x, w.T.expand(6, 24, 40)), inputs, weights)
+    packed = lowered(operator, inputs, weights)["main"].params[-1].ty.shape
+    assert np.prod([int(extent) for extent in packed]) < 2 * weights[0].size, packed
+
+
+def test_weights_that_differ_stay_several() -> None:
+    def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.matmul(x, op.reshape(op.broadcast_to(w, [3, 2, 24, 40]), [6, 24, 40]))
+
+    inputs, weights = [normal((6, 5, 24))], [normal((2, 24, 40), 1)]
+    hold(operator, lambda x, w: torch.bmm(x, w.expand(3, 2, 24, 40).reshape(6, 24, 40)), inputs, weights)
+
+
 def test_a_product_that_is_used_twice_is_stored() -> None:
     def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
         y = relax.BlockBuilder.current().emit(linear(x, w))

@@ -13,11 +13,10 @@ from harness.core.case import Case
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.core.subject import Arrays, Program, Symbolic
-from harness.lowering.route import Route
+from harness.lowering.symbolic import takes_symbolic_axes
 from harness.models.sam3.components.component import Component
 from harness.parity.references import first_and_again, reference_of, run_twice
 from harness.parity.trace import independent_calls, run_trace
-from harness.targets import TARGETS
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +70,7 @@ class Source:
         fitting = model if not ready and component.interactive is capture.interactive else None
         activations = captured(capture, case, settings, fitting)
         self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(component.samples(activations))
-        symbolic = component.symbolic if TARGETS[case.target].symbolic and Route.of(case).symbolic else {}
+        symbolic = component.symbolic if takes_symbolic_axes(case) else {}
         answered_by = alike(self.samples, symbolic)
         self.programs = {
             sample: Program(sample, self.module, self.samples[sample], component.outputs, component.uses_rope, symbolic)

@@ -23,6 +23,9 @@ ATTRIBUTE = "kernel_info"
 UNSCHEDULED = "unscheduled"
 """Stands for a schedule's name where the block keeps its loops as they were."""
 
+FEED_FORWARD = "feed-forward"
+"""Two linear layers in one kernel."""
+
 PRODUCT = "product"
 FILTERING, DEPTHWISE = "minimal filtering", "depthwise"
 ATTENTION, FEW_QUERIES, TENSOR_CORES = "attention", "attention of few queries", "attention on tensor cores"

@@ -143,6 +143,11 @@ class Epilogue:
 
         return store, touched
 
+    def finished(self, layout: ResultLayout, operands: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
+        """Returns (batch, row, column, value) → the value after the last step, for a caller that stores it itself."""
+        readers = self._readers(layout, operands)
+        return lambda b, i, j, value: self._finished(value, [reader(b, i, j) for reader, _ in readers])
+
     def _readers(self, layout: ResultLayout, operands: Sequence[tirx.Buffer]) -> list[tuple[_Reader, bool]]:
         """Returns how each tensor operand is read, and whether it is as large as the result and so read once."""
         readers: list[tuple[_Reader, bool]] = []

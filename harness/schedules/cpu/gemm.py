@@ -18,10 +18,11 @@ from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.schedules.cpu.lowering import Context, Lowering
+from harness.schedules.cpu.lowering import Context, LinearLayer, Lowering
 from harness.schedules.cpu.product import (
     Access,
     Extents,
+    Pack,
     PanelRead,
     Read,
     Side,
@@ -127,11 +128,22 @@ def matrix_product(
     def panels_of(panels: tirx.Buffer) -> PanelRead:
         return lambda b, p, k, i: panels[staying.index(batch, b), p, k, i]
 
-    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        packing = pack_function(
+    def packing(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Var:
+        function = pack_function(
             resident, Argument("source", staying.shape), staying.matrices, width, extents.depth, tile, pack_reader
         )
-        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
+        return builder.emit(call(builder, "pack", function, [value]))
+
+    def begins(b: Any, row: Any) -> Any:
+        if starts is not None:
+            return starts(row)
+        return (moving.index(batch, b) * extents.rows + row) * extents.depth
+
+    def pack_rows(streamed: tirx.Buffer) -> Pack:
+        return stream_rows(view(streamed, math.prod(moving.shape)), begins, extents, tile)
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        packed = packing(builder, inputs[1])
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
 
         def body(*buffers: tirx.Buffer) -> Access:
@@ -146,12 +158,6 @@ def matrix_product(
 
             store, touched = epilogue.write_back(layout, extras, result)
             if by_row:
-
-                def begins(b: Any, row: Any) -> Any:
-                    if starts is not None:
-                        return starts(row)
-                    return (moving.index(batch, b) * extents.rows + row) * extents.depth
-
                 run = view(streamed, math.prod(moving.shape))
                 pack = stream_rows(run, begins, extents, tile)
                 return Access(pack, panels_of(panels), store, touched, lambda b, row, k: run[begins(b, row) + k])
@@ -181,7 +187,10 @@ def matrix_product(
         )
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
-    return Lowering((moving.value, staying.value), layout, build)
+    linear = None
+    if by_row and at_load and extents.batch == 1:
+        linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows)
+    return Lowering((moving.value, staying.value), layout, build, linear=linear)
 
 
 def _moved_rows(context: Context, operand: Operand, extents: Extents) -> tuple[Operand, Callable[[Any], Any] | None]:

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm import relax
+from tvm import relax, tirx
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.key_projection import KeyLayer
+from harness.schedules.cpu.product import Blocking, Extents, Pack
 from harness.schedules.cpu.schedule import Workload, decided
 from harness.schedules.cpu.tile import VectorUnit
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
 """(builder, the lowering's inputs and then the epilogue's operands, epilogue) → the call of the kernel."""
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """A product with weights, for a kernel that does more than that.
+
+    Attributes:
+        extents: Its extents, of one matrix.
+        blocking: Its blocking.
+        layout: How its result is laid out.
+        shape: Shape of what it reads.
+        packing: Emits the packing of its weight; returns the panels.
+        pack_rows: How a kernel packs what it reads.
+    """
+
+    extents: Extents
+    blocking: Blocking
+    layout: ResultLayout
+    shape: tuple[int, ...]
+    packing: Callable[[relax.BlockBuilder, relax.Expr], relax.Var]
+    pack_rows: Callable[[tirx.Buffer], Pack]
 
 
 @dataclass(frozen=True)
@@ -28,12 +51,14 @@ class Lowering:
         layout: How the result is laid out; None if no epilogue may be attached.
         build: Emits packing and kernel.
         permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well.
+        linear: The product, if it is one with weights on the right and rows on the left.
     """
 
     inputs: tuple[relax.Expr, ...]
     layout: ResultLayout | None
     build: Build
     permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
+    linear: LinearLayer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +100,8 @@ class Context(Scope):
     def unexpanded(self, value: relax.Expr) -> relax.Expr:
         """Returns what a value was before its leading dimensions were expanded; the value itself if they were not."""
         definition = self.definition(value)
+        if is_call(definition, "relax.reshape"):
+            return self._unmerged(value, definition.args[0])
         if not is_call(definition, "relax.broadcast_to"):
             return value
         source = definition.args[0]
@@ -82,3 +109,12 @@ class Context(Scope):
         if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
             return value
         return self.unexpanded(source)
+
+    def _unmerged(self, value: relax.Expr, several: relax.Expr) -> relax.Expr:
+        """Returns the one weight that `several`, which `value` is a reshape of, was expanded from; else the value."""
+        matrix = self.unexpanded(several)
+        one, after = static_shape(matrix), static_shape(value)
+        if matrix.same_as(several) or not self.is_parameter(matrix) or one is None or after is None:
+            return value
+        same = math.prod(one[:-2]) == 1 and len(one) <= len(after) and one[-2:] == after[-2:]
+        return matrix if same else value

@@ -281,30 +281,16 @@ def product_function(
             slots = at_most(partition.slots, count, first_panel)
             parts = at_most(per_split, others, first_other)
             if streaming == "left":
-                block = _Block(b, first_panel, slots, first_other, parts)
+                block = Block(b, first_panel, slots, first_other, parts)
                 if in_place:
                     read = _read_left(extents, tile, access, block)
                 else:
-                    read = _pack_left(extents, blocking, access, block)
+                    read = pack_left(extents, blocking, access, block)
             else:
-                block = _Block(b, first_other, parts, first_panel, slots)
+                block = Block(b, first_other, parts, first_panel, slots)
                 read = _pack_right(blocking, access, block)
-            totals = T.alloc_buffer((partition.slots if streaming == "left" else per_split, tile.size), "float32")
-            with T.serial(0, block.right_panels) as r:
-                column = T.Bind((block.right_first + r) * tile.columns)
-                operands = read(r)
-                multiply_panels(
-                    tile,
-                    extents.depth,
-                    block.left_panels,
-                    operands.left,
-                    operands.right,
-                    totals,
-                    before=operands.before,
-                    longest=blocking.chunk,
-                    ahead=operands.ahead,
-                    after=_write(extents, tile, access, totals, block, column),
-                )
+            most = partition.slots if streaming == "left" else per_split
+            multiply_block(extents, blocking, access, block, most, read)
 
     sizes = {"batch": extents.batch, "rows": extents.rows, "depth": extents.depth, "columns": extents.columns}
     info = replace(
@@ -318,8 +304,45 @@ def product_function(
     return prim_func(name, arguments, emit, info)
 
 
+def multiply_block(
+    extents: Extents,
+    blocking: Blocking,
+    access: Access,
+    block: Block,
+    most: int,
+    read: Callable[[Any], Operands],
+) -> None:
+    """Emits the work of a task, whose operands are ready.
+
+    Args:
+        extents: The extents.
+        blocking: The blocking.
+        access: How elements are stored.
+        block: The work.
+        most: Left panels of a task at most.
+        read: Right panel, counted from the task's first → the operands.
+    """
+    tile = blocking.tile
+    totals = T.alloc_buffer((most, tile.size), "float32")
+    with T.serial(0, block.right_panels) as r:
+        column = T.Bind((block.right_first + r) * tile.columns)
+        operands = read(r)
+        multiply_panels(
+            tile,
+            extents.depth,
+            block.left_panels,
+            operands.left,
+            operands.right,
+            totals,
+            before=operands.before,
+            longest=blocking.chunk,
+            ahead=operands.ahead,
+            after=_write(extents, tile, access, totals, block, column),
+        )
+
+
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """The work of a task: some left panels by some right ones, of matrix `batch`."""
 
     batch: Any
@@ -330,7 +353,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class _Operands:
+class Operands:
     """The operands of `multiply_panels` for one right panel."""
 
     left: Callable[[Any, Any, Any, int], Any]
@@ -339,7 +362,7 @@ class _Operands:
     before: Callable[[Any, Any], None] | None = None
 
 
-def _pack_left(extents: Extents, blocking: Blocking, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+def pack_left(extents: Extents, blocking: Blocking, access: Access, block: Block) -> Callable[[Any], Operands]:
     """Emits the packing of a block of the left operand; returns how each right panel of the task meets it."""
     tile, slots = blocking.tile, blocking.partition.slots
     by_row = access.rows is not None
@@ -357,7 +380,7 @@ def _pack_left(extents: Extents, blocking: Blocking, access: Access, block: _Blo
 
             fill(put, c * blocking.chunk, at_most(blocking.chunk, extents.depth, c * blocking.chunk))
 
-    def operands(r: Any) -> _Operands:
+    def operands(r: Any) -> Operands:
         line = view(workspace, chunks * slots * size)
         share = ceil_div(tile.columns, slots)
 
@@ -371,12 +394,12 @@ def _pack_left(extents: Extents, blocking: Blocking, access: Access, block: _Blo
             row = first + blocking.chunk + at // tile.columns
             prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
 
-        return _Operands(left, _read_packed(access, block, r), ahead)
+        return Operands(left, _read_packed(access, block, r), ahead)
 
     return operands
 
 
-def _read_left(extents: Extents, tile: Tile, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+def _read_left(extents: Extents, tile: Tile, access: Access, block: Block) -> Callable[[Any], Operands]:
     """Returns how each right panel meets the left operand where it lies, without packing."""
     read = access.rows
     assert read is not None
@@ -385,18 +408,18 @@ def _read_left(extents: Extents, tile: Tile, access: Access, block: _Block) -> C
         row = (block.left_first + p) * tile.rows + i
         return read(block.batch, row if extents.rows % tile.rows == 0 else T.min(row, extents.rows - 1), k)
 
-    return lambda r: _Operands(lambda p, first, k, i: element(p, i, first + k), _read_packed(access, block, r))
+    return lambda r: Operands(lambda p, first, k, i: element(p, i, first + k), _read_packed(access, block, r))
 
 
-def _pack_right(blocking: Blocking, access: Access, block: _Block) -> Callable[[Any], _Operands]:
+def _pack_right(blocking: Blocking, access: Access, block: Block) -> Callable[[Any], Operands]:
     """Returns how the left panels of a task meet a right panel, a chunk of which is packed just before it is used."""
     tile = blocking.tile
     # It stays in the first-level cache.
     workspace = T.alloc_buffer((blocking.chunk, tile.columns), "float32")
 
-    def operands(r: Any) -> _Operands:
+    def operands(r: Any) -> Operands:
         fill = access.pack(block.batch, (block.right_first + r) * tile.columns)
-        return _Operands(
+        return Operands(
             lambda p, first, k, i: access.packed(block.batch, block.left_first + p, first + k, i),
             lambda first, k, j: workspace[k, j],
             lambda p, first, k: prefetch(access.packed(block.batch, block.left_first + p + 1, first + k, 0), level=1),
@@ -406,11 +429,11 @@ def _pack_right(blocking: Blocking, access: Access, block: _Block) -> Callable[[
     return operands
 
 
-def _read_packed(access: Access, block: _Block, r: Any) -> Callable[[Any, Any, Any], Any]:
+def _read_packed(access: Access, block: Block, r: Any) -> Callable[[Any, Any, Any], Any]:
     return lambda first, k, j: access.packed(block.batch, block.right_first + r, first + k, j)
 
 
-def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, block: _Block, column: Any) -> After:
+def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, block: Block, column: Any) -> After:
     """Emits the store of one register tile, without what lies beyond the edges."""
     lines = ceil_div(tile.columns, LINE)
     tail = extents.columns % tile.columns

@@ -17,6 +17,7 @@ from harness.schedules.common.origins import joined
 from harness.schedules.cpu.attention import key_layers, lower_attention
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
+from harness.schedules.cpu.feed_forward import feed_forward, joins
 from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Workload
@@ -174,7 +175,29 @@ def _plan(context: Context, facts: Facts) -> _Plan:
         for argument in value.args:
             covers += between(context.bindings, argument, lowering.inputs)
         kernels[last] = _Fused(lowering, tuple(operands), Epilogue(tuple(steps), shapes), tuple(covers))
+    _join_linear_layers(context, facts, kernels, covered)
     return _Plan(kernels, frozenset(covered))
+
+
+def _join_linear_layers(
+    context: Context, facts: Facts, kernels: dict[relax.Var, _Fused], covered: set[relax.Var]
+) -> None:
+    """Makes one kernel of two linear layers where what lies between them is too large to be kept (`feed_forward`)."""
+    for last, second in list(kernels.items()):
+        hidden = second.lowering.inputs[0]
+        first = kernels.get(hidden) if isinstance(hidden, relax.Var) else None
+        if first is None or first.lowering.linear is None or second.lowering.linear is None:
+            continue
+        user = hidden
+        while user is not None and not user.same_as(second.covers[0]):
+            user = _only_user(facts, user)
+        if user is None or not joins(first.lowering.linear, second.lowering.linear):
+            continue
+        lowering = feed_forward(first.lowering, first.epilogue, second.lowering, len(first.operands))
+        operands = (*first.operands, *second.operands)
+        kernels[last] = _Fused(lowering, operands, second.epilogue, (*first.covers, *second.covers))
+        covered.add(hidden)
+        del kernels[hidden]
 
 
 def _only_user(facts: Facts, variable: relax.Var) -> relax.Var | None:

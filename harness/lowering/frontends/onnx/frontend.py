@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 def _export(
     module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
 ) -> Exported:
-    from harness.core.errors import HarnessError
     from harness.lowering.frontends.onnx.exporting import export_module
 
-    if any(axes):
-        raise HarnessError("the frontend onnx takes no symbolic axes: use the frontend torch, or a static shape")
     return export_module(module, args)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from harness.core.subject import Axis
 from harness.models.sam3.captures import PROPAGATION
 from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component
 
@@ -26,6 +27,10 @@ def samples(activations: Activations) -> dict[str, Arguments]:
     return {name: {"pointers": each.pointers, "times": each.times} for name, each in frames.items()}
 
 
+OBJECTS = Axis("objects", 1, 1024)
+"""Objects that were found on one frame, which upstream does not limit."""
+
+
 OBJECT_POINTERS = Component(
     name="object_pointers",
     summary="object pointers and their age to keys and positions",
@@ -35,4 +40,5 @@ OBJECT_POINTERS = Component(
     samples=samples,
     captured_by=PROPAGATION,
     emulated=EVERY_PRECISION,
+    symbolic={"pointers": {1: OBJECTS}},
 )

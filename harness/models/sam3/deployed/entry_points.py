@@ -315,9 +315,14 @@ POINTED_MASKS = EntryPoint(PREDICT_MASKS.name, (*PREDICT_MASKS.outputs, "pointer
 """As `PREDICT_MASKS`, with the object pointer fp32 [1, 4, 256] of each mask."""
 
 OBJECT_POINTERS = EntryPoint(
-    "object_pointers", ("pointer_tokens", "pointer_pos"), OBJECT_POINTERS_COMPONENT.build, _object_pointers
+    "object_pointers",
+    ("pointer_tokens", "pointer_pos"),
+    OBJECT_POINTERS_COMPONENT.build,
+    _object_pointers,
+    symbolic=OBJECT_POINTERS_COMPONENT.symbolic,
 )
-"""pointers fp32 [20, 1, 256] and times fp32 [20] to four tokens of each, and their positions, fp32 [80, 1, 64]."""
+"""pointers fp32 [20, B, 256] of any number of objects and times fp32 [20] to four tokens of each, and their positions,
+fp32 [80, B, 64]."""
 
 MEMORY_ATTENTION = EntryPoint(
     "memory_attention",

@@ -62,7 +62,10 @@ _FIELDS = ("logits", "pointers", "object_logits", "iou")
 
 
 class Tracker:
-    """Calls the entry points for tracking, one object after another; everything that decides is elsewhere.
+    """Calls the entry points for tracking; everything that decides is elsewhere.
+
+    Pointers of all objects become keys in one call. What takes the time is computed for one object after another:
+    together they would take as long, and as much more memory as there are objects (docs/CPU_KERNELS.md).
 
     `features` are a frame's, from the entry point `interactive_features`.
     """
@@ -83,8 +86,9 @@ class Tracker:
 
     def track(self, features: Tensors, attended: Attended) -> Tracked:
         """Predicts the masks of B objects on a frame that attends to their memories (`track_step`, TB:925)."""
+        tokens = self._pointer_tokens(attended)
         count = attended.memories.shape[1]
-        found = [self._tracked(features, attended, row) for row in range(count)]
+        found = [self._tracked(features, attended, tokens, row) for row in range(count)]
         return Tracked(*(np.stack([getattr(each, name) for each in found]) for name in _FIELDS))
 
     def prompted(self, features: Tensors, prompt: EncodedObjectPrompt) -> tuple[Answer, Floats]:
@@ -129,21 +133,25 @@ class Tracker:
         """The same for masks fp32 [B, 1008, 1008] as the model predicts them, where nothing is decided (TB:1030)."""
         return self._memory("encode_prompted_memory", features, logits, object_logits)
 
-    def _tracked(self, features: Tensors, attended: Attended, row: int) -> Tracked:
+    def _pointer_tokens(self, attended: Attended) -> dict[str, Floats]:
+        """The keys of P pointers of B objects and their positions, fp32 [4·P, B, 64]."""
+        count = len(attended.pointers)
+        pointers = np.zeros((POINTERS, *attended.pointers.shape[1:]), np.float32)
+        times = np.zeros(POINTERS, np.float32)
+        pointers[:count], times[:count] = attended.pointers, attended.times
+        tokens = self._fetched(self._artifact.call("object_pointers", pointers=pointers, times=times))
+        return {name: each[: _POINTER_TOKENS * count] for name, each in tokens.items()}
+
+    def _tracked(self, features: Tensors, attended: Attended, tokens: dict[str, Floats], row: int) -> Tracked:
         """The prediction of one object, without the first axis."""
         used = slice(row, row + 1)
-        count = len(attended.pointers)
-        pointers = np.zeros((POINTERS, 1, attended.pointers.shape[-1]), np.float32)
-        times = np.zeros(POINTERS, np.float32)
-        pointers[:count], times[:count] = attended.pointers[:, used], attended.times
-        tokens = self._fetched(self._artifact.call("object_pointers", pointers=pointers, times=times))
         conditioned = self._artifact.call(
             "memory_attention",
             features=features["features"],
             memories=from_bfloat16(attended.memories[:, used]),
             ranks=attended.ranks,
-            pointers=tokens["pointer_tokens"][: _POINTER_TOKENS * count],
-            pointer_pos=tokens["pointer_pos"][: _POINTER_TOKENS * count],
+            pointers=tokens["pointer_tokens"][:, used],
+            pointer_pos=tokens["pointer_pos"][:, used],
         )
         return self._decoded(features, conditioned["conditioned"], self._no_prompt(), multimask=True)
 
