@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import ml_dtypes
 import numpy as np
 from tvm import relax
@@ -27,7 +29,20 @@ def flushed(array: np.ndarray) -> np.ndarray:
     return np.where(np.abs(array) < SMALLEST, np.copysign(array.dtype.type(0), array), array)
 
 
-def multiply_add(sums: np.ndarray, left: np.ndarray, right: np.ndarray, *, flush: bool) -> np.ndarray:
+@dataclass(frozen=True)
+class Processor:
+    """What differs between processors.
+
+    Attributes:
+        flushes: Whether denormal numbers, operands and results, are zero, as for `vdpbf16ps`.
+        fuses: Whether a product is not rounded by itself, which only shows where it is beyond fp32's range.
+    """
+
+    flushes: bool = False
+    fuses: bool = True
+
+
+def multiply_add(sums: np.ndarray, left: np.ndarray, right: np.ndarray, processor: Processor) -> np.ndarray:
     """sums + left · right, rounded once to fp32.
 
     A product of bfloat16 has 16 bits and a sum 24, so that a float64 holds what decides how fp32 rounds.
@@ -36,17 +51,19 @@ def multiply_add(sums: np.ndarray, left: np.ndarray, right: np.ndarray, *, flush
         sums: fp32.
         left: bfloat16, broadcast to the sums.
         right: The same.
-        flush: Whether denormal numbers, operands and results, are zero, as for `vdpbf16ps`.
+        processor: The one that computes it.
     """
     exact = [array.astype(np.float64) for array in (sums, left, right)]
-    if flush:
+    if processor.flushes:
         exact = [flushed(array) for array in exact]
     with np.errstate(invalid="ignore", over="ignore"):
-        result = (exact[0] + exact[1] * exact[2]).astype(np.float32)
-    return flushed(result) if flush else result
+        products = exact[1] * exact[2]
+        products = products if processor.fuses else products.astype(np.float32)
+        result = (exact[0] + products).astype(np.float32)
+    return flushed(result) if processor.flushes else result
 
 
-def product(x: np.ndarray, weight: np.ndarray, *, flush: bool) -> np.ndarray:
+def product(x: np.ndarray, weight: np.ndarray, processor: Processor) -> np.ndarray:
     """What the kernels make of `linear` of matrices [m, k] and [n, k]: chunks of pairs, then the sum of the chunks."""
     left, right = rounded(x)[:, None, :], weight[None]
     pairs = x.shape[1] // 2
@@ -56,7 +73,7 @@ def product(x: np.ndarray, weight: np.ndarray, *, flush: bool) -> np.ndarray:
         sums = np.zeros_like(totals)
         for k in range(first, min(first + chunk, pairs)):
             for term in (k + pairs, k):
-                sums = multiply_add(sums, left[..., term], right[..., term], flush=flush)
+                sums = multiply_add(sums, left[..., term], right[..., term], processor)
         with np.errstate(invalid="ignore", over="ignore"):
             totals = totals + sums
     return totals

@@ -189,12 +189,12 @@ def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
     last = variable
     while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *_MOVES):
         last = user
-    rounding = user
-    if rounding is not None and is_call(context.bindings[rounding], "relax.astype"):
-        user = _only_user(facts, rounding)
+    if user is not None and is_call(context.bindings[user], "relax.astype"):
+        user = _only_user(facts, user)
     if user is None or not is_call(context.bindings[user], "relax.matmul"):
         return False
-    left = rounded_left(context, context.bindings[user]) or context.bindings[user].args[0]
+    rounded = rounded_left(context, context.bindings[user])
+    left = context.bindings[user].args[0] if rounded is None else rounded
     shape = static_shape(left)
     if not left.same_as(last) or shape is None:
         return False
