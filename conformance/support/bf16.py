@@ -77,5 +77,3 @@ def product(x: np.ndarray, weight: np.ndarray, processor: Processor) -> np.ndarr
         with np.errstate(invalid="ignore", over="ignore"):
             totals = totals + sums
     return totals
-
-

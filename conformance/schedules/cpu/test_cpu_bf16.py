@@ -63,7 +63,9 @@ on_x86 = pytest.mark.parametrize(("cpu", "processor"), ON_X86)
 @on_x86
 @few
 @given(rows=EXTENTS, columns=EXTENTS, depth=DEPTHS)
-def test_a_linear_layer_is_what_numpy_emulates(cpu: str, processor: Processor, rows: int, columns: int, depth: int) -> None:
+def test_a_linear_layer_is_what_numpy_emulates(
+    cpu: str, processor: Processor, rows: int, columns: int, depth: int
+) -> None:
     x, weight = normal((rows, depth)), rounded(normal((columns, depth), 1, scale=depth**-0.5))
     actual = run(linear, [x], [weight], target_for(cpu))
     np.testing.assert_array_equal(actual, product(x, weight, processor))

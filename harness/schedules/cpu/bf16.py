@@ -1,10 +1,10 @@
 """Products of bfloat16 operands with fp32 sums: the arithmetic of linear layers with `--precision bf16`.
 
-Two terms of a sum are a *pair*, 32 bits: bfloat16 of term k in the low half, and of term k + depth / 2 in the high half.
-The halves of a row are far apart, so that neighbours of a row become neighbours of a panel without being shuffled.
-Weights are packed in pairs when the model is loaded; activations are fp32 and are rounded, to nearest and ties to even,
-while they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are
-those of fp32.
+Two terms of a sum are a *pair*, 32 bits: term k in the low half, and term k + depth / 2 in the high half. The two come
+from different halves of a row, so that neighbours in a row become neighbours in a panel without being shuffled. Weights
+are packed in pairs when the model is loaded; activations are fp32 and are rounded, to nearest and ties to even, while
+they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are those
+of fp32.
 
 TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
 two forms, each with the product of the high halves first:
@@ -12,7 +12,8 @@ two forms, each with the product of the high halves first:
 - AVX512-BF16: the instruction `vdpbf16ps`. It rounds after each of the two products, to nearest and ties to even, and
   takes and gives zero for every denormal number, whatever the mode of the processor is;
 - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
-  It rounds at the same places and keeps denormal numbers.
+  It rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product beyond
+  fp32's range is infinite or zero before it is added.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _arithmetic(functions: str, shapes: Sequence[tuple[int, int]] | None) -> Ari
 
 
 def _shifts(lanes: int) -> str:
-    """Returns the function for any processor. A fused multiply-add gives the same, because products are exact."""
+    """Returns the function for any processor; products are exact, so that LLVM may fuse them with the additions."""
     floats, pairs = f"<{lanes} x float>", f"<{lanes} x i32>"
     sixteen, high = (f"<{', '.join([f'i32 {value}'] * lanes)}>" for value in (16, -65536))
     return f"""
@@ -104,7 +105,7 @@ def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; every NaN becomes the quiet one."""
+    """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; NaN becomes the quiet one."""
     if str(value.ty.dtype) == "bfloat16":
         return tirx.reinterpret("uint32", tirx.Cast("float32", value))
     bits = tirx.reinterpret("uint32", value)

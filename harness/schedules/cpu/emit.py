@@ -101,7 +101,8 @@ class Arithmetic:
         """Emits that the functions are known to what is emitted in the context."""
         if not self.functions:
             return nullcontext()
-        return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", self.functions)
+        frame: AbstractContextManager[Any] = T.attr(tirx.const(0, "int32"), "pragma_import_llvm", self.functions)
+        return frame
 
 
 def _multiply_add(

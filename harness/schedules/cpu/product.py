@@ -140,9 +140,7 @@ def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
     return pack
 
 
-def stream_rows(
-    element: Callable[[Any], Any], starts: Callable[[Any, Any], Any], extents: Extents, tile: Tile
-) -> Pack:
+def stream_rows(element: Callable[[Any], Any], starts: Callable[[Any, Any], Any], extents: Extents, tile: Tile) -> Pack:
     """Packs rows that are runs of memory, each as it lies; the last one is repeated beyond the edge.
 
     The innermost loop reads one element of a row at a time, from anywhere, so that nothing has to be transposed.

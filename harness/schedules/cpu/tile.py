@@ -58,9 +58,7 @@ Of 32 registers one must be left besides: LLVM spills a part of 4 × 6 on AArch6
 """
 
 
-def choose_tile(
-    unit: VectorUnit, rows: int, columns: int, shapes: Sequence[tuple[int, int]] | None = None
-) -> Tile:
+def choose_tile(unit: VectorUnit, rows: int, columns: int, shapes: Sequence[tuple[int, int]] | None = None) -> Tile:
     """Chooses the tile with the least work for a product of this many rows and columns, among shapes of fp32 or others.
 
     The work is that of the padded result, times the loads per multiply-add, of which two fit beside two multiply-adds.
