@@ -3,8 +3,8 @@
 Two terms of a sum are a *pair*, 32 bits: term k in the low half, and term k + depth / 2 in the high half. The two come
 from different halves of a row, so that neighbours in a row become neighbours in a panel without being shuffled. Weights
 are packed in pairs when the model is loaded; activations are fp32 and are rounded, to nearest and ties to even, while
-they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are those
-of fp32.
+they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are
+those of fp32.
 
 TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
 two forms, each with the product of the high halves first:
@@ -12,8 +12,8 @@ two forms, each with the product of the high halves first:
 - AVX512-BF16: the instruction `vdpbf16ps`. It rounds after each of the two products, to nearest and ties to even, and
   takes and gives zero for every denormal number, whatever the mode of the processor is;
 - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
-  It rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product beyond
-  fp32's range is infinite or zero before it is added.
+  It rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
+  beyond fp32's range is infinite or zero before it is added.
 """
 
 from __future__ import annotations
