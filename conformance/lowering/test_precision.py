@@ -24,12 +24,13 @@ from harness.core.expectations import check, load_expectations
 from harness.core.outcome import Outcome, Stage, Status, VerdictKind
 from harness.core.precision import HALF_DTYPES, PRECISIONS
 from harness.core.processors import Processors
-from harness.core.settings import Settings
+from harness.core.settings import SEEDED, Settings
 from harness.deployment.compiling import compile_model
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.precision import lower_precision, parameters_for
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.rotate_pairs import rotate
+from harness.models.registry import models, subjects
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.selection import select
 from harness.parity.autocast import half_reference
@@ -347,15 +348,25 @@ def test_precisions_are_selected_where_the_target_has_them():
 @pytest.mark.parametrize(
     ("targets", "components", "precisions", "sentence"),
     [
-        (["llvm"], (), ["fp16"], "Target llvm compiles in fp32 only, not in fp16: give --target cuda or metal, or an"),
+        (
+            ["llvm"],
+            (),
+            ["fp16"],
+            "Target llvm compiles in fp32, bf16 only, not in fp16: give --target cuda or metal, or an",
+        ),
         (
             ["metal"],
             (),
             ["bf16"],
-            "Target metal compiles in fp32, fp16 only, not in bf16: give --target cuda, or anoth",
+            "Target metal compiles in fp32, fp16 only, not in bf16: give --target llvm or cuda, or anoth",
         ),
         ([], (), ["fp17"], "Unknown precision 'fp17': did you mean 'fp16'?"),
-        (["llvm"], ["end_to_end"], ["bf16"], "Target llvm compiles in fp32 only, not in bf16: give --target cuda, or"),
+        (
+            ["llvm"],
+            ["end_to_end"],
+            ["fp16"],
+            "Target llvm compiles in fp32, bf16 only, not in fp16: give --target cuda or metal, or an",
+        ),
     ],
 )
 def test_a_precision_that_is_not_there_is_one_sentence(targets, components, precisions, sentence):
@@ -363,7 +374,7 @@ def test_a_precision_that_is_not_there_is_one_sentence(targets, components, prec
         select(components, targets=targets, precisions=precisions)
 
 
-@pytest.mark.parametrize(("target", "precision"), [("llvm", "fp16"), ("llvm", "bf16"), ("metal", "bf16")])
+@pytest.mark.parametrize(("target", "precision"), [("llvm", "fp16"), ("metal", "bf16")])
 def test_a_model_is_not_compiled_in_a_precision_that_the_target_has_not(tmp_path, target, precision):
     known = ", ".join(TARGETS[target].precisions)
     with pytest.raises(HarnessError, match=rf"^Target {target} compiles in {known} only, not in {precision}: give"):
@@ -410,13 +421,19 @@ ONE_ARCHITECTURE = Settings(processors=Processors(cuda="sm_90"))
 """Machine code for one is enough here."""
 
 
-@pytest.mark.parametrize(("component", "precision"), [("box_head", "fp16"), ("scoring_head", "bf16")])
-@pytest.mark.cuda
-def test_a_component_in_half_precision(component, precision):
-    problem = TARGETS["cuda"].compile_problem()
+@pytest.mark.parametrize(
+    ("target", "component", "precision"),
+    [
+        pytest.param("cuda", "box_head", "fp16", marks=pytest.mark.cuda),
+        pytest.param("cuda", "scoring_head", "bf16", marks=pytest.mark.cuda),
+        pytest.param("llvm", "scoring_head", "bf16", marks=pytest.mark.llvm),
+    ],
+)
+def test_a_component_in_half_precision(target, component, precision):
+    problem = TARGETS[target].compile_problem()
     if problem:
         pytest.skip(problem)
-    case = Case(component, "real", "cuda", precision=precision)
+    case = Case(component, "real", target, precision=precision)
     result = verify_case(case, ONE_ARCHITECTURE)
     assert result.expected, result.problem
     assert {verdict.kind for verdict in result.outcome.verdicts} <= {VerdictKind.ORACLE, VerdictKind.STRICT}
@@ -427,7 +444,17 @@ def test_a_component_in_half_precision(component, precision):
     report = build_report([Result.of(case, result.outcome, None)], {}, {})
     assert report["cases"][0]["precision"] == precision and report["summary"]["elements_outside"] == 0
     page = render_report(report)
-    assert f"real · cuda · shallow · {precision}" in page and "judged by the oracle" in page
+    assert f"real · {target} · shallow · {precision}" in page and "judged by the oracle" in page
+
+
+def test_the_trunk_runs_under_autocast_too():
+    """What is kept of it for other references is fp32, and must not stand in for it."""
+    subject = subjects()["vit"]
+    with models()[subject.model].context():
+        workload = subject.open(Case("vit", "real", "llvm", precision="bf16"), SEEDED)
+        (reference, _), exact = workload.reference(), workload.oracle()
+    error = np.sqrt(np.mean((reference["features"] - exact["features"]) ** 2) / np.mean(exact["features"] ** 2))
+    assert 2.0**-12 < error < 2.0**-6, "that of rounding to 8 bits in several layers"
 
 
 @pytest.mark.parametrize(

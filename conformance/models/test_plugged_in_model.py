@@ -47,8 +47,9 @@ def test_it_is_verified_with_strategies_and_its_own_expectation(plugged_in: None
     assert "clip" in (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text()
 
 
-def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path) -> None:
-    chosen = ("--model", "recurrent", "--strategy", "lowering", "--scale", "shallow")
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("bf16", 2.0**-5)])
+def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path, precision: str, error: float) -> None:
+    chosen = ("--model", "recurrent", "--strategy", "lowering", "--scale", "shallow", "--precision", precision)
     done = command("compile", *chosen, "--out", "model", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     artifact = Artifact.load(tmp_path / "model")
@@ -63,8 +64,8 @@ def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path
         with torch.no_grad():
             logits, after = step(torch.from_numpy(frame), torch.from_numpy(wanted))
         wanted = after.numpy()
-        np.testing.assert_allclose(artifact.fetch(results["logits"]), logits.numpy(), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(memory, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(artifact.fetch(results["logits"]), logits.numpy(), rtol=error, atol=error)
+        np.testing.assert_allclose(memory, wanted, rtol=error, atol=error)
 
 
 def test_state_is_what_makes_later_frames_differ() -> None:

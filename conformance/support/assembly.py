@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-_FUSED = re.compile(r"vfn?m(add|sub)\d+[ps]s|fml[as](\.4s)?|fn?m(add|sub)")
+_FUSED = re.compile(r"vdpbf16ps|vfn?m(add|sub)\d+[ps]s|fml[as](\.4s)?|fn?m(add|sub)")
 """Mnemonics of fused multiply-adds, vector or scalar, that add into one of their operands."""
 _BRANCH = re.compile(r"(?:j\w+|b(?:\.\w+)?|cbn?z|tbn?z)\s(?:.*,)?\s*(\.?L\w+)$")
 _FULL_VECTOR = {"x86-64-v4": r"%zmm\d+$", "x86-64-v3": r"%ymm\d+$"}

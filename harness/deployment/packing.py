@@ -31,13 +31,22 @@ def pack(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> 
         entry: Name of the entry point.
         parameters: Its weights as imported.
     """
-    import tvm_ffi
-
     values = list(parameters.values())
     if machine is not None and f"{entry}{PACKING}" in machine:
-        tensors = [tvm_ffi.from_dlpack(aligned(value)) for value in values]
+        tensors = [_tensor(value) for value in values]
         values = [np.from_dlpack(tensor) for tensor in machine[f"{entry}{PACKING}"](tensors)]
     return dict(zip(packed_names(entry, len(values)), values, strict=True))
+
+
+def _tensor(value: npt.NDArray[Any]) -> Any:
+    """Returns the array as a tensor on the CPU; a copy of it if it is bfloat16, which NumPy's DLPack lacks."""
+    import tvm_ffi
+
+    if value.dtype.name != "bfloat16":
+        return tvm_ffi.from_dlpack(aligned(value))
+    import tvm
+
+    return tvm.runtime.tensor(value)
 
 
 def write_packed(folder: Path, entry: str, tensors: Parameters) -> dict[str, File]:

@@ -194,7 +194,7 @@ class _Lowering:
             if read and all(_is_constant(operand) or operand in weights for operand in read):
                 weights.add(binding.var)
             elif _is_product(binding.value):
-                if int(binding.var.ty.shape[-1]) >= NARROWEST_RESULT:
+                if (_extents(binding.var)[-1] or 0) >= NARROWEST_RESULT:
                     results.add(binding.var)
             elif name in _MOVES | _SELECTS | _SCALINGS:
                 others = [operand for operand in read if operand not in results]
@@ -305,12 +305,21 @@ def _is_product(value: relax.Expr) -> bool:
     name = _operator(value)
     if name not in _OPERANDS or not all(_is_floating(operand, "float32") for operand in value.args[: _OPERANDS[name]]):
         return False
-    shape = [int(extent) for extent in value.args[1].ty.shape]
+    shape = _extents(value.args[1])
     if name == "relax.matmul":
-        return len(shape) > 1 and shape[-2] >= SHORTEST_SUM
-    if name == "relax.nn.conv2d":
-        return math.prod(shape[1:]) >= SHORTEST_SUM
-    return shape[-1 if name.startswith("relax.nn.attention") else 0] >= SHORTEST_SUM
+        terms = shape[-2:-1]
+    elif name == "relax.nn.conv2d":
+        terms = shape[1:]
+    else:
+        terms = shape[-1:] if name.startswith("relax.nn.attention") else shape[:1]
+    return len(terms) > 0 and math.prod(extent or 0 for extent in terms) >= SHORTEST_SUM
+
+
+def _extents(value: relax.Expr) -> list[int | None]:
+    """Returns the extents of a tensor, None for symbolic ones."""
+    from tvm import tirx
+
+    return [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in value.ty.shape]
 
 
 def _copies(name: str) -> bool:

@@ -38,7 +38,7 @@ def reference_of(precision: Precision) -> Reference:
         from harness.parity.autocast import half_reference
 
         return Reference(
-            f"reference {precision.name}", "harness.parity.autocast", partial(half_reference, precision=precision)
+            f"autocast {precision.name}", "harness.parity.autocast", partial(half_reference, precision=precision)
         )
     from harness.parity.oracle import reference
 

@@ -112,6 +112,7 @@ LLVM = Target(
     compile_problem=compile_problem,
     run_problem=run_problem,
     device=cpu_device,
+    precisions=("fp32", "bf16"),
     tunable=True,
     symbolic=True,
     forkable=True,

@@ -84,7 +84,9 @@ class Source:
         key = self._key(f"{by.kind} {self.component.name}", (*self._made_by, by.code))
 
         def make() -> Arrays:
-            with self._shared_trunk(self.module):
+            # What is kept of the trunk is fp32 or float64; under autocast it gives something else for the same input.
+            half = PRECISIONS[self._case.precision].is_half
+            with nullcontext() if half else self._shared_trunk(self.module):
                 return run_twice(lambda: run_trace(self.programs, self.trace, by.run))
 
         return first_and_again(self._cache.get_or_make(key, make))

@@ -89,6 +89,19 @@ def facts_of(function: relax.Function) -> Facts:
     return facts
 
 
+def parameters_of(function: relax.Function, bindings: Mapping[relax.Var, relax.Expr]) -> frozenset[relax.Var]:
+    """Returns the variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
+    attributes = function.attrs or {}
+    if "num_input" not in attributes:
+        return frozenset()
+    known: set[relax.Var] = set(function.params[int(attributes["num_input"]) :])
+    for variable, value in bindings.items():
+        used = relax.analysis.free_vars(value)
+        if isinstance(value, ir.Call | relax.Var | relax.TupleGetItem | relax.Tuple) and all(v in known for v in used):
+            known.add(variable)
+    return frozenset(known)
+
+
 def between(
     bindings: Mapping[relax.Var, relax.Expr], value: relax.Expr, inputs: Sequence[relax.Expr]
 ) -> list[relax.Var]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,12 +74,54 @@ def spread(total: int, count: int, k: Any, body: Callable[[Any], None]) -> None:
         body(k * total // count if each == 1 else k * each + n)
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a product multiplies and adds: the elements of its panels, and one step of its depth.
+
+    Attributes:
+        name: What kernels are called by it; empty for fp32.
+        dtype: Type of an element of a panel.
+        terms: Terms of the sum in an element.
+        joined: ((k) → term, element, elements of the depth) → the element.
+        multiply_add: (tile, its rows of sums, row → element of the left operand, columns → elements of the right one):
+            emits a step.
+        functions: LLVM IR of the functions that a step calls.
+        shapes: Rows and vectors of the tiles that stay in registers; those of fp32 if None.
+    """
+
+    name: str
+    dtype: str
+    terms: int
+    joined: Callable[[Callable[[Any], Any], Any, int], Any]
+    multiply_add: Callable[[Tile, Sequence[tirx.Buffer], Callable[[int], Any], Callable[[Any], Any]], None]
+    functions: str = ""
+    shapes: Sequence[tuple[int, int]] | None = None
+
+    def imported(self) -> AbstractContextManager[Any]:
+        """Emits that the functions are known to what is emitted in the context."""
+        if not self.functions:
+            return nullcontext()
+        frame: AbstractContextManager[Any] = T.attr(tirx.const(0, "int32"), "pragma_import_llvm", self.functions)
+        return frame
+
+
+def _multiply_add(
+    tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
+) -> None:
+    each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], rows[i][j] + left(i) * right(j), [j]))
+
+
+FP32 = Arithmetic("", "float32", 1, lambda term, k, _: term(k), _multiply_add)
+"""Products of fp32 numbers, summed in fp32."""
+
+
 def multiply(
     tile: Tile,
     count: Any,
     left: Callable[[Any, int], Any],
     right: Callable[[Any, Any], Any],
     ahead: Callable[[Any], None] | None = None,
+    arithmetic: Arithmetic = FP32,
 ) -> list[tirx.Buffer]:
     """Emits a part of the product of one register tile and returns its rows.
 
@@ -88,11 +131,12 @@ def multiply(
         left: (k, row of the tile) → element of the left operand.
         right: (k, column of the tile) → element of the right operand; contiguous in the column.
         ahead: k → emits what is done beside a step.
+        arithmetic: What a step does.
     """
     rows = [registers((tile.columns,)) for _ in range(tile.rows)]
     each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], fp32(0.0), [j]))
     with T.serial(0, count) as k:
-        each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], rows[i][j] + left(k, i) * right(k, j), [j]))
+        arithmetic.multiply_add(tile, rows, lambda i: left(k, i), lambda j: right(k, j))
         if ahead is not None:
             ahead(k)
     return rows
@@ -123,6 +167,7 @@ def multiply_panels(
     longest: int | None = None,
     ahead: Callable[[Any, Any, Any], None] | None = None,
     after: After | None = None,
+    arithmetic: Arithmetic = FP32,
 ) -> None:
     """Emits totals[p] = left panel p · one right panel, for every p below `panels`.
 
@@ -142,6 +187,7 @@ def multiply_panels(
         ahead: (panel, first term of the chunk, k counted from it) → emits what is done beside a step of the depth,
             which is to fetch what will be read next.
         after: What is done with the totals of a panel as soon as they are complete.
+        arithmetic: What a step does.
     """
 
     def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
@@ -168,7 +214,12 @@ def multiply_panels(
                     last.fetch(p, k, count)
 
             partial = multiply(
-                tile, count, lambda k, i: left(p, c * chunk, k, i), lambda k, j: right(c * chunk, k, j), beside
+                tile,
+                count,
+                lambda k, i: left(p, c * chunk, k, i),
+                lambda k, j: right(c * chunk, k, j),
+                beside,
+                arithmetic,
             )
 
             def add(i: int, j: Any, at: Any, p: Any = p, partial: list[tirx.Buffer] = partial) -> None:

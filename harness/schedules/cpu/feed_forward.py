@@ -20,7 +20,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.graph import call
 from harness.schedules.common.kernel import Argument, at_most, ceil_div, prim_func
 from harness.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
-from harness.schedules.cpu.emit import LINE, prefetch
+from harness.schedules.cpu.emit import FP32, LINE, prefetch
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.lowering import LinearLayer, Lowering
 from harness.schedules.cpu.product import Access, Block, Operands, PanelRead, multiply_block, pack_left
@@ -124,7 +124,7 @@ def _emit(
         access = Access(pack, _of(panels1), keep, rows=lambda b, row, k: None)
         block, slots = _block(first, task, rows, panels1)
         blocking = replace(first.blocking, partition=replace(first.blocking.partition, slots=slots))
-        left = pack_left(first.extents, blocking, access, block)
+        left = pack_left(first.extents, blocking, access, block, FP32.dtype)
         multiply_block(first.extents, blocking, access, block, slots, left)
 
         block, slots = _block(second, task, rows, panels2)

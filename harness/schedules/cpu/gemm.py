@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax, sym, tirx
 
 from harness.schedules.common.folding import moved, ravel, row_starts
-from harness.schedules.common.graph import call, static_shape
+from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
+from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, LinearLayer, Lowering
 from harness.schedules.cpu.product import (
@@ -33,6 +34,7 @@ from harness.schedules.cpu.product import (
     stream_rows,
 )
 from harness.schedules.cpu.schedule import Product, blocking_of
+from harness.schedules.cpu.tile import choose_tile
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,12 @@ class Operand:
 
 
 def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
-    """Lowers `relax.matmul` of fp32 tensors of static shape; None if the kernel does not apply."""
+    """Lowers `relax.matmul` of static shape, in fp32 or of `rounded_left`; None if the kernel does not apply."""
     shape = static_shape(matmul)
-    left_shape, right_shape = (static_shape(argument) for argument in matmul.args)
+    rounded = rounded_left(context, matmul)
+    dtype, arithmetic = ("float32", FP32) if rounded is None else ("bfloat16", context.bf16)
+    factors = matmul.args[0] if rounded is None else rounded, matmul.args[1]
+    left_shape, right_shape = static_shape(factors[0]), static_shape(factors[1], dtype)
     if shape is None or left_shape is None or right_shape is None or 0 in shape + left_shape:
         return None
     vector_left, vector_right = len(left_shape) == 1, len(right_shape) == 1
@@ -91,25 +96,49 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     columns = 1 if vector_right else right_shape[-1]
     depth = left_shape[-1]
     batch = shape[: len(shape) - (not vector_left) - (not vector_right)]
-    left = _operand(context, matmul.args[0], left_shape, batch, may_transpose=not vector_left)
-    right = _operand(context, matmul.args[1], right_shape, batch, may_transpose=not vector_right)
+    left = _operand(context, factors[0], left_shape, batch, may_transpose=not vector_left)
+    right = _operand(context, factors[1], right_shape, batch, may_transpose=not vector_right)
     if right.matrices == 1 and not left.transposed and left.batch == batch:
         rows *= math.prod(batch)
         batch = ()
         left = Operand(left.value, left.shape, (), left.transposed)
         right = Operand(right.value, right.shape, (), right.transposed)
-    return matrix_product(context, left, right, batch, Extents(math.prod(batch), rows, columns, depth), shape)
+    extents = Extents(math.prod(batch), rows, columns, depth)
+    return matrix_product(context, left, right, batch, extents, shape, arithmetic)
+
+
+def rounded_left(context: Context, matmul: ir.Call) -> relax.Expr | None:
+    """Returns the fp32 operand of a linear layer whose weights are bfloat16 and which rounds it; None of any other."""
+    left, right = context.definition(matmul.args[0]), matmul.args[1]
+    if not is_call(left, "relax.astype") or static_shape(left.args[0]) is None or not context.is_parameter(right):
+        return None
+    shape = static_shape(right, "bfloat16")
+    halved = shape is not None and len(shape) > 1 and shape[-2] % 2 == 0
+    return left.args[0] if halved and str(left.ty.dtype) == "bfloat16" else None
 
 
 def matrix_product(
-    context: Context, left: Operand, right: Operand, batch: tuple[int, ...], extents: Extents, shape: tuple[int, ...]
+    context: Context,
+    left: Operand,
+    right: Operand,
+    batch: tuple[int, ...],
+    extents: Extents,
+    shape: tuple[int, ...],
+    arithmetic: Arithmetic = FP32,
 ) -> Lowering:
     """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
     streaming = _streaming_side(context, left, right)
     moving, staying = (left, right) if streaming == "left" else (right, left)
     at_load = context.is_parameter(staying.value)
-    decided = context.decide(Product(extents, streaming, staying.matrices, at_load, moving.transposed))
-    blocking = blocking_of(context.unit, extents, streaming, decided)
+    packed_extents = replace(extents, depth=extents.depth // arithmetic.terms)
+    workload = Product(packed_extents, streaming, staying.matrices, at_load, moving.transposed)
+    if arithmetic is FP32:
+        decided = context.decide(workload)
+    else:
+        # Tuning knows fp32 alone.
+        shapes = choose_tile(context.unit, extents.rows, extents.columns, arithmetic.shapes)
+        decided = workload.completed(context.unit, {"rows": shapes.rows, "vectors": shapes.columns // shapes.lanes})
+    blocking = blocking_of(context.unit, packed_extents, streaming, decided)
     tile = blocking.tile
     resident: Side = "right" if streaming == "left" else "left"
     width = extents.width(resident)
@@ -119,18 +148,28 @@ def matrix_product(
     if by_row and extents.batch == 1:
         moving, starts = _moved_rows(context, moving, extents)
 
+    def in_elements(term: Read) -> Read:
+        return lambda m, i, k: arithmetic.joined(lambda at: term(m, i, at), k, packed_extents.depth)
+
     def pack_reader(buffer: tirx.Buffer) -> Read:
         if resident == "right":
             element = staying.reader(buffer, extents.depth, extents.columns)
-            return lambda m, j, k: element(m, k, j)
-        return staying.reader(buffer, extents.rows, extents.depth)
+            return in_elements(lambda m, j, k: element(m, k, j))
+        return in_elements(staying.reader(buffer, extents.rows, extents.depth))
 
     def panels_of(panels: tirx.Buffer) -> PanelRead:
         return lambda b, p, k, i: panels[staying.index(batch, b), p, k, i]
 
     def packing(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Var:
         function = pack_function(
-            resident, Argument("source", staying.shape), staying.matrices, width, extents.depth, tile, pack_reader
+            resident,
+            Argument("source", staying.shape, str(staying.value.ty.dtype)),
+            staying.matrices,
+            width,
+            packed_extents.depth,
+            tile,
+            pack_reader,
+            arithmetic.dtype,
         )
         return builder.emit(call(builder, "pack", function, [value]))
 
@@ -140,7 +179,10 @@ def matrix_product(
         return (moving.index(batch, b) * extents.rows + row) * extents.depth
 
     def pack_rows(streamed: tirx.Buffer) -> Pack:
-        return stream_rows(view(streamed, math.prod(moving.shape)), begins, extents, tile)
+        run = view(streamed, math.prod(moving.shape))
+        return stream_rows(
+            lambda at: arithmetic.joined(lambda place: run[place], at, packed_extents.depth), begins, extents, tile
+        )
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         packed = packing(builder, inputs[1])
@@ -159,36 +201,38 @@ def matrix_product(
             store, touched = epilogue.write_back(layout, extras, result)
             if by_row:
                 run = view(streamed, math.prod(moving.shape))
-                pack = stream_rows(run, begins, extents, tile)
-                return Access(pack, panels_of(panels), store, touched, lambda b, row, k: run[begins(b, row) + k])
+                return Access(
+                    pack_rows(streamed), panels_of(panels), store, touched, lambda b, row, k: run[begins(b, row) + k]
+                )
             pack = stream(
-                lambda b, i, k: element(moving.index(batch, b), i, k),
+                in_elements(lambda b, i, k: element(moving.index(batch, b), i, k)),
                 extents.width(streaming),
                 panel_width(streaming, tile),
                 tile.lanes if streaming == "right" and not moving.transposed else 1,
             )
             return Access(pack, panels_of(panels), store, touched)
 
-        name = "matmul" + epilogue.label
+        name = "_".join(filter(None, ("matmul", arithmetic.name))) + epilogue.label
         function = product_function(
             name,
-            extents,
+            packed_extents,
             streaming,
             blocking,
             [
                 Argument("streamed", moving.shape),
-                Argument("packed", packed_shape),
+                Argument("packed", packed_shape, arithmetic.dtype),
                 *epilogue.arguments,
                 Argument("result", epilogue.final(layout).shape),
             ],
             body,
             KernelInfo(Kind.KERNEL, "matmul", writes=epilogue.operators),
             by_row,
+            arithmetic,
         )
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     linear = None
-    if by_row and at_load and extents.batch == 1:
+    if by_row and at_load and extents.batch == 1 and arithmetic is FP32:
         linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows)
     return Lowering((moving.value, staying.value), layout, build, linear=linear)
 
@@ -216,7 +260,7 @@ def _operand(
 ) -> Operand:
     # PyTorch writes a linear layer on a strided input as a batched product with an expanded weight.
     value = context.unexpanded(value)
-    shape = static_shape(value) or shape
+    shape = static_shape(value, None) or shape
     own = shape[:-2]
     aligned = (1,) * (len(batch) - len(own)) + own
     source = context.transposed(value) if may_transpose else None

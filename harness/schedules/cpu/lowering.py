@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation, static_shape
 from harness.schedules.common.scope import Scope
+from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.key_projection import KeyLayer
 from harness.schedules.cpu.product import Blocking, Extents, Pack
@@ -67,6 +68,7 @@ class Context(Scope):
 
     Attributes:
         unit: The target's vector registers.
+        bf16: How the target multiplies bfloat16.
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
@@ -74,6 +76,7 @@ class Context(Scope):
     """
 
     unit: VectorUnit
+    bf16: Arithmetic
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
     projected_afterwards: frozenset[relax.Var] = frozenset()

@@ -11,6 +11,7 @@ from harness.schedules.common.vm import lower_to_vm
 from harness.schedules.cpu import elementwise, normalization, roi_align, softmax
 from harness.schedules.cpu.memory import plan_memory
 from harness.schedules.cpu.rewrite import call_kernels
+from harness.schedules.cpu.widening import widen
 
 LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE, **roi_align.LEGALIZE}
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
@@ -50,6 +51,7 @@ def to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedul
 def _to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules) -> list[tvm.transform.Pass]:
     return [
         relax.transform.CanonicalizeBindings(),
+        widen(),
         call_kernels(target, schedules),
         relax.transform.LegalizeOps(LEGALIZE),
         keep_origins,

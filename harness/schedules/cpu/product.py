@@ -21,9 +21,18 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import HELPER, Argument, at_most, ceil_div, fp32, prim_func, registers, view
+from harness.schedules.common.kernel import HELPER, Argument, at_most, ceil_div, prim_func, registers, view
 from harness.schedules.common.kernel_info import PRODUCT, KernelInfo
-from harness.schedules.cpu.emit import LINE, After, for_each_vector, multiply_panels, prefetch, spread
+from harness.schedules.cpu.emit import (
+    FP32,
+    LINE,
+    After,
+    Arithmetic,
+    for_each_vector,
+    multiply_panels,
+    prefetch,
+    spread,
+)
 from harness.schedules.cpu.tile import Tile
 
 Side = Literal["left", "right"]
@@ -74,9 +83,16 @@ def packed_shape(side: Side, batch: int, width: int, depth: int, tile: Tile) -> 
 
 
 def pack_function(
-    side: Side, source: Argument, batch: int, width: int, depth: int, tile: Tile, read: Callable[[tirx.Buffer], Read]
+    side: Side,
+    source: Argument,
+    batch: int,
+    width: int,
+    depth: int,
+    tile: Tile,
+    read: Callable[[tirx.Buffer], Read],
+    dtype: str = "float32",
 ) -> tirx.PrimFunc:
-    """Packs a resident operand; what lies beyond its edge is zero."""
+    """Packs a resident operand into panels of a type; what lies beyond its edge is zero."""
     shape = packed_shape(side, batch, width, depth, tile)
     panels, panel = shape[1], shape[3]
     split = next(n for n in (8, 4, 2, 1) if depth % n == 0)
@@ -91,10 +107,10 @@ def pack_function(
                 at = p * panel + i
                 value = element(b, at, k)
                 if width % panel:
-                    value = T.if_then_else(at < width, value, fp32(0.0))
+                    value = T.if_then_else(at < width, value, tirx.const(0, dtype))
                 T.buffer_store(packed, value, [b, p, k, i])
 
-    return prim_func("pack", [source, Argument("packed", shape)], body, HELPER)
+    return prim_func("pack", [source, Argument("packed", shape, dtype)], body, HELPER)
 
 
 def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
@@ -124,13 +140,13 @@ def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
     return pack
 
 
-def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], extents: Extents, tile: Tile) -> Pack:
+def stream_rows(element: Callable[[Any], Any], starts: Callable[[Any, Any], Any], extents: Extents, tile: Tile) -> Pack:
     """Packs rows that are runs of memory, each as it lies; the last one is repeated beyond the edge.
 
     The innermost loop reads one element of a row at a time, from anywhere, so that nothing has to be transposed.
 
     Args:
-        data: The operand as one contiguous line.
+        element: Place in the operand, one contiguous line → element of a panel.
         starts: (batch, row) → where it begins.
         extents: The extents.
         tile: The register tile.
@@ -144,7 +160,7 @@ def stream_rows(data: tirx.Buffer, starts: Callable[[Any, Any], Any], extents: E
 
         def copy(put: Put, i: int, start: Any, count: Any) -> None:
             def move(k: Any) -> None:
-                put(k, i, data[begin[i] + start + k])
+                put(k, i, element(begin[i] + start + k))
 
             if isinstance(count, int):
                 for_each_vector(count, tile.lanes, move)
@@ -250,12 +266,13 @@ def product_function(
     body: Callable[..., Access],
     info: KernelInfo,
     by_row: bool = False,
+    arithmetic: Arithmetic = FP32,
 ) -> tirx.PrimFunc:
     """Builds the kernel.
 
     Args:
         name: Name of the function.
-        extents: The extents.
+        extents: The extents; the depth counts elements of panels.
         streaming: Which operand streams.
         blocking: Its register tile, partition and chunks.
         arguments: All tensors, the result last.
@@ -263,6 +280,7 @@ def product_function(
         info: The operator that it computes, and what it does to a result.
         by_row: Whether what it returns has `rows`, because packing goes along the rows of the left operand
             (`stream_rows`) and not across them.
+        arithmetic: What it multiplies and adds.
     """
     tile, partition = blocking.tile, blocking.partition
     count, others = panels(extents, streaming, tile)
@@ -270,11 +288,11 @@ def product_function(
     per_split = ceil_div(others, partition.splits)
 
     # A row that one panel reads is read once, so that packing it would be a pass of its own.
-    in_place = by_row and others == 1
+    in_place = by_row and others == 1 and arithmetic.terms == 1
 
     def emit(*buffers: tirx.Buffer) -> None:
         access = body(*buffers)
-        with T.parallel(0, extents.batch * blocks * partition.splits) as task:
+        with arithmetic.imported(), T.parallel(0, extents.batch * blocks * partition.splits) as task:
             b = T.Bind(task // (blocks * partition.splits))
             first_panel = T.Bind(task // partition.splits % blocks * partition.slots)
             first_other = T.Bind(task % partition.splits * per_split)
@@ -285,14 +303,15 @@ def product_function(
                 if in_place:
                     read = _read_left(extents, tile, access, block)
                 else:
-                    read = pack_left(extents, blocking, access, block)
+                    read = pack_left(extents, blocking, access, block, arithmetic.dtype)
             else:
                 block = Block(b, first_other, parts, first_panel, slots)
-                read = _pack_right(blocking, access, block)
+                read = _pack_right(blocking, access, block, arithmetic.dtype)
             most = partition.slots if streaming == "left" else per_split
-            multiply_block(extents, blocking, access, block, most, read)
+            multiply_block(extents, blocking, access, block, most, read, arithmetic)
 
-    sizes = {"batch": extents.batch, "rows": extents.rows, "depth": extents.depth, "columns": extents.columns}
+    depth = extents.depth * arithmetic.terms
+    sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}
     info = replace(
         info,
         algorithm=PRODUCT,
@@ -311,6 +330,7 @@ def multiply_block(
     block: Block,
     most: int,
     read: Callable[[Any], Operands],
+    arithmetic: Arithmetic = FP32,
 ) -> None:
     """Emits the work of a task, whose operands are ready.
 
@@ -321,6 +341,7 @@ def multiply_block(
         block: The work.
         most: Left panels of a task at most.
         read: Right panel, counted from the task's first → the operands.
+        arithmetic: What is multiplied and added.
     """
     tile = blocking.tile
     totals = T.alloc_buffer((most, tile.size), "float32")
@@ -338,6 +359,7 @@ def multiply_block(
             longest=blocking.chunk,
             ahead=operands.ahead,
             after=_write(extents, tile, access, totals, block, column),
+            arithmetic=arithmetic,
         )
 
 
@@ -362,7 +384,9 @@ class Operands:
     before: Callable[[Any, Any], None] | None = None
 
 
-def pack_left(extents: Extents, blocking: Blocking, access: Access, block: Block) -> Callable[[Any], Operands]:
+def pack_left(
+    extents: Extents, blocking: Blocking, access: Access, block: Block, dtype: str
+) -> Callable[[Any], Operands]:
     """Emits the packing of a block of the left operand; returns how each right panel of the task meets it."""
     tile, slots = blocking.tile, blocking.partition.slots
     by_row = access.rows is not None
@@ -370,7 +394,7 @@ def pack_left(extents: Extents, blocking: Blocking, access: Access, block: Block
     chunks = ceil_div(extents.depth, blocking.chunk)
     size = blocking.chunk * tile.rows
     shape = (tile.rows, blocking.chunk) if by_row else (blocking.chunk, tile.rows)
-    workspace = T.alloc_buffer((chunks, slots, *shape), "float32")
+    workspace = T.alloc_buffer((chunks, slots, *shape), dtype)
     with T.serial(0, block.left_panels) as slot:
         fill = access.pack(block.batch, (block.left_first + slot) * tile.rows)
         with T.serial(0, chunks) as c:
@@ -411,11 +435,11 @@ def _read_left(extents: Extents, tile: Tile, access: Access, block: Block) -> Ca
     return lambda r: Operands(lambda p, first, k, i: element(p, i, first + k), _read_packed(access, block, r))
 
 
-def _pack_right(blocking: Blocking, access: Access, block: Block) -> Callable[[Any], Operands]:
+def _pack_right(blocking: Blocking, access: Access, block: Block, dtype: str) -> Callable[[Any], Operands]:
     """Returns how the left panels of a task meet a right panel, a chunk of which is packed just before it is used."""
     tile = blocking.tile
     # It stays in the first-level cache.
-    workspace = T.alloc_buffer((blocking.chunk, tile.columns), "float32")
+    workspace = T.alloc_buffer((blocking.chunk, tile.columns), dtype)
 
     def operands(r: Any) -> Operands:
         fill = access.pack(block.batch, (block.right_first + r) * tile.columns)

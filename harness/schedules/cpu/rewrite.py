@@ -12,13 +12,22 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.folding import BINARY, moved, row_starts
-from harness.schedules.common.graph import Facts, between, facts_of, is_call, permutation, static_shape
+from harness.schedules.common.graph import (
+    Facts,
+    between,
+    facts_of,
+    is_call,
+    parameters_of,
+    permutation,
+    static_shape,
+)
 from harness.schedules.common.origins import joined
 from harness.schedules.cpu.attention import key_layers, lower_attention
+from harness.schedules.cpu.bf16 import arithmetic
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
 from harness.schedules.cpu.feed_forward import feed_forward, joins
-from harness.schedules.cpu.gemm import lower_matmul
+from harness.schedules.cpu.gemm import lower_matmul, rounded_left
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Workload
 from harness.schedules.cpu.tile import vector_unit
@@ -71,9 +80,14 @@ def _context_of(
 ) -> tuple[Context, Facts]:
     """Makes the context that lowerings ask about a function, and the facts of its variables."""
     facts = facts_of(function)
-    parameters = _parameters(function, facts.bindings)
-    functions = dict(module.functions_items())
-    context = Context(facts.bindings, parameters, functions=functions, unit=vector_unit(target), schedules=schedules)
+    context = Context(
+        facts.bindings,
+        parameters_of(function, facts.bindings),
+        functions=dict(module.functions_items()),
+        unit=vector_unit(target),
+        bf16=arithmetic(target),
+        schedules=schedules,
+    )
     context = replace(context, projected_afterwards=movable(context, facts))
     return replace(context, key_layers=key_layers(context, facts)), facts
 
@@ -121,19 +135,6 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             self.set_var_remap(binding.var, variable)
         elif binding.var not in self.plan.covered:
             super().visit_var_binding_(binding)
-
-
-def _parameters(function: relax.Function, bindings: Mapping[relax.Var, relax.Expr]) -> frozenset[relax.Var]:
-    """Returns the variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
-    attributes = function.attrs or {}
-    if "num_input" not in attributes:
-        return frozenset()
-    known: set[relax.Var] = set(function.params[int(attributes["num_input"]) :])
-    for variable, value in bindings.items():
-        used = relax.analysis.free_vars(value)
-        if isinstance(value, ir.Call | relax.Var | relax.TupleGetItem | relax.Tuple) and all(v in known for v in used):
-            known.add(variable)
-    return frozenset(known)
 
 
 def _plan(context: Context, facts: Facts) -> _Plan:
@@ -211,9 +212,12 @@ def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
     last = variable
     while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *_MOVES):
         last = user
+    if user is not None and is_call(context.bindings[user], "relax.astype"):
+        user = _only_user(facts, user)
     if user is None or not is_call(context.bindings[user], "relax.matmul"):
         return False
-    left = context.bindings[user].args[0]
+    rounded = rounded_left(context, context.bindings[user])
+    left = context.bindings[user].args[0] if rounded is None else rounded
     shape = static_shape(left)
     if not left.same_as(last) or shape is None:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -57,8 +58,8 @@ Of 32 registers one must be left besides: LLVM spills a part of 4 × 6 on AArch6
 """
 
 
-def choose_tile(unit: VectorUnit, rows: int, columns: int) -> Tile:
-    """Chooses the tile with the least work for a product of this many rows and columns.
+def choose_tile(unit: VectorUnit, rows: int, columns: int, shapes: Sequence[tuple[int, int]] | None = None) -> Tile:
+    """Chooses the tile with the least work for a product of this many rows and columns, among shapes of fp32 or others.
 
     The work is that of the padded result, times the loads per multiply-add, of which two fit beside two multiply-adds.
     """
@@ -69,5 +70,5 @@ def choose_tile(unit: VectorUnit, rows: int, columns: int) -> Tile:
         padded = -(-rows // height) * height * -(-columns // width) * width
         return padded * (1.0 + 0.25 * (height + vectors) / (height * vectors))
 
-    height, vectors = min(_SHAPES[unit.registers], key=work)
+    height, vectors = min(shapes or _SHAPES[unit.registers], key=work)
     return Tile(height, vectors * unit.lanes, unit.lanes)

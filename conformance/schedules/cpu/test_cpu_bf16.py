@@ -1,0 +1,226 @@
+"""Linear layers with bfloat16 weights on the CPU: both arithmetics, bit for bit as NumPy emulates them."""
+
+from __future__ import annotations
+
+import platform
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from tvm import relax
+
+from conformance.support.assembly import assembly, product_loops
+from conformance.support.bf16 import SMALLEST, Processor, linear, product, rounded
+from conformance.support.kernels import functions_of, lowered, machine_of, run
+from conformance.support.operators import normal
+from harness.core.outcome import VerdictKind
+from harness.core.precision import PRECISIONS
+from harness.lowering.route import Route, lower
+from harness.parity.autocast import half_reference
+from harness.parity.oracle import oracle
+from harness.parity.verdict import judge
+from harness.runtime.cpu import cpu_features
+from harness.schedules.common.kernel_info import infos_of
+from harness.schedules.cpu import cpu_pipeline
+from harness.schedules.cpu.bf16 import arithmetic
+
+few = settings(max_examples=4)
+EXTENTS = st.sampled_from([1, 2, 7, 13, 32, 33, 65])
+DEPTHS = st.sampled_from([2, 16, 62, 130, 256])
+
+TRIPLES = {"neoverse-n1": "aarch64-linux-gnu", "apple-m1": "arm64-apple-macos"}
+DOT_PRODUCTS = ("znver5", "cooperlake", "sapphirerapids")
+SHIFTS = ("x86-64-v4", "x86-64-v3", *TRIPLES)
+
+
+def target_for(cpu: str) -> tvm.target.Target:
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": TRIPLES.get(cpu, "x86_64-linux-gnu")})
+
+
+def runs(*features: str) -> pytest.MarkDecorator:
+    missing = set(features) - (cpu_features() or frozenset())
+    here = platform.machine() == "x86_64" and not missing
+    return pytest.mark.skipif(not here, reason=f"this machine lacks {', '.join(sorted(missing))}")
+
+
+ON_X86 = [
+    pytest.param("cooperlake", Processor(flushes=True), marks=runs("avx512f", "avx512bf16"), id="dot products"),
+    pytest.param("x86-64-v4", Processor(), marks=runs("avx512f"), id="shifts with AVX-512"),
+    pytest.param("x86-64-v3", Processor(), marks=runs("avx2"), id="shifts with AVX2"),
+    pytest.param("x86-64", Processor(fuses=False), marks=runs(), id="shifts with SSE"),
+]
+on_x86 = pytest.mark.parametrize(("cpu", "processor"), ON_X86)
+
+
+# --- bit for bit ---
+
+
+@on_x86
+@few
+@given(rows=EXTENTS, columns=EXTENTS, depth=DEPTHS)
+def test_a_linear_layer_is_what_numpy_emulates(
+    cpu: str, processor: Processor, rows: int, columns: int, depth: int
+) -> None:
+    x, weight = normal((rows, depth)), rounded(normal((columns, depth), 1, scale=depth**-0.5))
+    actual = run(linear, [x], [weight], target_for(cpu))
+    np.testing.assert_array_equal(actual, product(x, weight, processor))
+
+
+@on_x86
+def test_sums_of_several_chunks(cpu: str, processor: Processor) -> None:
+    x, weight = normal((25, 1250)), rounded(normal((70, 1250), 1))
+    actual = run(linear, [x], [weight], target_for(cpu))
+    np.testing.assert_array_equal(actual, product(x, weight, processor))
+
+
+def extreme(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Of every size that fp32 has, with zeros of both signs; a few infinite or NaN."""
+    random = np.random.default_rng(seed)
+    with np.errstate(over="ignore", under="ignore"):
+        values = (random.standard_normal(shape) * 2.0 ** random.integers(-149, 127, shape)).astype(np.float32)
+    values.flat[::37] = -0.0
+    values.flat[5::997] = np.inf
+    values.flat[7::997] = np.nan
+    return values
+
+
+@on_x86
+def test_denormals_infinities_and_nan(cpu: str, processor: Processor) -> None:
+    """Two terms, so that no large one hides the small ones."""
+    x, weight = extreme((600, 2), 0), rounded(extreme((70, 2), 1))
+    expected = product(x, weight, processor)
+    assert np.isnan(expected).any() and np.isinf(expected).any()
+    denormal = (expected != 0) & (np.abs(expected) < SMALLEST)
+    assert denormal.any() != processor.flushes, "the inputs make denormal results"
+    np.testing.assert_array_equal(run(linear, [x], [weight], target_for(cpu)), expected)
+
+
+@runs("avx2")
+def test_activations_are_rounded_to_the_nearest_and_ties_to_even() -> None:
+    """Numbers between two neighbours, times one: what is multiplied is what `ml_dtypes` rounds to."""
+    bits = np.arange(0x3F800000, 0x3F830000, 0x0FFF, np.uint32)
+    values = np.concatenate([bits, bits | 0x8000, [0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF, 0xFF800000]])
+    x = np.zeros((values.size, 2), np.float32)
+    x[:, 1] = values.astype(np.uint32).view(np.float32)
+    (one,) = run(linear, [x], [rounded(np.array([[0.0, 1.0]], np.float32))], target_for("x86-64-v3")).T
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.testing.assert_array_equal(one, x[:, 1].astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@runs("avx512f", "avx512bf16")
+def test_both_arithmetics_agree_where_nothing_is_denormal() -> None:
+    x, weight = normal((50, 770), 3), rounded(normal((40, 770), 4))
+    results = [run(linear, [x], [weight], target_for(cpu)) for cpu in ("cooperlake", "x86-64-v4")]
+    tiles = [infos_of(lowered(linear, [x], [weight], target_for(cpu))) for cpu in ("cooperlake", "x86-64-v4")]
+    assert tiles[0]["matmul_bf16"].tile != tiles[1]["matmul_bf16"].tile
+    np.testing.assert_array_equal(*results)
+
+
+# --- what LLVM makes of it ---
+
+SHAPES = [(96, 384, 512), (37, 65, 4736), (1, 260, 256), (2, 260, 256), (96, 8, 256)]
+
+
+@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *SHIFTS])
+@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+def test_sums_stay_in_registers(cpu: str, rows: int, columns: int, depth: int) -> None:
+    target = target_for(cpu)
+    weight = rounded(normal((columns, depth)))
+    text = assembly(lowered(linear, [normal((rows, depth))], [weight], target), target)
+    loops = product_loops(text)
+    assert loops and "multiply_add" not in "".join(i.text for loop in loops for i in loop.instructions)
+    for loop in loops:
+        shown = "\n".join(instruction.text for instruction in loop.instructions)
+        assert not loop.spills, shown
+        products = [i for i in loop.fused if i.mnemonic == "vdpbf16ps"]
+        assert len(products) == (len(loop.fused) if cpu in DOT_PRODUCTS else 0), shown
+        assert len(loop.fused) % len(loop.accumulators) == 0, shown
+
+
+def test_the_arithmetic_follows_from_the_processor() -> None:
+    assert {arithmetic(target_for(cpu)).shapes for cpu in DOT_PRODUCTS} == {None}
+    assert None not in {arithmetic(target_for(cpu)).shapes for cpu in SHIFTS}
+
+
+# --- what is half ---
+
+
+def test_a_sum_of_an_odd_number_of_terms_has_fp32_products() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd, self.even = nn.Linear(33, 64), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.even(self.odd(x))
+
+    module = lower(Layer().eval(), (torch.randn(5, 33),), Route(precision="bf16")).module
+    names = functions_of(cpu_pipeline(target_for("x86-64-v3"))(module))
+    assert {name for name in names if name.startswith("matmul")} == {"matmul_add", "matmul_bf16_add"}
+
+
+class Mixed(nn.Module):
+    """A convolution, attention, and linear layers: of what is moved, that share an operand, in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(8, 64, 3, padding=1), nn.LayerNorm(64)
+        self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
+        self.wide, self.narrow = nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.norm(self.conv(x).flatten(2).transpose(1, 2))
+        q, k, v = (layer(x).unflatten(2, (2, 32)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.out(attended)
+        return x + self.narrow(nn.functional.gelu(self.wide(x))), attended @ x.mT
+
+
+@pytest.mark.parametrize("cpu", [param.values[0] for param in ON_X86[1:3]])
+def test_linear_layers_alone_are_half_and_the_rest_is_no_less_accurate(cpu: str) -> None:
+    target, block = target_for(cpu), Mixed().eval()
+    args, names = (torch.randn(1, 8, 9, 11, generator=torch.Generator().manual_seed(1)),), ("x", "scores")
+    made = lower(block, args, Route(precision="bf16"))
+    module = cpu_pipeline(target)(made.module)
+    compiled = functions_of(module)
+    assert {name for name in compiled if name.startswith("matmul_bf16")} and "matmul" in compiled
+    if any(mark.args[0] for param in ON_X86 if param.values[0] == cpu for mark in param.marks):
+        pytest.skip("this machine cannot run it")
+    machine = machine_of(module, target)
+    weights = list(machine["main_transform_params"]([tvm.runtime.tensor(a) for a in made.parameters().values()]))
+    outputs = machine["main"](*(tvm.runtime.tensor(arg.numpy()) for arg in args), *weights)
+    actual = dict(zip(names, (output.numpy() for output in outputs), strict=True))
+    reference = half_reference(block, args, names, PRECISIONS["bf16"])
+    verdicts = judge(actual, reference, oracle(block, args, names), by_oracle=True)
+    assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
+    assert max(verdict.r_rms for verdict in verdicts) < 1.0, verdicts
+
+
+def test_fp32_modules_have_no_half_in_them() -> None:
+    made = lower(Mixed().eval(), (torch.randn(1, 8, 9, 11),), Route())
+    text = cpu_pipeline(target_for("znver5"))(made.module).script()
+    assert "bfloat16" not in text and "bf16" not in text
+
+
+def test_what_falls_to_tvm_is_as_in_fp32() -> None:
+    """A linear layer whose rows are counted when it runs, which this kernel does not take."""
+    n = tvm.tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([n, 64], "float32"))
+    w = relax.Var("w", relax.TensorType([32, 64], "bfloat16"))
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(linear(x, w)))
+        builder.emit_func_output(result)
+    target = target_for("x86-64-v3")
+    machine = machine_of(cpu_pipeline(target)(builder.get()), target)
+    weight = rounded(normal((32, 64), 1))
+    loaded = list(machine["main_transform_params"]([tvm.runtime.tensor(weight)]))
+    actual = machine["main"](tvm.runtime.tensor(normal((5, 64))), *loaded).numpy()
+    np.testing.assert_allclose(actual, normal((5, 64)) @ weight.astype(np.float32).T, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,119 @@
+"""Products of bfloat16 operands with fp32 sums: the arithmetic of linear layers with `--precision bf16`.
+
+Two terms of a sum are a *pair*, 32 bits: term k in the low half, and term k + depth / 2 in the high half. The two come
+from different halves of a row, so that neighbours in a row become neighbours in a panel without being shuffled. Weights
+are packed in pairs when the model is loaded; activations are fp32 and are rounded, to nearest and ties to even, while
+they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are
+those of fp32.
+
+TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
+two forms, each with the product of the high halves first:
+
+- AVX512-BF16: the instruction `vdpbf16ps`. It rounds after each of the two products, to nearest and ties to even, and
+  takes and gives zero for every denormal number, whatever the mode of the processor is;
+- any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
+  It rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
+  beyond fp32's range is infinite or zero before it is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+from tvm.target import codegen
+
+from harness.schedules.cpu.emit import Arithmetic
+from harness.schedules.cpu.tile import Tile, vector_unit
+
+_NAME = "multiply_add_bf16_pairs"
+
+_SHAPES = {
+    32: ((10, 2), (6, 3), (4, 4), (2, 6), (1, 8), (12, 1)),
+    16: ((4, 2), (1, 4), (8, 1)),
+}
+"""Rows and vectors per row of tiles for any processor, by number of registers.
+
+Sums, both halves of a row of the right operand, both of a broadcast and the mask must fit.
+"""
+
+_DOT_PRODUCTS = f"""
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+
+define linkonce_odr <16 x float> @{_NAME}(<16 x float> %sums, <16 x i32> %left, <16 x i32> %right) alwaysinline {{
+  %a = bitcast <16 x i32> %left to <32 x bfloat>
+  %b = bitcast <16 x i32> %right to <32 x bfloat>
+  %result = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %a, <32 x bfloat> %b)
+  ret <16 x float> %result
+}}
+"""
+
+
+def arithmetic(target: tvm.target.Target) -> Arithmetic:
+    """Returns the arithmetic of bfloat16 products for a CPU, from the features that LLVM knows of it."""
+    unit = vector_unit(target)
+    if unit.lanes == 16 and codegen.llvm_cpu_has_features("avx512bf16", target):
+        return _arithmetic(_DOT_PRODUCTS, None)
+    return _arithmetic(_shifts(unit.lanes), _SHAPES[unit.registers])
+
+
+def _arithmetic(functions: str, shapes: Sequence[tuple[int, int]] | None) -> Arithmetic:
+    return Arithmetic("bf16", "int32", 2, _joined, _multiply_add, functions, shapes)
+
+
+def _shifts(lanes: int) -> str:
+    """Returns the function for any processor; products are exact, so that LLVM may fuse them with the additions."""
+    floats, pairs = f"<{lanes} x float>", f"<{lanes} x i32>"
+    sixteen, high = (f"<{', '.join([f'i32 {value}'] * lanes)}>" for value in (16, -65536))
+    return f"""
+define linkonce_odr {floats} @{_NAME}({floats} %sums, {pairs} %left, {pairs} %right) alwaysinline {{
+  %left.high = and {pairs} %left, {high}
+  %right.high = and {pairs} %right, {high}
+  %left.low = shl {pairs} %left, {sixteen}
+  %right.low = shl {pairs} %right, {sixteen}
+  %a = bitcast {pairs} %left.high to {floats}
+  %b = bitcast {pairs} %right.high to {floats}
+  %c = bitcast {pairs} %left.low to {floats}
+  %d = bitcast {pairs} %right.low to {floats}
+  %first = fmul contract {floats} %a, %b
+  %sum = fadd contract {floats} %sums, %first
+  %second = fmul contract {floats} %c, %d
+  %result = fadd contract {floats} %sum, %second
+  ret {floats} %result
+}}
+"""
+
+
+def _multiply_add(
+    tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
+) -> None:
+    """Emits a step with whole vectors, because TVM takes calls of functions apart where it vectorizes a loop."""
+    lanes = tile.lanes
+    for i in range(tile.rows):
+        for start in range(0, tile.columns, lanes):
+            at = tirx.Ramp(start, 1, lanes)
+            operands = rows[i][at], tirx.Broadcast(left(i), lanes), right(at)
+            T.buffer_store(rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, *operands), [at])
+
+
+def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
+    low, high = _rounded(read(k)), _rounded(read(k + depth))
+    return tirx.reinterpret("int32", tirx.bitwise_or(tirx.shift_right(low, _bits(16)), high))
+
+
+def _rounded(value: Any) -> Any:
+    """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; NaN becomes the quiet one."""
+    if str(value.ty.dtype) == "bfloat16":
+        return tirx.reinterpret("uint32", tirx.Cast("float32", value))
+    bits = tirx.reinterpret("uint32", value)
+    last = tirx.bitwise_and(tirx.shift_right(bits, _bits(16)), _bits(1))
+    nearest = tirx.bitwise_and(bits + _bits(0x7FFF) + last, _bits(0xFFFF0000))
+    is_nan = tirx.bitwise_and(bits, _bits(0x7FFFFFFF)) > _bits(0x7F800000)
+    return tirx.Select(is_nan, _bits(0x7FC00000), nearest)
+
+
+def _bits(value: int) -> Any:
+    return tirx.const(value, "uint32")

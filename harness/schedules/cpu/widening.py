@@ -1,0 +1,97 @@
+"""From a module with bfloat16 operands to one in which linear layers alone have them.
+
+`harness.lowering.precision` rounds the operands of every product, as a GPU takes them. On CPUs the kernels of linear
+layers take bfloat16 weights and round activations while they pack them. Everything else has fp32 kernels: operands of
+convolutions, of attention and of products of two activations are not rounded, results of products neither, and weights
+that others than linear layers read are widened when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from harness.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
+
+_HALF = "bfloat16"
+
+
+def widen() -> tvm.transform.Pass:
+    """Returns the pass; it leaves a module without bfloat16 as it is."""
+
+    @tvm.transform.module_pass(opt_level=0, name="Widen")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        rewriter = _Widening(module)
+        for variable, function in module.functions_items():
+            if isinstance(function, relax.Function) and _has_half(function):
+                rewriter.begin(function)
+                rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+        return rewriter.builder_.get()
+
+    return run
+
+
+def _has_half(function: relax.Function) -> bool:
+    return any(_is_half(value) for value in (*function.params, *facts_of(function).bindings))
+
+
+def _is_half(value: relax.Expr) -> bool:
+    return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) == _HALF
+
+
+@mutator
+class _Widening(PyExprMutator):  # type: ignore[misc]
+    """Writes one function after the other anew."""
+
+    def begin(self, function: relax.Function) -> None:
+        """Prepares for a function."""
+        self._parameters = parameters_of(function, facts_of(function).bindings)
+        self._wide: dict[relax.Var, relax.Var] = {}
+        self._keeps = False
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        variable, value = binding.var, binding.value
+        if variable in self._parameters and _is_half(variable):
+            self._keeps = True
+            super().visit_var_binding_(binding)
+            self._keeps = False
+        elif self._is_linear(value):
+            rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), _HALF))
+            self._keeps = True
+            weight = self.visit_expr(value.args[1])
+            self._keeps = False
+            layer = relax.op.matmul(rounded, weight, out_dtype="float32")
+            self._bind(variable, layer)
+        elif is_call(value, "relax.astype") and (_is_half(variable) or _is_half(value.args[0])):
+            self._bind(variable, self.visit_expr(value.args[0]))
+        else:
+            super().visit_var_binding_(binding)
+
+    def visit_var_(self, op: relax.Var) -> relax.Expr:
+        return self._widened(super().visit_var_(op))
+
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> relax.Expr:
+        return self._widened(super().visit_dataflow_var_(op))
+
+    def _is_linear(self, value: relax.Expr) -> bool:
+        """Returns whether this is a linear layer that `gemm.py` has a kernel for."""
+        if not is_call(value, "relax.matmul") or value.args[0] in self._parameters:
+            return False
+        left, right = (static_shape(argument, _HALF) for argument in value.args)
+        if left is None or right is None or len(right) < 2 or value.args[1] not in self._parameters:
+            return False
+        return right[-2] % 2 == 0
+
+    def _bind(self, variable: relax.Var, value: relax.Expr) -> None:
+        value = self.builder_.normalize(value)
+        new = type(variable)(variable.name, value.ty)
+        self.builder_.emit_normalized(relax.VarBinding(new, value))
+        self.set_var_remap(variable, new)
+
+    def _widened(self, value: relax.Expr) -> relax.Expr:
+        if self._keeps or not _is_half(value):
+            return value
+        if value not in self._wide:
+            self._wide[value] = self.builder_.emit(relax.op.astype(value, "float32"))
+        return self._wide[value]
