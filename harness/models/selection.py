@@ -10,7 +10,7 @@ from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.route import Route
+from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
 from harness.models.registry import subjects
 from harness.targets import TARGETS, check_precisions
 
@@ -50,7 +50,7 @@ def select(
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
     scales = checked("scale", scales, tuple(scale.value for scale in Scale))
     frontends = checked("frontend", frontends, tuple(FRONTENDS))
-    cases = tuple(
+    possible = (
         Case(component, strategy, target, scale, seed, precision, frontend)
         for target in chosen
         for scale in scales
@@ -59,8 +59,9 @@ def select(
         if precision in TARGETS[target].precisions and precision in known[component].precisions
         for frontend in frontends
         for strategy in strategies_of(component, frontend)
-        if strategy in strategies and (not known[component].symbolic or _takes_symbolic(target, strategy, frontend))
+        if strategy in strategies
     )
+    cases = tuple(case for case in possible if not known[case.component].symbolic or takes_symbolic_axes(case))
     if not cases:
         judged_in = dict.fromkeys(name for part in components for name in known[part].precisions)
         if judged_in.keys().isdisjoint(precisions):
@@ -69,11 +70,9 @@ def select(
                 f"not in {', '.join(precisions)}: give another --precision."
             )
         if symbolic := next((name for name in components if known[name].symbolic), ""):
-            taking = [name for name in TARGETS if TARGETS[name].symbolic]
-            through = [f"{via} with {name}" for via in FRONTENDS for name in STRATEGIES if Route(via, name).symbolic]
             raise HarnessError(
-                f"No case to run: {symbolic} has inputs with symbolic axes, which only {' or '.join(taking)} takes, "
-                f"through {' or '.join(through)}: give another --target, --frontend or --strategy."
+                f"No case to run: {symbolic} has inputs with symbolic axes, which take {what_takes_symbolic_axes()}: "
+                "give another --target, --frontend or --strategy."
             )
         applying = dict.fromkeys(name for part in components for via in frontends for name in strategies_of(part, via))
         raise HarnessError(
@@ -81,8 +80,3 @@ def select(
             f"--strategy {' or '.join(applying)}, not {', '.join(strategies)}."
         )
     return cases
-
-
-def _takes_symbolic(target: str, strategy: str, frontend: str) -> bool:
-    """Returns whether inputs may have symbolic axes on this way to this target."""
-    return TARGETS[target].symbolic and Route(frontend, strategy).symbolic

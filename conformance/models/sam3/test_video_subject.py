@@ -177,6 +177,16 @@ def test_rounded_memories_may_differ_at_a_boundary_alone(steps: int, distance: f
     assert ("7 elements are equal, 1 one step" in verdict.reason) is (kind == "strict")
 
 
+@pytest.mark.parametrize(("ours", "kind"), [(-8e-6, "strict"), (3e-5, "failed")])
+def test_near_zero_a_rounded_memory_may_be_as_far_as_the_gate(ours: float, kind: str) -> None:
+    values = np.full(8, 1e-6, np.float32)
+    bits = to_bfloat16(values)
+    bits[3] = to_bfloat16(np.array([ours], np.float32))[0]
+    verdict = judged_step("step", step_of(values).reference | {"rounded": bits}, step_of(values))[-1]
+    assert verdict.kind == kind
+    assert verdict.outside == (kind == "failed")
+
+
 def test_questions_and_their_frames() -> None:
     questions = {question.name: question for question in load_questions()}
     assert {question.video.name for question in questions.values()} >= {"scene", "bigbuckbunny.mp4"}
@@ -212,7 +222,7 @@ def test_videos_take_long_and_are_verified_where_they_are_named() -> None:
 def test_only_what_takes_symbolic_axes_is_asked() -> None:
     cases = select(["video"], targets=["llvm", "cuda"])
     assert {(case.target, case.strategy) for case in cases} == {("llvm", "real")}
-    with pytest.raises(HarnessError, match="symbolic axes, which only llvm takes"):
+    with pytest.raises(HarnessError, match="symbolic axes, which take the target llvm"):
         select(["video"], targets=["cuda"])
 
 

@@ -17,7 +17,7 @@ from harness.models.sam3.video.drift import judge_drift
 from harness.models.sam3.video.source import Answer, AskedStep
 from harness.parity.verdict import judge, judge_by_gate, unmeasured
 from harness.runtime.sam3.resizing import resized
-from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
+from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
 
 Array = npt.NDArray[Any]
@@ -204,21 +204,24 @@ def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: dict[in
 
 
 def _judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
-    """Rounded memories are equal, or one step of bfloat16 apart where PyTorch's value lies at a boundary."""
-    (rounded, theirs), values = (_ordered(bits), _ordered(to_bfloat16(exact))), exact.astype(np.float64)
-    apart = np.abs(rounded - theirs)
-    middle = (from_bfloat16(bits).astype(np.float64) + from_bfloat16(to_bfloat16(exact))) / 2
-    at_boundary = np.abs(values - middle) <= _GATE + _GATE * np.abs(values)
-    wrong = int(np.count_nonzero((apart > 1) | ((apart == 1) & ~at_boundary)))
-    flipped = int(np.count_nonzero(apart == 1))
+    """Rounded memories are what values within the strict gate of PyTorch's are rounded to.
+
+    An element is thus PyTorch's, or one step of bfloat16 from it where PyTorch's value lies at a boundary. Near zero,
+    where a step is smaller than the gate, it may be several steps away.
+    """
+    values = exact.astype(np.float64)
+    gate = _GATE + _GATE * np.abs(values)
+    least, most = (_ordered(to_bfloat16((values + sign * gate).astype(np.float32))) for sign in (-1, 1))
+    ours, theirs = _ordered(bits), _ordered(to_bfloat16(exact))
+    wrong = int(np.count_nonzero((ours < least) | (ours > most)))
     verdict = replace(unmeasured(name, bits, ""), outside=wrong)
     if wrong:
-        return replace(
-            verdict, reason=f"{wrong} of {bits.size} elements are not PyTorch's, nor one step from a boundary"
-        )
-    equal = bits.size - flipped
-    reason = f"{equal} elements are equal, {flipped} one step of bfloat16 apart at a boundary" if flipped else ""
-    return replace(verdict, kind=VerdictKind.STRICT, reason=reason)
+        return replace(verdict, reason=f"{wrong} of {bits.size} elements are not rounded from a value in the gate")
+    apart = np.abs(ours - theirs)
+    one, more = int(np.count_nonzero(apart == 1)), int(np.count_nonzero(apart > 1))
+    farther = f", {more} farther where a step is smaller than the gate" if more else ""
+    reason = f"{bits.size - one - more} elements are equal, {one} one step of bfloat16 apart{farther}"
+    return replace(verdict, kind=VerdictKind.STRICT, reason=reason if one or more else "")
 
 
 def _ordered(bits: Array) -> Array:
