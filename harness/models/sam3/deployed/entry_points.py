@@ -18,7 +18,7 @@ from harness.models.sam3.components.mask_pointer import MASK_POINTER as MASK_POI
 from harness.models.sam3.components.memory_attention import MEMORY_ATTENTION as MEMORY_ATTENTION_COMPONENT
 from harness.models.sam3.components.object_pointers import OBJECT_POINTERS as OBJECT_POINTERS_COMPONENT
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.video.tracker import GIVEN_MASK, POINTERS, PROMPTED_MASK
+from harness.runtime.sam3.video.tracker import GIVEN_MASK, POINTERS, PREDICTED_MASK
 
 if TYPE_CHECKING:
     import torch
@@ -248,9 +248,9 @@ INTERACTIVE_ENTRY_POINTS = (INTERACTIVE_ENCODE_IMAGE, *GROUNDING, INTERACTIVE_FE
 
 
 def _video_features(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.video import VideoFeatures
+    from harness.models.sam3.deployed.interactive import InteractiveFeatures
 
-    return VideoFeatures(model)
+    return InteractiveFeatures(model, with_features=True)
 
 
 def _pointed_masks(model: Any) -> torch.nn.Module:
@@ -337,8 +337,8 @@ MEMORY_ATTENTION = EntryPoint(
 MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _memory_of_frame, lambda _: _frame_and_mask(GIVEN_MASK))
 """features fp32 [1, 256, 72, 72], mask logits fp32 [1, 1, 1152, 1152], object logits [1, 1] to fp32 [1, 64, 72, 72]."""
 
-PROMPTED_MEMORY_ENCODER = EntryPoint(
-    "encode_prompted_memory", ("memory",), _memory_of_frame, lambda _: _frame_and_mask(PROMPTED_MASK)
+PREDICTED_MEMORY_ENCODER = EntryPoint(
+    "encode_predicted_memory", ("memory",), _memory_of_frame, lambda _: _frame_and_mask(PREDICTED_MASK)
 )
 """As `MEMORY_ENCODER`, for an object that a prompt was given for, mask logits fp32 [1, 1, 1008, 1008].
 
@@ -357,7 +357,7 @@ VIDEO_ENTRY_POINTS = (
     OBJECT_POINTERS,
     MEMORY_ATTENTION,
     MEMORY_ENCODER,
-    PROMPTED_MEMORY_ENCODER,
+    PREDICTED_MEMORY_ENCODER,
     MASK_POINTER,
 )
 """What takes the place of `ENTRY_POINTS` where the model tracks objects through videos too."""

@@ -19,14 +19,17 @@ from harness.runtime.sam3.interactive import ABSENT
 class InteractiveFeatures(nn.Module):
     """The tracker's features of an image that has no frame before it, as `predict_inst` reads them."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, with_features: bool = False) -> None:
+        """Takes whether the features that attend to memories are wanted, too."""
         super().__init__()
         self.tracking = TrackingFeatures(model)
+        self.with_features = with_features
 
     def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
-        """[1, 1024, 72, 72] to [1, 256, 72, 72], [1, 32, 288, 288] and [1, 64, 144, 144]."""
-        first, second, _, embedding = self.tracking(trunk)
-        return embedding, first, second
+        """[1, 1024, 72, 72] to [1, 256, 72, 72], [1, 32, 288, 288], [1, 64, 144, 144] and maybe [1, 256, 72, 72]."""
+        first, second, features, embedding = self.tracking(trunk)
+        read = embedding, first, second
+        return (*read, features) if self.with_features else read
 
 
 class MaskPrediction(nn.Module):

@@ -1,4 +1,4 @@
-"""The torch modules of video tracking that are not components; each sees one frame and one object."""
+"""The torch module of video tracking that is no component; it sees one frame and one object."""
 
 from __future__ import annotations
 
@@ -7,20 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.models.sam3.components.tracker_modules import MemoryEncoder, TrackingFeatures
-
-
-class VideoFeatures(nn.Module):
-    """The tracker's features of a frame: for prompts, which read no memories, and for what attends to memories."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.tracking = TrackingFeatures(model)
-
-    def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
-        """[1, 1024, 72, 72] to [1, 256, 72, 72], [1, 32, 288, 288], [1, 64, 144, 144] and [1, 256, 72, 72]."""
-        first, second, features, embedding = self.tracking(trunk)
-        return embedding, first, second, features
+from harness.models.sam3.components.tracker_modules import MemoryEncoder
 
 
 class MemoryOfFrame(nn.Module):

@@ -16,7 +16,7 @@ from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
 from harness.runtime.sam3.video.occlusion import without_lower
 from harness.runtime.sam3.video.reconditioning import cleared_by_click
 from harness.runtime.sam3.video.retention import Retention
-from harness.runtime.sam3.video.tracker import GIVEN_MASK, PROMPTED_MASK, Tracker
+from harness.runtime.sam3.video.tracker import GIVEN_MASK, PREDICTED_MASK, Tracker
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
@@ -121,13 +121,13 @@ class Bucket:
 
     def remembering_prompts(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
         """The memory of a conditioning frame is encoded of its masks, of which each pixel has one (TP:617)."""
-        enlarged = without_lower(resized(self.shown[frame], PROMPTED_MASK, PROMPTED_MASK))
+        enlarged = without_lower(resized(self.shown[frame], PREDICTED_MASK, PREDICTED_MASK))
         present = self.bank.conditioning[frame].object_logits[:, 0]
         return replace(self, bank=self.bank.with_memory(frame, tracker.prompted_memory(features, enlarged, present)))
 
     def remembering_as_predicted(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
         """The memory of a tracked frame is encoded of the masks that the model predicted (TB:1030)."""
-        enlarged = resized(self.shown[frame], PROMPTED_MASK, PROMPTED_MASK)
+        enlarged = resized(self.shown[frame], PREDICTED_MASK, PREDICTED_MASK)
         present = self.bank.tracked[frame].object_logits[:, 0]
         return replace(self, bank=self.bank.with_memory(frame, tracker.predicted_memory(features, enlarged, present)))
 

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 GIVEN_MASK = 1152
 """Height and width of a mask that is given, and of one that is encoded into a memory (`input_mask_size`, TB:116)."""
-PROMPTED_MASK = 1008
+PREDICTED_MASK = 1008
 """Height and width of a prompt's mask before it is encoded (`image_size`)."""
 ENTRIES = (
     "interactive_features",
@@ -31,7 +31,7 @@ ENTRIES = (
     "object_pointers",
     "memory_attention",
     "encode_memory",
-    "encode_prompted_memory",
+    "encode_predicted_memory",
     "mask_pointer",
 )
 """The entry points that tracking needs besides those that find objects."""
@@ -127,11 +127,11 @@ class Tracker:
     def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
         """The same for masks of prompts, fp32 [B, 1008, 1008], of which only the signs count (TB:818)."""
         decided = np.where(logits > 0, -MISSING_MASK_LOGIT, MISSING_MASK_LOGIT)
-        return self._memory("encode_prompted_memory", features, decided, object_logits)
+        return self._memory("encode_predicted_memory", features, decided, object_logits)
 
     def predicted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
         """The same for masks fp32 [B, 1008, 1008] as the model predicts them, where nothing is decided (TB:1030)."""
-        return self._memory("encode_prompted_memory", features, logits, object_logits)
+        return self._memory("encode_predicted_memory", features, logits, object_logits)
 
     def _pointer_tokens(self, attended: Attended) -> dict[str, Floats]:
         """The keys of P pointers of B objects and their positions, fp32 [4·P, B, 64]."""
