@@ -61,8 +61,10 @@ def without_shrunken(logits: Floats) -> Floats:
     masks = logits > 0
     won = masks & _is_highest(logits)
     share = areas(won).astype(np.float32) / np.maximum(areas(masks), 1).astype(np.float32)
-    remains = share >= _REMAINING_SHARE
-    return np.where(remains[:, None, None], logits, np.minimum(logits, SUPPRESSED_LOGIT))
+    kept = logits.copy()
+    for gone in np.flatnonzero(share < _REMAINING_SHARE):
+        np.minimum(kept[gone], SUPPRESSED_LOGIT, out=kept[gone])
+    return kept
 
 
 def object_logits(logits: Floats) -> Floats:
@@ -77,8 +79,8 @@ def without_overlaps(masks: Masks, scores: Floats) -> Masks:
     """
     if len(masks) < 2:
         return masks
-    claims = np.where(masks, scores[:, None, None], np.float32(0))
-    return masks & (claims > 0) & _is_highest(claims)
+    by_score = np.argsort(-scores, kind="stable")
+    return _first_claims(masks, by_score[scores[by_score] > 0])
 
 
 def without_lower(logits: Floats) -> Floats:
@@ -92,4 +94,13 @@ def _is_highest(values: Floats) -> Masks:
     """Whether a value [N, H, W] is the highest of its pixel; of equal ones the first is."""
     if not len(values):
         return np.zeros(values.shape, np.bool_)
-    return np.asarray(values.argmax(axis=0) == np.arange(len(values))[:, None, None])
+    return _first_claims(values == values.max(axis=0), np.arange(len(values)))
+
+
+def _first_claims(masks: Masks, order: npt.NDArray[np.int64]) -> Masks:
+    """Masks bool [N, H, W] of which each pixel belongs to the first one in an order that has it; others are empty."""
+    left, taken = np.zeros_like(masks), np.zeros(masks.shape[1:], np.bool_)
+    for each in order:
+        np.greater(masks[each], taken, out=left[each])
+        taken |= masks[each]
+    return left
