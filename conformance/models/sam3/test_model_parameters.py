@@ -302,10 +302,14 @@ def test_invariant_parameters_are_read_and_have_no_effect(part: str, count: int)
     assert len(names) == count
     with torch.no_grad():
         assert without_effect(part, names) == names
+        with upstream():
+            undisturbed = run(names[0])[0]
+            assert torch.equal(run(names[0])[0], undisturbed)
         for name in names:
             parameter = interactive_model().get_parameter(name)
+            # PyTorch's attention gives 0, not NaN, for scores that are NaN on CPUs with AVX-512.
             with replaced_values(name, torch.full_like(parameter, torch.nan)), upstream():
-                assert run(name)[0].isnan().any(), name
+                assert not torch.equal(run(name)[0], undisturbed), name
 
 
 def test_every_invariant_parameter_belongs_to_these_parts() -> None:
