@@ -54,3 +54,6 @@ PRECISIONS: dict[str, Precision] = {
 
 HALF_DTYPES = tuple(precision.dtype for precision in PRECISIONS.values() if precision.is_half)
 """Types of less than float32."""
+
+ROUNDED_OPERANDS = "rounded_operands"
+"""Attribute of a Relax function whose operands were rounded for a precision: the name of the half type."""

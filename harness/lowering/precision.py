@@ -34,7 +34,7 @@ from enum import Flag, auto
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import HarnessError
-from harness.core.precision import Precision
+from harness.core.precision import ROUNDED_OPERANDS, Precision
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -174,7 +174,8 @@ class _Lowering:
             )
             self._new[parameter] = relax.Var(parameter.name, ty)
         parameters = [self._new[parameter] for parameter in self._function.params]
-        with self._builder.function("main", parameters, attrs=dict(self._function.attrs.items())):
+        attributes = dict(self._function.attrs.items()) | {ROUNDED_OPERANDS: self._dtype}
+        with self._builder.function("main", parameters, attrs=attributes):
             with self._builder.dataflow():
                 for parameter in self._function.params:
                     if parameter in self._half:

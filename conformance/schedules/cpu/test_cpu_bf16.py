@@ -19,7 +19,7 @@ from conformance.support.bf16 import SMALLEST, Processor, linear, product, round
 from conformance.support.kernels import functions_of, lowered, machine_of, run
 from conformance.support.operators import normal
 from harness.core.outcome import VerdictKind
-from harness.core.precision import PRECISIONS
+from harness.core.precision import PRECISIONS, ROUNDED_OPERANDS
 from harness.lowering.route import Route, lower
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
@@ -214,7 +214,7 @@ def test_what_falls_to_tvm_is_as_in_fp32() -> None:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType([n, 64], "float32"))
     w = relax.Var("w", relax.TensorType([32, 64], "bfloat16"))
-    with builder.function("main", [x, w], attrs={"num_input": 1}):
+    with builder.function("main", [x, w], attrs={"num_input": 1, ROUNDED_OPERANDS: "bfloat16"}):
         with builder.dataflow():
             result = builder.emit_output(builder.emit(linear(x, w)))
         builder.emit_func_output(result)

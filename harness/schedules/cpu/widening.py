@@ -12,19 +12,20 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.core.precision import ROUNDED_OPERANDS
 from harness.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
 
 _HALF = "bfloat16"
 
 
 def widen() -> tvm.transform.Pass:
-    """Returns the pass; it leaves a module without bfloat16 as it is."""
+    """Returns the pass; a module whose operands were not rounded for a precision keeps its own types."""
 
     @tvm.transform.module_pass(opt_level=0, name="Widen")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         rewriter = _Widening(module)
         for variable, function in module.functions_items():
-            if isinstance(function, relax.Function) and _has_half(function):
+            if isinstance(function, relax.Function) and _is_rounded(function):
                 rewriter.begin(function)
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
         return rewriter.builder_.get()
@@ -32,8 +33,8 @@ def widen() -> tvm.transform.Pass:
     return run
 
 
-def _has_half(function: relax.Function) -> bool:
-    return any(_is_half(value) for value in (*function.params, *facts_of(function).bindings))
+def _is_rounded(function: relax.Function) -> bool:
+    return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == _HALF
 
 
 def _is_half(value: relax.Expr) -> bool:
