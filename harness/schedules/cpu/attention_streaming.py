@@ -220,6 +220,11 @@ def _queries_of(plan: _Plan, q: Any) -> tuple[Any, Any]:
     return first, columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
 
 
+def _parts_of(length: Any, part: int) -> Any:
+    """Emits ⌈length / part⌉ of a positive length; TVM's code generation fails on `//` of one that it counts itself."""
+    return ceil_div(length, part) if isinstance(length, int) else T.Bind(T.truncdiv(length + (part - 1), part))
+
+
 def _pack_queries(plan: _Plan, head_of: _HeadOf, source: Sequence[tirx.Buffer], work: _Workspace) -> None:
     """Emits the scaled queries, transposed, and the state before the first key."""
     attention, columns, lanes = plan.attention, plan.columns, plan.lanes
@@ -342,7 +347,7 @@ def _attend(
     attention, output, columns, lanes = plan.attention, plan.tiles.output, plan.columns, plan.lanes
     first_key, here = block
     chunk = plan.part
-    parts = ceil_div(here, chunk)
+    parts = _parts_of(here, chunk)
     with T.parallel(0, plan.together * plan.blocks) as task:
         m = T.Bind(task // plan.blocks)
         strip = T.alloc_buffer((plan.keys, columns), "float32")
@@ -425,7 +430,7 @@ def _scores(
     def right(depth: Any, k: Any, j: Any) -> Any:
         return work.queries[q, depth + k, j]
 
-    tiles = ceil_div(here, tile.rows)
+    tiles = _parts_of(here, tile.rows)
     if plan.chunks == 1:
         with T.serial(0, tiles) as p:
             rows = multiply(tile, channels, lambda k, i: left(p, 0, k, i), lambda k, j: right(0, k, j))
