@@ -1,4 +1,4 @@
-"""Frames that are fetched: without a model, what a frame leaves behind when it is interrupted and when it is not."""
+"""Frames that are fetched, which takes no model: what they leave behind, also when they are interrupted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.frames import Frames
@@ -19,9 +20,10 @@ from harness.runtime.sam3.video.objects import VideoState, with_clicked
 from harness.runtime.sam3.video.outputs import ShownObject
 from harness.runtime.sam3.video.processor import VideoProcessor
 from harness.runtime.sam3.video.progress import Underway
-from harness.runtime.sam3.video.propagation import Propagation
+from harness.runtime.sam3.video.propagation import Action, Propagation
 from harness.runtime.sam3.video.retention import Retention
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.session import Session
 
 NOTHING: Any = None
 """No model: nothing is computed where outputs are fetched."""
@@ -87,6 +89,33 @@ def test_whatever_is_wrong_with_the_next_frame_this_one_is_given_out() -> None:
     processor.advance(underway)
     assert [output.index for output, _ in underway.ready] == [0]
     assert underway.failure is failure
+
+
+def test_an_older_propagation_ends_where_something_else_was_asked() -> None:
+    session = Session(NOTHING, NOTHING, Video().frames, keep=True)
+    session.processor.progress.history = (Action("remove"),)
+    older = session.propagate()
+    assert next(older).index == 0
+    assert [frame.index for frame in session.propagate(start=np.int64(1), limit=np.int64(0))] == [1]
+    with pytest.raises(Sam3Error, match=r"Something else was asked meanwhile; call propagate again\."):
+        next(older)
+
+
+def test_a_frame_that_is_held_back_and_kept_is_counted_once() -> None:
+    session = Session(NOTHING, NOTHING, Video().frames, keep=True)
+    session.processor, underway = fetching(Video())
+    one = session.nbytes
+    assert one > 0
+    kept = session.processor.progress.kept[0]
+    more = session.processor.progress.kept[0] = replace(
+        kept, bits=dict.fromkeys((OBJECT, OBJECT + 1), kept.bits[OBJECT])
+    )
+    underway.held = ((more, np.zeros((2, 3, 3), np.uint8)),)
+    group = session.processor.progress.groups[1]
+    group.state = with_clicked(group.state, OBJECT + 1, 0)
+    assert session.nbytes == 2 * one
+    session.remove_object(OBJECT + 1)
+    assert session.nbytes == one
 
 
 @pytest.mark.parametrize("retention", list(Retention))

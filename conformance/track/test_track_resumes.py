@@ -51,7 +51,7 @@ def test_what_was_stopped_goes_on(how: signal.Signals, whole: Path, shallow_arti
             process.stdin.flush()
         assert process.stdout.readline()
         process.send_signal(how)
-        process.wait()
+        process.wait(timeout=60)
     (clip / f"{how.name} goes nowhere").symlink_to(clip / "nowhere")
     begun: list[int | None] = []
     summary = track_click(shallow_artifact, clip, out, begun.append)

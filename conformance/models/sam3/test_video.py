@@ -251,18 +251,6 @@ def test_an_interrupted_frame_is_processed_again_bit_for_bit(
     assert equal(list(session.propagate()), found["forwards"][0])
 
 
-def test_an_older_propagation_ends_where_something_else_is_asked(model: Sam3) -> None:
-    session = model.start_session(list(frames()[:2]), keep=True)
-    session.add_prompt(0, object_id=4, points=[(60, 120)])
-    older = session.propagate()
-    assert next(older).index == 0
-    session.add_prompt(0, object_id=5, points=[(200, 100)])
-    nbytes = session.nbytes
-    with pytest.raises(Sam3Error, match="Something else was asked meanwhile; call propagate again"):
-        next(older)
-    assert session.nbytes == nbytes, "nothing was computed"
-
-
 def test_a_resumed_session_is_clicked_on_bit_for_bit(model: Sam3, folder: Path, found: dict[str, Step]) -> None:
     session = model.resume_session(folder / "before_clicks.safetensors", list(frames()))
     one = session.objects[0]

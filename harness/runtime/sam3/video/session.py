@@ -304,7 +304,7 @@ class Session:
 
 def _integer(what: str, given: Any) -> int:
     try:
-        return operator.index(given)
+        return int(operator.index(given))
     except TypeError:
         raise Sam3Error(f"The {what} is {shown(given)}; give a whole number.") from None
 
