@@ -106,12 +106,11 @@ def test_a_frame_that_is_held_back_and_kept_is_counted_once() -> None:
     session.processor, underway = fetching(Video())
     one = session.nbytes
     assert one > 0
-    kept = session.processor.progress.kept[0]
-    more = session.processor.progress.kept[0] = replace(
-        kept, bits=dict.fromkeys((OBJECT, OBJECT + 1), kept.bits[OBJECT])
-    )
-    underway.held = ((more, np.zeros((2, 3, 3), np.uint8)),)
-    group = session.processor.progress.groups[1]
+    progress = session.processor.progress
+    bits = dict.fromkeys((OBJECT, OBJECT + 1), progress.kept[0].bits[OBJECT])
+    progress.kept[0] = replace(progress.kept[0], bits=bits)
+    underway.held = ((progress.kept[0], np.zeros((2, 3, 3), np.uint8)),)
+    group = progress.groups[1]
     group.state = with_clicked(group.state, OBJECT + 1, 0)
     assert session.nbytes == 2 * one
     session.remove_object(OBJECT + 1)
