@@ -95,7 +95,7 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
     clock.note("masks that are held back")
     for packed in bits.values():
         np.unpackbits(packed, count=height * width)
-    frame_output(shown, state.scores, SIZE, state.removed)
+    frame_output(shown, state.scores, SIZE)
     clock.note("output")
     return state, clock.seconds
 

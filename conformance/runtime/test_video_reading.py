@@ -77,6 +77,36 @@ def test_a_broken_frame_is_told_each_time_and_those_before_it_can_be_read() -> N
             reader.frame(1)
 
 
+class Interrupted:
+    """Four pictures, of which reading the third is interrupted the first time."""
+
+    def __init__(self) -> None:
+        self.was_interrupted = False
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.uint8]]:
+        for index in range(4):
+            if index == 2 and not self.was_interrupted:
+                self.was_interrupted = True
+                raise KeyboardInterrupt
+            yield picture(index)
+
+
+def test_an_interrupted_read_is_not_the_end_of_the_video() -> None:
+    source = Interrupted()
+    reader = Reader(Frames("the list", lambda: (each for each in source), 4))
+    with pytest.raises(KeyboardInterrupt):
+        reader.frame(3)
+    np.testing.assert_array_equal(reader.frame(3), picture(3))
+    stream = Reader(open_frames(iter(Interrupted())))
+    np.testing.assert_array_equal(stream.frame(1), picture(1))
+    with pytest.raises(KeyboardInterrupt):
+        stream.frame(3)
+    np.testing.assert_array_equal(stream.frame(1), picture(1))
+    for index in (2, 3):
+        with pytest.raises(Sam3Error, match="Reading the stream stopped at frame 2, and it is read only once"):
+            stream.frame(index)
+
+
 def test_a_video_file_is_read_backwards() -> None:
     pytest.importorskip("av")
     source = open_frames(ROOT / "fixtures" / "videos" / "bigbuckbunny.mp4")

@@ -426,11 +426,11 @@ def test_a_click_brings_a_removed_object_back_and_ids_are_never_given_twice() ->
 
 
 def test_an_object_that_is_removed_going_backwards_may_be_hidden_where_it_was_seen_before() -> None:
-    """Upstream shows it again when outputs are fetched, with a score of -10000; `hidden` leaves it out."""
+    """Upstream shows it again when outputs are fetched, with a score of -10000; here it has none, and is left out."""
     objects = {0: ShownObject(run(0, 20), 0.9), 1: ShownObject(run(0, 9), 0.95)}
     both = frame_output(objects, {0: 0.8, 1: -1e4}, (SIZE, SIZE))
     assert both.ids.tolist() == [0, 1]
-    one = frame_output(objects, {0: 0.8}, (SIZE, SIZE), hidden={1})
+    one = frame_output(objects, {0: 0.8}, (SIZE, SIZE))
     assert one.ids.tolist() == [0]
     assert one.masks[0].sum() == 20
 

@@ -82,7 +82,8 @@ class PlannedVideo:
             for held_frame, held_objects, scores in out:
                 removed = self.state.removed if self.rules.hotstart_frames else frozenset()  # VI:294
                 self.kept[held_frame] = {i: each for i, each in held_objects.items() if i not in removed}
-                outputs.append(self._shown(held_frame, held_objects, scores, removed))
+                shown_scores = {i: score for i, score in scores.items() if i not in removed}
+                outputs.append(self._shown(held_frame, held_objects, shown_scores))
         return outputs
 
     def click(self, object_id: int, frame: int) -> list[Any]:
@@ -143,9 +144,8 @@ class PlannedVideo:
         frame: int,
         objects: Mapping[int, ShownObject],
         scores: Mapping[int, float],
-        hidden: frozenset[int] = frozenset(),
     ) -> tuple[Any, ...]:
-        return shown(frame, frame_output(objects, scores, self.script.size, hidden))
+        return shown(frame, frame_output(objects, scores, self.script.size))
 
 
 def facts(

@@ -13,6 +13,7 @@ from PIL import Image
 
 from conformance.support.tracked_clip import track_click
 from harness.models.sam3.tracker.scene import SCENE
+from harness.track.saved import SavedSession, session_file
 
 FRAMES = 3
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,20 +36,41 @@ def whole(shallow_artifact: Path, clip: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_what_was_stopped_goes_on(
-    how: signal.Signals, whole: Path, shallow_artifact: Path, clip: Path, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-m", "conformance.support.tracked_clip", shallow_artifact, clip, tmp_path]
+def test_what_was_stopped_goes_on(how: signal.Signals, whole: Path, shallow_artifact: Path, clip: Path) -> None:
+    """The results lie in the folder of the frames, where other files may come and go."""
+    out = clip / how.name
+    command = [sys.executable, "-m", "conformance.support.tracked_clip", shallow_artifact, clip, out]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, cwd=ROOT) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env, cwd=ROOT) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        for _ in range(FRAMES):
+        for _ in range(FRAMES - 1):
             assert process.stdout.readline()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        assert process.stdout.readline()
         process.send_signal(how)
-    summary = track_click(shallow_artifact, clip, tmp_path)
+        process.wait(timeout=60)
+    (clip / f"{how.name} goes nowhere").symlink_to(clip / "nowhere")
+    begun: list[int | None] = []
+    summary = track_click(shallow_artifact, clip, out, begun.append)
     assert (summary.frames, summary.processed) == (FRAMES, 1), "two frames are not computed again"
+    assert begun == [1]
     names = sorted(path.relative_to(whole) for path in whole.rglob("*"))
-    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == names
+    assert sorted(path.relative_to(out) for path in out.rglob("*")) == names
     for name in names:
         if (whole / name).is_file() and name.suffix != ".mp4":
-            assert (tmp_path / name).read_bytes() == (whole / name).read_bytes(), name
+            assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_what_killed_runs_have_left_is_removed(tmp_path: Path) -> None:
+    path, other = (session_file(tmp_path, {"asked": text}) for text in ("dog", "cat"))
+    assert path != other
+    for saved in (path, other):
+        for name in (saved.name, f"{saved.name}.new", f".{saved.name}.1.2.tmp", f".{saved.name}.new.1.2.tmp"):
+            (tmp_path / name).touch()
+    saves = SavedSession(path)
+    assert list(tmp_path.iterdir()) == [path]
+    saves.remove()
+    assert not list(tmp_path.iterdir())

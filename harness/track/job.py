@@ -11,12 +11,13 @@ from pathlib import Path
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Sam3
 from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.video.frames import frame_files
 from harness.runtime.sam3.video.saving import model_digest
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 from harness.segment.objects import Objects
 from harness.track.objects import TrackedObjects
 from harness.track.results import Results, VideoDescription
-from harness.track.saved import EVERY, SavedSession
+from harness.track.saved import EVERY, SavedSession, session_file
 
 EXAMPLE = "example"
 """What objects are called that a box or clicks show and no text names."""
@@ -102,7 +103,7 @@ def run(
     if frames.length is not None and not 0 <= job.frame < frames.length:
         raise HarnessError(f"{frames.name} has frames 0 to {frames.length - 1}, and no frame {job.frame}.")
     question = _question(model, job)
-    saved = job.out / f".session-{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16]}.safetensors"
+    saved = session_file(job.out, question)
     resumed = _resumed(model, job.video, saved)
     if resumed is None:
         job.ask(session)
@@ -114,7 +115,9 @@ def run(
             job.ask(session)
         count = (session.position or job.frame) - job.frame
         shown = results.ids(count)
-        on_begin(None if frames.length is None else frames.length - (session.next_frame or job.frame))
+        following = job.frame if session.position is None else session.next_frame
+        left = 0 if following is None else None if frames.length is None else frames.length - following
+        on_begin(left)
         processed, saves = 0, SavedSession(saved, save_every)
 
         def after_frame() -> None:
@@ -128,7 +131,7 @@ def run(
             saves.frame_is_written()
             shown |= set(frame.ids.tolist())
             count += 1
-        saves.remove()
+    saves.remove()  # when the results are whole
     return Summary(count, processed, tuple(sorted(shown)))
 
 
@@ -159,10 +162,15 @@ def _question(model: Sam3, job: Job) -> dict[str, object]:
     """All that the results depend on."""
     asked = {name: value for name, value in asdict(job).items() if name not in ("out", "video", "has_overlay")}
     video = job.video.resolve()
-    stamp = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(video)]
-    files = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()
+    stamps = [_stamp(path) for path in (frame_files(video) if video.is_dir() else [video])]
+    files = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
     return {"model": model_digest(model.manifest), "video": [str(video), files], "asked": json.loads(json.dumps(asked))}
 
 
-def _files(video: Path) -> list[Path]:
-    return sorted(video.iterdir()) if video.is_dir() else [video]
+def _stamp(path: Path) -> tuple[str, int, int] | tuple[str]:
+    """By which a file is known; reading a frame tells what is wrong with a file that is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (path.name,)
+    return path.name, status.st_size, status.st_mtime_ns

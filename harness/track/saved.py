@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from pathlib import Path
+from typing import Any
 
+from harness.files import remove_unfinished
 from harness.runtime.sam3.video.session import Session
 
 EVERY = 10.0
 """Seconds between two files: what is computed again at most after a run was stopped."""
+
+
+_PREFIX = ".session-"
+
+
+def session_file(out: Path, question: dict[str, Any]) -> Path:
+    """The file of a run in its folder, which has a name of its own for all that the results depend on."""
+    return out / f"{_PREFIX}{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16]}.safetensors"
 
 
 class SavedSession:
@@ -19,9 +31,13 @@ class SavedSession:
     """
 
     def __init__(self, path: Path, every: float = EVERY) -> None:
-        """Takes the file, whose folder exists, and the seconds between two."""
+        """Takes the file, whose folder exists, and the seconds between two; what else other runs left is removed."""
         self._path, self._every = path, every
         self._new = path.with_name(f"{path.name}.new")
+        for other in path.parent.glob(f"{_PREFIX}*"):
+            if other != path:
+                other.unlink(missing_ok=True)
+        remove_unfinished(path.with_name(f"{_PREFIX}*"))
         self._when = time.monotonic()
         self._has_written = False
 

@@ -156,6 +156,8 @@ def test_drift_is_measured_against_float64(answer: Answer) -> None:
     assert found.frames.tolist() == [1, 2]
     assert found.ratio == 1
     np.testing.assert_allclose(found.torch, 1e-5, rtol=0.02)
+    with pytest.raises(ValueError, match="nothing is tracked in float64"):
+        drift(answer.reference, answer.reference, {"1/logits": np.zeros((0, 288, 288))}, "logits")
 
 
 def step_of(values: np.ndarray) -> AskedStep:

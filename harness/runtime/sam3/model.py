@@ -225,8 +225,9 @@ class Sam3:
         Args:
             video: A file, a folder of images, a list or an array of frames, or an iterator of frames that may never
                 end; see `harness.runtime.sam3.video.frames.open_frames`.
-            keep: Whether to keep what is known of every frame, 1 MB for each object, so that objects can be prompted
-                in any frame, and the video be tracked backwards and again. Otherwise memory does not grow.
+            keep: Whether to keep what is known of every frame, for each object 1 MB and a bit for each pixel of the
+                video, so that objects can be prompted in any frame, and the video be tracked backwards and again.
+                Otherwise memory does not grow.
 
         Raises:
             Sam3Error: The video cannot be opened, or this model was compiled without what tracks objects.

@@ -54,7 +54,7 @@ def drift(actual: Arrays, reference: Arrays, exact: Arrays, name: str) -> Drift:
         name: A key of `TENSORS`.
 
     Raises:
-        ValueError: The three did not track the same number of objects.
+        ValueError: The three did not track the same number of objects, or float64 tracked none.
     """
     values = TENSORS[name]
     found = []
@@ -63,7 +63,9 @@ def drift(actual: Arrays, reference: Arrays, exact: Arrays, name: str) -> Drift:
         if not ours.shape == torch.shape == truth.shape:
             raise ValueError(f"on frame {number - 1} {len(ours)}, {len(torch)} and {len(truth)} objects are tracked")
         found.append((number - 1, _rms(ours - truth), _rms(torch - truth)))
-    frames, ours, torch = np.array(found).reshape(-1, 3).T
+    if not found:
+        raise ValueError("nothing is tracked in float64")
+    frames, ours, torch = np.array(found).T
     return Drift(frames.astype(int), ours, torch)
 
 

@@ -150,7 +150,7 @@ class Bucket:
         if len(self.bank.objects) > 1:
             return self
         near = {each for each in self.bank.tracked if abs(each - frame) <= self.bank.rules.num_maskmem}
-        return replace(self, cleared=self.cleared | near)
+        return replace(self, cleared=frozenset(each for each in self.cleared | near if each in self.shown))
 
 
 def born(

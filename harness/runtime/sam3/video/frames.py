@@ -1,7 +1,7 @@
 """The frames of a video, whatever it is kept in: one after another, upright, 8-bit RGB, all of one size.
 
-A video is a file, a folder of images, a list of images or arrays, or anything that gives frames for ever. No more than
-a few frames are in memory at a time.
+A video is a file, a folder of images, a list of images or arrays, or anything that gives frames for ever. One frame is
+in memory at a time; `reading.py` and the outputs that are held back keep others.
 """
 
 from __future__ import annotations

@@ -74,7 +74,10 @@ class Masklets:
         logits = without_holes_and_sprinkles(logits)
         detections = None if found is None else found.detections
         observed = Observations(frame.index, logits > 0, present, detections, reverse)
-        self.state, plan = plan_frame(before, observed, self._rules)
+        state, plan = plan_frame(before, observed, self._rules)
+        # Only frames that are kept need to know what was removed.
+        forgets = self._retention is Retention.FORWARD
+        self.state = replace(state, removed=frozenset()) if forgets else state
         for correction in plan.reconditionings:
             self._correct(frame, found, correction)
         logits[plan.suppressed] = SUPPRESSED_LOGIT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,21 +77,19 @@ def frame_output(
     objects: Mapping[int, ShownObject],
     scores: Mapping[int, float],
     size: tuple[int, int],
-    hidden: Collection[int] = frozenset(),
 ) -> FrameOutput:
     """What is given out of a frame.
 
-    Objects with empty masks and hidden ones are left out (VI:465-479). Boxes are made of the masks (VI:489). Then
-    each pixel goes to the object whose tracker score is the highest (VI:504).
+    Objects with empty masks and those without a score, which are not tracked now, are left out (VI:465-479). Boxes are
+    made of the masks (VI:489). Then each pixel goes to the object whose tracker score is the highest (VI:504).
 
     Args:
         objects: The objects of the frame by id.
-        scores: The score of each object that is not hidden, see `VideoState.scores`.
+        scores: The score of each object that is tracked now, see `VideoState.scores`.
         size: Width and height of the video.
-        hidden: Ids of objects that are left out: those that hotstart has removed until the frame is given out.
     """
     width, height = size
-    ids = [each for each in sorted(objects) if each not in hidden and objects[each].mask.any()]
+    ids = [each for each in sorted(objects) if each in scores and objects[each].mask.any()]
     masks = np.array([objects[each].mask for each in ids], np.bool_).reshape(-1, height, width)
     tracker_scores = np.array([objects[each].tracker_score for each in ids], np.float32)
     return FrameOutput(

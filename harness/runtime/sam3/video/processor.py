@@ -71,7 +71,17 @@ class VideoProcessor:
         return pixels
 
     def advance(self, underway: Underway) -> None:
-        """Processes a frame and looks at the next one; what is given out by now becomes ready."""
+        """Processes a frame and looks at the next one; what is given out by now becomes ready.
+
+        Where it is interrupted or fails, nothing has changed, and it can be called again.
+
+        Raises:
+            Sam3Error: As `pixels`.
+        """
+        with self.progress.all_or_nothing():
+            self._advance(underway)
+
+    def _advance(self, underway: Underway) -> None:
         index, underway.order = underway.order[0], underway.order[1:]
         pixels = self.pixels(index)
         reverse, progress = underway.asked[2], self.progress
@@ -87,7 +97,7 @@ class VideoProcessor:
             output = progress.kept.get(index) or KeptFrame.of(index, pixels.shape[1::-1], {})
         try:
             is_last = not underway.order or self._reader.frame(underway.order[0]) is None
-        except Sam3Error as error:
+        except Exception as error:  # of whoever gives the frames, too; those before it are given out first
             is_last, underway.failure = True, error
         if is_last and underway.failure is None:
             underway.order = range(0)
@@ -99,7 +109,9 @@ class VideoProcessor:
 
     def _settle(self, outputs: tuple[tuple[KeptFrame, Pixels], ...]) -> None:
         """Keeps outputs without what hotstart has removed until they are given out, or forgets them."""
-        removed = frozenset[int]().union(*(group.state.removed for group in self.progress.groups))
+        states = [group.state for group in self.progress.groups]
+        # An id that was removed in one group may be tracked in another one, because the user added it.
+        removed = frozenset[int]().union(*(each.removed for each in states)).difference(*(each.ids for each in states))
         for output, _ in outputs:
             if self.keeps:
                 self.progress.kept[output.index] = output.without(removed)

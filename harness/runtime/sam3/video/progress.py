@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.detector import Detector
 from harness.runtime.sam3.video.kept import KeptFrame
 from harness.runtime.sam3.video.masklets import Masklets
@@ -34,7 +35,7 @@ class Underway:
     order: range
     held: tuple[tuple[KeptFrame, Pixels], ...] = ()
     ready: tuple[tuple[KeptFrame, Pixels], ...] = ()
-    failure: Sam3Error | None = None
+    failure: Exception | None = None
 
     def without(self, object_ids: frozenset[int]) -> None:
         """Takes objects out of what is still to be given out."""
@@ -65,6 +66,22 @@ class Progress:
     added: frozenset[int] = frozenset()
     underway: Underway | None = None
     checked: tuple[int, str] | None = None
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """What is done in this context is done as a whole; an exception undoes it, so that it can be done again."""
+        changing = [each for each in (self, self.underway, *self.groups) if each is not None]
+        before = [(each, dict(vars(each))) for each in changing]
+        kept, buckets = dict(self.kept), [dict(group.buckets) for group in self.groups]
+        try:
+            yield
+        except BaseException:
+            for each, attributes in before:
+                vars(each).update(attributes)
+            self.kept = kept
+            for group, known in zip(self.groups, buckets, strict=True):
+                group.buckets = known
+            raise
 
     @property
     def next_id(self) -> int:

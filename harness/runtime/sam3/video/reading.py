@@ -24,6 +24,7 @@ class Reader:
         self._frames = frames
         self._reading: Iterator[Pixels] | None = None
         self._position = 0
+        self._is_broken = False
         self._piece: dict[int, Pixels] = {}
 
     def frame(self, index: int) -> Pixels | None:
@@ -43,14 +44,23 @@ class Reader:
                 )
             self._reading, self._position = None, 0
             first = index - PIECE + 1
+        if self._is_broken:
+            raise Sam3Error(
+                f"Reading {self._frames.name} stopped at frame {self._position}, and it is read only once; start a new "
+                "session with what is left of it."
+            )
         if self._reading is None:
             self._reading = iter(self._frames)
         piece: dict[int, Pixels] = {}
         while self._position <= index:
             try:
                 pixels = next(self._reading, None)
-            except Sam3Error:
-                self._reading, self._position = None, 0
+            except BaseException:
+                # A generator that raised gives nothing any more, which would look like the end of the video.
+                if self._frames.is_stream:
+                    self._is_broken = True
+                else:
+                    self._reading, self._position = None, 0
                 raise
             if pixels is None:
                 return None

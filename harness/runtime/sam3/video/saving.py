@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -50,10 +51,12 @@ def save_session(processor: VideoProcessor, path: Path) -> None:
     Raises:
         Sam3Error: It cannot be written; what was there before still is.
     """
+    if not path.name:
+        raise Sam3Error(f"{str(path)!r} is not the name of a file; give one to save the session in.")
     arrays: Arrays = {}
     text = json.dumps(_described(processor, arrays))
     metadata = {"session": text, "sha256": _digest(text, arrays)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
         temporary.replace(path)
@@ -135,16 +138,13 @@ class SessionFile:
 
 def _described(processor: VideoProcessor, arrays: Arrays) -> dict[str, Any]:
     """A session as JSON; its tensors are added to the arrays."""
-    progress, latest = processor.progress, processor.latest
-    checked = progress.checked
-    if latest is not None:
-        checked = latest.index, hashlib.sha256(latest.image.pixels.tobytes()).hexdigest()
+    progress = processor.progress
     return {
         "format": _FORMAT,
         "model": model_digest(processor.model.manifest),
         "keep": processor.keeps,
         "length": processor.frames.length,
-        "checked": checked,
+        "checked": _checked(processor),
         "prompts": [_described_prompt(prompt) for prompt in progress.detector.prompts],
         "prompted": progress.detector.prompted,
         "boxes_of": list(progress.detector.boxes_of.items()),
@@ -155,6 +155,18 @@ def _described(processor: VideoProcessor, arrays: Arrays) -> dict[str, Any]:
         "added": sorted(progress.added),
         "underway": _described_underway(progress.underway, arrays),
     }
+
+
+def _checked(processor: VideoProcessor) -> tuple[int, str] | None:
+    """The last frame whose pixels are known, with their SHA-256; one that is held back if encoding was interrupted."""
+    latest, underway = processor.latest, processor.progress.underway
+    known = [] if underway is None else [(kept.index, pixels) for kept, pixels in (*underway.ready, *underway.held)]
+    if latest is not None:
+        known.append((latest.index, latest.image.pixels))
+    if not known:
+        return processor.progress.checked
+    index, pixels = known[-1]
+    return index, hashlib.sha256(pixels.tobytes()).hexdigest()
 
 
 def _described_prompt(prompt: Prompt) -> dict[str, Any]:

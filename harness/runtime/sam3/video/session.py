@@ -5,6 +5,7 @@ VI is upstream's model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ class Session:
         """Bytes of what is remembered of the objects, and of their masks on frames that are held back or kept."""
         progress = self.processor.progress
         waiting = () if progress.underway is None else (*progress.underway.held, *progress.underway.ready)
-        frames = {id(kept): kept.nbytes for kept in (*(kept for kept, _ in waiting), *progress.kept.values())}
+        frames = {kept.index: kept.nbytes for kept in (*(kept for kept, _ in waiting), *progress.kept.values())}
         return sum(frames.values()) + sum(group.nbytes for group in progress.groups)
 
     @property
@@ -136,6 +137,7 @@ class Session:
             Sam3Error: Nothing is asked, the prompt makes no sense, there is no such frame, or the session does not
                 keep what is needed.
         """
+        frame = _integer("frame", frame)
         if object_id is None:
             if points is not None or labels is not None or mask is not None:
                 free = self.processor.progress.next_id
@@ -145,7 +147,7 @@ class Session:
             raise Sam3Error("A text finds objects of its own; leave out the text, or the object_id.")
         if mask is not None and not (points is None and labels is None and box is None):
             raise Sam3Error("A mask says all of an object; leave out the mask, or the points and the box.")
-        return self._correct(frame, object_id, ObjectPrompt(points, labels, box), mask)
+        return self._correct(frame, _integer("object id", object_id), ObjectPrompt(points, labels, box), mask)
 
     def propagate(
         self,
@@ -170,30 +172,37 @@ class Session:
             after_frame: Is called after each frame that was processed, when the session can be saved.
 
         Raises:
-            Sam3Error: Nothing is asked yet, there is no such frame, or the session does not keep what is needed; or a
-                frame cannot be read, after those before it were given out.
+            Sam3Error: Nothing is asked yet, there is no such frame, the session does not keep what is needed, or
+                something else was asked after this iterator was made; or a frame cannot be read, after those before it
+                were given out. What an iterator of frames raises is raised there, too.
         """
         progress = self.processor.progress
-        asked = (start, limit, reverse)
+        asked = (
+            None if start is None else _integer("frame to start from", start),
+            None if limit is None else _integer("number of frames to process", limit),
+            bool(reverse),
+        )
         if progress.underway is None or progress.underway.asked != asked:
             progress.underway = self._departed(*asked)
         underway = progress.underway
-        while True:
-            while underway.ready:
+        while underway.ready or underway.failure is not None or underway.order:
+            if self.processor.progress.underway is not underway:
+                raise Sam3Error("Something else was asked meanwhile; call propagate again.")
+            if underway.ready:
                 first, *others = underway.ready
+                shown_frame = self._shown(*first)
                 underway.ready = tuple(others)
-                yield self._shown(*first)
-            if underway.failure is not None:
-                failure, underway.failure, underway.order = underway.failure, None, range(0)
+                yield shown_frame
+            elif underway.failure is not None:
+                failure, underway.failure = underway.failure, None
                 raise failure
-            if not underway.order:
-                # What is kept can be propagated again; a stream has ended.
-                if self.processor.keeps and progress.underway is underway:
-                    progress.underway = None
-                return
-            self.processor.advance(underway)
-            if after_frame is not None:
-                after_frame()
+            else:
+                self.processor.advance(underway)
+                if after_frame is not None:
+                    after_frame()
+        # What is kept can be propagated again; a stream has ended.
+        if self.processor.keeps and progress.underway is underway:
+            progress.underway = None
 
     def remove_object(self, object_id: int) -> None:
         """Tracks an object no longer, and shows it no longer.
@@ -201,17 +210,18 @@ class Session:
         Raises:
             Sam3Error: No such object is tracked.
         """
-        progress = self.processor.progress
+        progress, object_id = self.processor.progress, _integer("object id", object_id)
         if object_id not in self.objects:
             listed = ", ".join(map(str, self.objects)) or "none"
             raise Sam3Error(f"Object {object_id} is not tracked; tracked are: {listed}.")
-        progress.group_of(object_id).remove(object_id)
         gone = frozenset({object_id})
-        if self.processor.keeps:
-            progress.history += (Action("remove", gone),)  # where nothing is kept, nothing can be fetched
-        progress.kept = {index: kept.without(gone) for index, kept in progress.kept.items()}
-        if progress.underway is not None:
-            progress.underway.without(gone)
+        with progress.all_or_nothing():
+            progress.group_of(object_id).remove(object_id)
+            if self.processor.keeps:
+                progress.history += (Action("remove", gone),)  # where nothing is kept, nothing can be fetched
+            progress.kept = {index: kept.without(gone) for index, kept in progress.kept.items()}
+            if progress.underway is not None:
+                progress.underway.without(gone)
 
     def save(self, path: str | Path) -> None:
         """Writes all that is known to a file, from which `Sam3.resume_session` goes on, in another process as well.
@@ -227,18 +237,22 @@ class Session:
 
     def _search(self, frame: int, text: Texts, box: Box) -> TrackedFrame:
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
-        if len(set(texts)) < len(texts):
-            raise Sam3Error(f"The texts {shown(list(texts))} are not all different; give each one once.")
         boxes = None if box is None else np.asarray(box, object).reshape(1, -1).tolist()
         prompts = tuple(Prompt(each, boxes=boxes) for each in texts or (None,))
         for prompt in prompts:
             self.processor.model.check_prompt(prompt)
+        if len(set(texts)) < len(texts):
+            raise Sam3Error(f"The texts {shown(list(texts))} are not all different; give each one once.")
         pixels = self.processor.pixels(frame)
         for prompt in prompts:
             self.processor.model.encode_prompt(prompt, pixels.shape[1::-1])
-        self.processor.progress = self.processor.begun(prompts, frame)
-        # A propagation processes this frame once more, as upstream's does (VI:241).
-        return self._shown(self.processor.process(frame, reverse=False), pixels)
+        before, self.processor.progress = self.processor.progress, self.processor.begun(prompts, frame)
+        try:
+            # A propagation processes this frame once more, as upstream's does (VI:241).
+            return self._shown(self.processor.process(frame, reverse=False), pixels)
+        except BaseException:
+            self.processor.progress = before
+            raise
 
     def _correct(self, frame: int, object_id: int, prompt: ObjectPrompt, mask: Masks | None) -> TrackedFrame:
         progress = self.processor.progress
@@ -251,11 +265,12 @@ class Session:
             _check_mask(mask, pixels)
         encoded = self.processor.encoded(frame)
         group, is_new = progress.group_of(object_id), object_id not in self.objects
-        answer = group.click(encoded, object_id, prompt) if mask is None else group.give(encoded, object_id, mask)
-        progress.added |= {object_id} if is_new else frozenset()
-        progress.history += (Action("add" if is_new else "refine", frozenset({object_id})),)
-        progress.underway = None
-        return self._shown(self.processor.keep_refined(encoded, {object_id: answer}), pixels)
+        with progress.all_or_nothing():
+            answer = group.click(encoded, object_id, prompt) if mask is None else group.give(encoded, object_id, mask)
+            progress.added |= {object_id} if is_new else frozenset()
+            progress.history += (Action("add" if is_new else "refine", frozenset({object_id})),)
+            progress.underway = None
+            return self._shown(self.processor.keep_refined(encoded, {object_id: answer}), pixels)
 
     def _departed(self, start: int | None, limit: int | None, reverse: bool) -> Underway:
         """A propagation begins."""
@@ -285,6 +300,13 @@ class Session:
     def _shown(self, kept: KeptFrame, pixels: Pixels) -> TrackedFrame:
         progress = self.processor.progress
         return tracked_frame(kept, pixels, progress.groups, progress.added)
+
+
+def _integer(what: str, given: Any) -> int:
+    try:
+        return int(operator.index(given))
+    except TypeError:
+        raise Sam3Error(f"The {what} is {shown(given)}; give a whole number.") from None
 
 
 def _check_mask(mask: Any, pixels: Pixels) -> None:

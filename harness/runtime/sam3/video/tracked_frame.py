@@ -51,10 +51,7 @@ def tracked_frame(kept: KeptFrame, pixels: Pixels, groups: Sequence[Masklets], a
     """
     width, height = kept.size
     objects = kept.objects
-    outputs = [
-        frame_output({i: objects[i] for i in objects if i in scores}, scores, kept.size)
-        for scores in (group.state.scores for group in groups)
-    ]
+    outputs = [frame_output(objects, group.state.scores, kept.size) for group in groups]
     ids = np.concatenate([each.ids for each in outputs])
     order = np.argsort(ids)
     boxes = np.concatenate([each.boxes for each in outputs])[order]

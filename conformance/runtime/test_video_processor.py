@@ -1,0 +1,129 @@
+"""Frames that are fetched, which takes no model: what they leave behind, also when they are interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.prompts import Prompt
+from harness.runtime.sam3.video.bucket import Bucket
+from harness.runtime.sam3.video.frames import Frames
+from harness.runtime.sam3.video.kept import KeptFrame
+from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
+from harness.runtime.sam3.video.objects import VideoState, with_clicked
+from harness.runtime.sam3.video.outputs import ShownObject
+from harness.runtime.sam3.video.processor import VideoProcessor
+from harness.runtime.sam3.video.progress import Underway
+from harness.runtime.sam3.video.propagation import Action, Propagation
+from harness.runtime.sam3.video.retention import Retention
+from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.session import Session
+
+NOTHING: Any = None
+"""No model: nothing is computed where outputs are fetched."""
+SIZE = (3, 2)
+OBJECT = 3
+
+
+class Video:
+    """Two frames; reading the second one fails as it is told."""
+
+    def __init__(self, failure: BaseException | None = None) -> None:
+        self.failure = failure
+        self.frames = Frames("the list", self._read, 2)
+
+    def _read(self) -> Iterator[npt.NDArray[np.uint8]]:
+        yield np.zeros((2, 3, 3), np.uint8)
+        if self.failure is not None:
+            raise self.failure
+        yield np.ones((2, 3, 3), np.uint8)
+
+
+def fetching(video: Video) -> tuple[VideoProcessor, Underway]:
+    """A session of two texts that fetches an object, which hotstart removed from one and a user added to the other."""
+    processor = VideoProcessor(NOTHING, NOTHING, video.frames, DISAMBIGUATED, keeps=True)
+    progress = processor.progress = processor.begun([Prompt("dog"), Prompt("cup")], 0)
+    one, other = progress.groups
+    one.state, other.state = VideoState(removed=frozenset({OBJECT})), with_clicked(VideoState(), OBJECT, 0)
+    progress.kept = {0: KeptFrame.of(0, SIZE, {OBJECT: ShownObject(np.ones((2, 3), bool), 1.0)})}
+    progress.underway = Underway((None, None, False), Propagation("fetch"), range(2))
+    return processor, progress.underway
+
+
+def test_an_object_that_is_tracked_again_under_the_id_of_one_that_was_removed_is_kept() -> None:
+    processor, underway = fetching(Video())
+    processor.advance(underway)
+    ((output, _),) = underway.ready
+    assert set(output.bits) == set(processor.progress.kept[0].bits) == {OBJECT}
+    other = processor.progress.groups[1]
+    other.state = replace(other.state, objects=())
+    underway.order = range(2)
+    processor.advance(underway)
+    assert set(processor.progress.kept[0].bits) == set()
+
+
+def test_an_interrupted_frame_is_still_to_be_processed() -> None:
+    video = Video(KeyboardInterrupt())
+    processor, underway = fetching(video)
+    with pytest.raises(KeyboardInterrupt):
+        processor.advance(underway)
+    assert (underway.order, underway.ready) == (range(2), ())
+    video.failure = None
+    for index in range(2):
+        processor.advance(underway)
+        ((output, pixels),) = underway.ready
+        assert output.index == index
+        assert (pixels == index).all()
+    assert not underway.order
+
+
+def test_whatever_is_wrong_with_the_next_frame_this_one_is_given_out() -> None:
+    failure = OSError("the camera is gone")
+    processor, underway = fetching(Video(failure))
+    processor.advance(underway)
+    assert [output.index for output, _ in underway.ready] == [0]
+    assert underway.failure is failure
+
+
+def test_an_older_propagation_ends_where_something_else_was_asked() -> None:
+    session = Session(NOTHING, NOTHING, Video().frames, keep=True)
+    session.processor.progress.history = (Action("remove"),)
+    older = session.propagate()
+    assert next(older).index == 0
+    assert [frame.index for frame in session.propagate(start=np.int64(1), limit=np.int64(0))] == [1]
+    with pytest.raises(Sam3Error, match=r"Something else was asked meanwhile; call propagate again\."):
+        next(older)
+
+
+def test_a_frame_that_is_held_back_and_kept_is_counted_once() -> None:
+    session = Session(NOTHING, NOTHING, Video().frames, keep=True)
+    session.processor, underway = fetching(Video())
+    one = session.nbytes
+    assert one > 0
+    progress = session.processor.progress
+    bits = dict.fromkeys((OBJECT, OBJECT + 1), progress.kept[0].bits[OBJECT])
+    progress.kept[0] = replace(progress.kept[0], bits=bits)
+    underway.held = ((progress.kept[0], np.zeros((2, 3, 3), np.uint8)),)
+    group = progress.groups[1]
+    group.state = with_clicked(group.state, OBJECT + 1, 0)
+    assert session.nbytes == 2 * one
+    session.remove_object(OBJECT + 1)
+    assert session.nbytes == one
+
+
+@pytest.mark.parametrize("retention", list(Retention))
+def test_only_masks_that_are_remembered_are_cleared(retention: Retention) -> None:
+    logits = np.ones((1, 1), np.float32)
+    entry = tracked_entry(np.zeros((1, 256), np.float32), logits, logits)
+    bank = MemoryBank((OBJECT,), retention).condition(0, entry, [OBJECT])
+    for frame in (1, 2):
+        bank = bank.track(frame, entry)
+    masks = {frame: np.zeros((1, 288, 288), np.float32) for frame in (2, 3)}
+    bucket, _, _ = Bucket(bank.condition(3, entry, [OBJECT]), masks).seen(NOTHING, {}, 3, None, reverse=False)
+    assert bucket.cleared == {2}
