@@ -194,7 +194,8 @@ class _Call:
         self.read_until += len(complete)
         for line in complete.decode().splitlines():
             instant, _, stage = line.partition(" ")
-            self.crumbs.append(Breadcrumb(stage, float(instant) - self.started))
+            # A forked child may be there before this process has begun to watch it.
+            self.crumbs.append(Breadcrumb(stage, max(0.0, float(instant) - self.started)))
             self.breadcrumb(stage)
 
     def _note_family(self) -> None:
