@@ -233,7 +233,7 @@ def matrix_product(
 
     linear = None
     if by_row and at_load and extents.batch == 1 and arithmetic is FP32:
-        linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows)
+        linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows, in_order=starts is None)
     return Lowering((moving.value, staying.value), layout, build, linear=linear)
 
 

@@ -33,6 +33,7 @@ class LinearLayer:
         shape: Shape of what it reads.
         packing: Emits the packing of its weight; returns the panels.
         pack_rows: How a kernel packs what it reads.
+        in_order: Whether the rows that it reads lie one after the other.
     """
 
     extents: Extents
@@ -41,6 +42,7 @@ class LinearLayer:
     shape: tuple[int, ...]
     packing: Callable[[relax.BlockBuilder, relax.Expr], relax.Var]
     pack_rows: Callable[[tirx.Buffer], Pack]
+    in_order: bool
 
 
 @dataclass(frozen=True)
