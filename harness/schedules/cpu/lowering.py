@@ -110,7 +110,7 @@ class Context(Scope):
         if not is_call(definition, "relax.broadcast_to"):
             return value
         source = definition.args[0]
-        before, after = static_shape(source), static_shape(value)
+        before, after = static_shape(source, None), static_shape(value, None)
         if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
             return value
         return self.unexpanded(source)
@@ -118,7 +118,7 @@ class Context(Scope):
     def _unmerged(self, value: relax.Expr, several: relax.Expr) -> relax.Expr:
         """Returns the one weight that `several`, which `value` is a reshape of, was expanded from; else the value."""
         matrix = self.unexpanded(several)
-        one, after = static_shape(matrix), static_shape(value)
+        one, after = static_shape(matrix, None), static_shape(value, None)
         if matrix.same_as(several) or not self.is_parameter(matrix) or one is None or after is None:
             return value
         same = math.prod(one[:-2]) == 1 and len(one) <= len(after) and one[-2:] == after[-2:]
