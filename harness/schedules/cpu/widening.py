@@ -8,6 +8,8 @@ that others than linear layers read are widened when the model is loaded.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -37,8 +39,15 @@ def _is_rounded(function: relax.Function) -> bool:
     return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == _HALF
 
 
-def _is_half(value: relax.Expr) -> bool:
-    return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) == _HALF
+def _holds_half(ty: Any) -> bool:
+    """Returns whether this is the type of a bfloat16 tensor, or of a tuple that has one."""
+    if isinstance(ty, relax.TupleType):
+        return any(map(_holds_half, ty.fields))
+    return _is_half(ty)
+
+
+def _is_half(ty: Any) -> bool:
+    return isinstance(ty, relax.TensorType) and str(ty.dtype) == _HALF
 
 
 @mutator
@@ -53,7 +62,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         variable, value = binding.var, binding.value
-        if variable in self._parameters and _is_half(variable):
+        if variable in self._parameters and _holds_half(variable.ty):
             self._keeps = True
             super().visit_var_binding_(binding)
             self._keeps = False
@@ -64,7 +73,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._keeps = False
             layer = relax.op.matmul(rounded, weight, out_dtype="float32")
             self._bind(variable, layer)
-        elif is_call(value, "relax.astype") and (_is_half(variable) or _is_half(value.args[0])):
+        elif is_call(value, "relax.astype") and (_is_half(variable.ty) or _is_half(value.args[0].ty)):
             self._bind(variable, self.visit_expr(value.args[0]))
         else:
             super().visit_var_binding_(binding)
@@ -91,7 +100,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
         self.set_var_remap(variable, new)
 
     def _widened(self, value: relax.Expr) -> relax.Expr:
-        if self._keeps or not _is_half(value):
+        if self._keeps or not _is_half(value.ty):
             return value
         if value not in self._wide:
             self._wide[value] = self.builder_.emit(relax.op.astype(value, "float32"))
