@@ -208,6 +208,11 @@ def names_in_bf16(module: nn.Module, *args: torch.Tensor) -> set[str]:
     return {name.rstrip("0123456789") for name in functions_of(cpu_pipeline(target_for("znver5"))(made.module))}
 
 
+def test_an_epilogue_is_as_long_as_in_fp32() -> None:
+    layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    assert names_in_bf16(layers, torch.randn(9, 64)) == {"pack", "matmul_bf16_add_relu", "matmul_bf16_add"}
+
+
 class PackedProjections(nn.Module):
     """Attention whose projections share one weight, which is split: queries and keys are of another tensor."""
 

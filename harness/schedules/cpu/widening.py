@@ -95,6 +95,9 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
 
     def _bind(self, variable: relax.Var, value: relax.Expr) -> None:
         value = self.builder_.normalize(value)
+        if isinstance(value, relax.Var) and isinstance(variable, relax.DataflowVar):
+            self.set_var_remap(variable, value)  # a second name would end the epilogue of what computes the value
+            return
         new = type(variable)(variable.name, value.ty)
         self.builder_.emit_normalized(relax.VarBinding(new, value))
         self.set_var_remap(variable, new)
