@@ -193,6 +193,7 @@ def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
     [
         (Case("end_to_end", "real", "llvm"), None, "end_to_end is no component"),
         (Case("box_head", "real", "cuda"), None, "choose --target llvm"),
+        (Case("box_head", "real", "llvm", precision="bf16"), None, "choose --precision fp32"),
         (Case("box_head", "real", "llvm"), "masks", "no output 'masks'"),
         (Case("box_head", "real", "llvm", frontend="onnx"), None, "choose --frontend torch"),
     ],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
 from harness.diagnose.diagnosis import Boundary, Coverage, Diagnosis, first_divergence
 from harness.models.registry import models, subjects
@@ -48,6 +49,10 @@ def diagnose(
         raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
     if case.target != HOST.name:
         raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
+    if case.precision != DEFAULT_PRECISION:
+        raise HarnessError(
+            f"kernels in {case.precision} cannot be followed yet: choose --precision {DEFAULT_PRECISION}"
+        )
     if case.frontend != DEFAULT_FRONTEND:
         raise HarnessError(
             f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {DEFAULT_FRONTEND}"
