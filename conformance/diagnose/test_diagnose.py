@@ -23,6 +23,7 @@ from harness.core.settings import SEEDED
 from harness.core.subject import Program
 from harness.diagnose.diagnosing import diagnose, diagnose_program
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
+from harness.diagnose.table import summary
 from harness.schedules.common.kernel import fp32
 from harness.schedules.cpu import epilogue, rewrite
 from harness.schedules.cpu.arena import Value
@@ -167,6 +168,15 @@ def test_memory_that_is_given_away_too_early_is_no_kernels_fault(monkeypatch: py
     assert found.first is None
     assert found.changed
     assert found.faulty
+    assert "memory is given away too early" in summary(found)
+
+
+def test_an_output_beyond_the_limits_without_a_divergent_kernel_is_told() -> None:
+    found = right_block()
+    far = replace(found.outputs["mixed"], r_rms=100.0)
+    told = summary(replace(found, outputs=found.outputs | {"mixed": far}))
+    assert told.startswith("No kernel diverges by itself, but errors of mixed are beyond the limits"), told
+    assert summary(found).startswith("No kernel diverges: each rounds like PyTorch")
 
 
 @pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder"])
