@@ -170,6 +170,7 @@ def _diagnosis(
     deviations = {name: result.accumulated for name, result in zip(program.outputs, compared.results, strict=True)}
     if output is not None:
         results, deviations = {output: results[output]}, {output: deviations[output]}
+    calls = frozenset[int]().union(*(flow.needed(flow.results[program.outputs.index(name)]) for name in results))
     nodes = {node.name: node for node in needed(results.values())}
     boundaries = tuple(
         Boundary(
@@ -195,9 +196,9 @@ def _diagnosis(
         compared=sum(name in own for name in nodes),
         covered=sum(name in inside - own for name in nodes),
         skipped={name: "no call that was compared depends on it" for name in nodes if name not in inside | own},
-        unnamed=dict(Counter(flow.calls[n].function for n in compared.unnamed)),
+        unnamed=dict(Counter(flow.calls[n].function for n in compared.unnamed if n in calls)),
     )
-    changed = tuple(flow.calls[n].function for n in compared.changed)
+    changed = tuple(flow.calls[n].function for n in compared.changed if n in calls)
     return Diagnosis(case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed)
 
 

@@ -86,6 +86,16 @@ class Flow:
         return frozenset(nodes), tuple(sorted(between))
 
 
+    def needed(self, value: int) -> frozenset[int]:
+        """Returns the numbers of the calls on which a value depends."""
+        values, found = {value}, set()
+        for n, call in reversed(list(enumerate(self.calls))):
+            if not values.isdisjoint(call.outputs):
+                found.add(n)
+                values.update(call.inputs)
+        return frozenset(found)
+
+
 @tvm.ir.instrument.pass_instrument
 class BeforeMemory:
     """Keeps the module that a pipeline has made just before it plans memory; for `lower_module`.
@@ -141,6 +151,7 @@ class _Reader:
         self.found = Flow()
         self.values: dict[Any, tuple[int, ...]] = {}
         self.types: list[Any] = []
+        self.parts: set[int] = set()
         self.position = 0
         held: dict[str, list[str]] = {}
         for node, variable in holding.items():
@@ -183,6 +194,8 @@ class _Reader:
             types = variable.ty.fields if isinstance(variable.ty, relax.TupleType) else [variable.ty]
             outputs = tuple(map(self._new, types))
             self.values[variable] = outputs
+            if len(outputs) > 1:  # only a call with one result is compared: these are, with what reads them
+                self.parts.update(outputs)
             self.found.calls.append(
                 KernelCall(
                     callee(call),
@@ -195,9 +208,9 @@ class _Reader:
             )
         else:  # a view
             self.values[variable] = self._numbers(call.args[0])
-        number = _result(site)
-        if self.last[number] == self.position and len(self.values[variable]) == 1:
-            self._name(self.values[variable][0], self.nodes_of_operator.get(number, []))
+        number, values = _result(site), self.values[variable]
+        if self.last[number] == self.position and len(values) == 1 and values[0] not in self.parts:
+            self._name(values[0], self.nodes_of_operator.get(number, []))
 
     def _numbers(self, value: Any) -> tuple[int, ...]:
         """Returns the numbers of the values of an expression, several for a tuple."""
