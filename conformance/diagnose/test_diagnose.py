@@ -20,7 +20,7 @@ from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import SEEDED
-from harness.core.subject import Program
+from harness.core.subject import Axis, Program
 from harness.diagnose.diagnosing import diagnose, diagnose_program
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
 from harness.diagnose.table import summary
@@ -215,6 +215,26 @@ def test_a_call_with_several_results_is_judged_with_what_reads_them(monkeypatch:
     first = first_of(halves())
     assert first.function.startswith("softmax")
     assert first.between == ("split",)
+
+
+class Rows(nn.Module):
+    """A linear layer of any number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.layer(x))
+
+
+def test_the_cause_is_found_where_an_extent_is_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LEGALIZE["relax.sigmoid"]
+    monkeypatch.setitem(LEGALIZE, "relax.sigmoid", lambda builder, call: right(builder, relax.op.negative(call.args[0])))
+    program = Program("rows", Rows().eval(), {"x": torch.randn(7, WIDTH)}, ("y",), symbolic={"x": {0: Axis("n", 1, 9)}})
+    found = diagnose_program(program, CASE, SEEDED)
+    assert cause_of(found) is Cause.LEGALIZATION
 
 
 @pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder"])

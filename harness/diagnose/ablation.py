@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from harness.diagnose.comparing import array_of
 from harness.diagnose.deviation import Deviation, deviation
@@ -207,4 +207,5 @@ def _without_weights(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _shape(variable: relax.Var) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in variable.ty.shape)
+    """Returns the shape for NumPy, with -1 for a symbolic extent, which follows from the size of a value."""
+    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else -1 for extent in variable.ty.shape)
