@@ -4,7 +4,8 @@
 
 A task takes a block of rows through both products. Its part of the hidden layer lies in a workspace that stays in the
 caches, and all sums are cut as those of the two products by themselves, so that every bit of the result is the same.
-Every task reads both weights, so this is for weights that the last-level cache holds.
+Every task reads both weights, so this is for weights that the last-level cache holds. Weights are fp32: layers with
+bfloat16 weights stay two products.
 """
 
 from __future__ import annotations
