@@ -231,7 +231,11 @@ class Rows(nn.Module):
 
 def test_the_cause_is_found_where_an_extent_is_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
     right = LEGALIZE["relax.sigmoid"]
-    monkeypatch.setitem(LEGALIZE, "relax.sigmoid", lambda builder, call: right(builder, relax.op.negative(call.args[0])))
+
+    def mirrored(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return right(builder, relax.op.negative(call.args[0]))
+
+    monkeypatch.setitem(LEGALIZE, "relax.sigmoid", mirrored)
     program = Program("rows", Rows().eval(), {"x": torch.randn(7, WIDTH)}, ("y",), symbolic={"x": {0: Axis("n", 1, 9)}})
     found = diagnose_program(program, CASE, SEEDED)
     assert cause_of(found) is Cause.LEGALIZATION

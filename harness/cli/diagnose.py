@@ -51,8 +51,8 @@ def diagnose(
 ) -> None:
     """Compare every kernel with PyTorch and float64, and name the first that diverges.
 
-    Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output is beyond the limits, or memory is given away
-    too early. 2: wrong usage or environment.
+    Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output is beyond the limits, or memory is given
+    away too early. 2: wrong usage or environment.
     """
     require_compiler()
     from harness.diagnose.diagnosis import ADVICE, write_json
