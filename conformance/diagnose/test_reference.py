@@ -54,7 +54,7 @@ def test_values_are_those_of_pytorch_and_of_float64_and_go_when_they_are_release
     assert alive() == before
 
 
-def test_float64_of_a_boundary_begins_with_pytorchs_own_values() -> None:
+def test_float64_from_sources_begins_with_pytorchs_own_values() -> None:
     graph, x = chain()
     output = graph.nodes[graph.outputs[0]]
     middle = needed([output])[LENGTH]

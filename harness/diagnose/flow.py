@@ -62,7 +62,7 @@ class Flow:
     constants: Mapping[int, Array]
     results: tuple[int, ...]
 
-    def boundary(self, position: int) -> tuple[frozenset[str], tuple[int, ...]]:
+    def sources(self, position: int) -> tuple[frozenset[str], tuple[int, ...]]:
         """Returns the nodes on which a call depends, and the calls between: those whose results are of no node."""
         nodes: set[str] = set()
         between: set[int] = set()
@@ -80,7 +80,6 @@ class Flow:
                 between.add(writers[value])
                 waiting += self.calls[writers[value]].inputs
         return frozenset(nodes), tuple(sorted(between))
-
 
     def needed(self, value: int) -> frozenset[int]:
         """Returns the numbers of the calls on which a value depends."""
