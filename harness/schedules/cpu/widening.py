@@ -16,8 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.core.precision import ROUNDED_OPERANDS
 from harness.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
-
-_HALF = "bfloat16"
+from harness.schedules.cpu.bf16 import BF16, has_pairs
 
 
 def widen() -> tvm.transform.Pass:
@@ -36,7 +35,7 @@ def widen() -> tvm.transform.Pass:
 
 
 def _is_rounded(function: relax.Function) -> bool:
-    return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == _HALF
+    return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == BF16
 
 
 def _holds_half(ty: Any) -> bool:
@@ -47,7 +46,7 @@ def _holds_half(ty: Any) -> bool:
 
 
 def _is_half(ty: Any) -> bool:
-    return isinstance(ty, relax.TensorType) and str(ty.dtype) == _HALF
+    return isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16
 
 
 @mutator
@@ -67,7 +66,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             super().visit_var_binding_(binding)
             self._keeps = False
         elif self._is_linear(value):
-            rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), _HALF))
+            rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), BF16))
             self._keeps = True
             weight = self.visit_expr(value.args[1])
             self._keeps = False
@@ -88,10 +87,8 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
         """Returns whether this is a linear layer that `gemm.py` has a kernel for."""
         if not is_call(value, "relax.matmul") or value.args[0] in self._parameters:
             return False
-        left, right = (static_shape(argument, _HALF) for argument in value.args)
-        if left is None or right is None or len(right) < 2 or value.args[1] not in self._parameters:
-            return False
-        return right[-2] % 2 == 0
+        left, right = value.args
+        return static_shape(left, BF16) is not None and right in self._parameters and has_pairs(right)
 
     def _bind(self, variable: relax.Var, value: relax.Expr) -> None:
         value = self.builder_.normalize(value)
