@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from tvm import ir, relax
+from tvm import ir, relax, te, topi
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 from typer.testing import CliRunner
 
@@ -20,9 +20,10 @@ from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import SEEDED
-from harness.core.subject import Program
+from harness.core.subject import Axis, Program
 from harness.diagnose.diagnosing import diagnose, diagnose_program
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
+from harness.diagnose.table import summary
 from harness.schedules.common.kernel import fp32
 from harness.schedules.cpu import epilogue, rewrite
 from harness.schedules.cpu.arena import Value
@@ -54,10 +55,10 @@ def right_block() -> Diagnosis:
     return block()
 
 
-def block() -> Diagnosis:
+def block(output: str | None = None) -> Diagnosis:
     x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
     program = Program("block", Block().eval(), {"x": x}, ("mixed", "weights"))
-    return diagnose_program(program, CASE, SEEDED)
+    return diagnose_program(program, CASE, SEEDED, output)
 
 
 def first_of(diagnosis: Diagnosis) -> Boundary:
@@ -86,6 +87,12 @@ def test_a_right_program_rounds_like_pytorch_at_every_kernel() -> None:
     assert all(0 <= boundary.local.r_rms < 1.5 for boundary in found.boundaries)
     assert math.isclose(sum(budget(found).values()), 1)
     assert all("test_diagnose.py" in boundary.source for boundary in found.boundaries if not boundary.at_load)
+
+
+def test_calls_that_an_output_does_not_need_are_not_told() -> None:
+    assert right_block().coverage.unnamed == {"pack": 3, "pack1": 1}
+    assert block("mixed").coverage.unnamed == {"pack": 3, "pack1": 1}
+    assert block("weights").coverage.unnamed == {"pack": 1}
 
 
 def test_an_error_is_local_where_it_is_made_and_accumulates_from_there() -> None:
@@ -167,6 +174,71 @@ def test_memory_that_is_given_away_too_early_is_no_kernels_fault(monkeypatch: py
     assert found.first is None
     assert found.changed
     assert found.faulty
+    assert "memory is given away too early" in summary(found)
+
+
+def test_an_output_beyond_the_limits_without_a_divergent_kernel_is_told() -> None:
+    found = right_block()
+    far = replace(found.outputs["mixed"], r_rms=100.0)
+    told = summary(replace(found, outputs=found.outputs | {"mixed": far}))
+    assert told.startswith("No kernel diverges by itself, but errors of mixed are beyond the limits"), told
+    assert summary(found).startswith("No kernel diverges: each rounds like PyTorch")
+
+
+class Halves(nn.Module):
+    """A call with two results, one of which is read through a view, by two others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.split(x, WIDTH // 2, dim=1)
+        seen = first.reshape(-1, WIDTH)
+        return torch.softmax(seen, -1) * seen.sum() + second.reshape(-1, WIDTH).cos()
+
+
+def halves() -> Diagnosis:
+    x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    return diagnose_program(Program("halves", Halves(), {"x": x}, ("result",)), CASE, SEEDED)
+
+
+def test_a_call_with_several_results_is_judged_with_what_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = halves()
+    assert not right.faulty
+    assert right.coverage.skipped == {}
+
+    def wrong(x: te.Tensor) -> list[te.Tensor]:
+        first, second = topi.split(x, 2, 1)
+        return [topi.negative(first), second]
+
+    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return builder.call_te(wrong, call.args[0], primfunc_name_hint="split")
+
+    monkeypatch.setitem(LEGALIZE, "relax.split", legalized)
+    first = first_of(halves())
+    assert first.function.startswith("softmax")
+    assert first.between == ("split",)
+
+
+class Rows(nn.Module):
+    """A linear layer of any number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.layer(x))
+
+
+def test_the_cause_is_found_where_an_extent_is_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LEGALIZE["relax.sigmoid"]
+
+    def mirrored(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return right(builder, relax.op.negative(call.args[0]))
+
+    monkeypatch.setitem(LEGALIZE, "relax.sigmoid", mirrored)
+    program = Program("rows", Rows().eval(), {"x": torch.randn(7, WIDTH)}, ("y",), symbolic={"x": {0: Axis("n", 1, 9)}})
+    found = diagnose_program(program, CASE, SEEDED)
+    assert cause_of(found) is Cause.LEGALIZATION
 
 
 @pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder"])
@@ -193,6 +265,7 @@ def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
     [
         (Case("end_to_end", "real", "llvm"), None, "end_to_end is no component"),
         (Case("box_head", "real", "cuda"), None, "choose --target llvm"),
+        (Case("box_head", "real", "llvm", precision="bf16"), None, "choose --precision fp32"),
         (Case("box_head", "real", "llvm"), "masks", "no output 'masks'"),
         (Case("box_head", "real", "llvm", frontend="onnx"), None, "choose --frontend torch"),
     ],

@@ -54,7 +54,7 @@ def test_values_are_those_of_pytorch_and_of_float64_and_go_when_they_are_release
     assert alive() == before
 
 
-def test_float64_of_a_boundary_begins_with_pytorchs_own_values() -> None:
+def test_float64_from_sources_begins_with_pytorchs_own_values() -> None:
     graph, x = chain()
     output = graph.nodes[graph.outputs[0]]
     middle = needed([output])[LENGTH]
@@ -85,3 +85,11 @@ def test_what_had_to_be_equal_is_wrong_without_measure() -> None:
     assert deviation(~truth, truth, ~truth).excess == 0  # float64 decides so as well
     whole = np.array([1.0, 2.0], np.float32)
     assert np.isinf(deviation(np.array([1.0, np.nan], np.float32), whole, whole.astype(np.float64)).excess)
+
+
+def test_nan_is_wrong_also_where_pytorch_overflows_and_float64_does_not() -> None:
+    value, exact = np.array([np.inf, 1], np.float32), np.array([1e39, 1])
+    assert deviation(value, value, exact).excess == 0
+    assert deviation(np.array([np.finfo(np.float32).max, 1], np.float32), value, exact).excess == 0
+    assert deviation(np.array([np.nan, 1], np.float32), value, exact).wrong == 1
+    assert np.isinf(deviation(np.full(2, np.nan, np.float32), value, exact).excess)

@@ -36,7 +36,7 @@ def diagnose(
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
     target: Annotated[str, typer.Option(help="Target; its kernels must run on this CPU.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
-    precision: Annotated[str, typer.Option(help="Precision.")] = DEFAULT_PRECISION,
+    precision: Annotated[str, typer.Option(help="Precision; fp32 alone.")] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help="Frontend; its nodes must be torch.export's.")] = DEFAULT_FRONTEND,
     output: Annotated[str | None, typer.Option(help="Follow this output alone. Default: all of them.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every boundary, not only those that matter most.")] = False,
@@ -51,7 +51,8 @@ def diagnose(
 ) -> None:
     """Compare every kernel with PyTorch and float64, and name the first that diverges.
 
-    Exit code 0: every kernel rounds like PyTorch. 1: something diverges. 2: wrong usage or environment.
+    Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output is beyond the limits, or memory is given
+    away too early. 2: wrong usage or environment.
     """
     require_compiler()
     from harness.diagnose.diagnosis import ADVICE, write_json

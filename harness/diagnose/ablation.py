@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from harness.diagnose.comparing import array_of
 from harness.diagnose.deviation import Deviation, deviation
@@ -40,7 +40,7 @@ class Piece:
     """The part of an imported module that one kernel computes.
 
     Attributes:
-        module: Its `main` takes the values of a boundary, then weights, and returns a tuple of one tensor.
+        module: Its `main` takes the values of some nodes, then weights, and returns a tuple of one tensor.
         arguments: Values of its parameters, PyTorch's own.
         torch_value: PyTorch's value of the result.
         exact: The float64 value that follows from the same arguments.
@@ -62,9 +62,9 @@ def piece_of(
     graph: Graph,
     inputs: Sequence[torch.Tensor],
     node: str,
-    boundary: Iterable[str],
+    sources: Iterable[str],
 ) -> Piece:
-    """Cuts the operators between a boundary and a node out of an imported module.
+    """Cuts the operators between some nodes and another out of an imported module.
 
     Args:
         module: As imported.
@@ -72,13 +72,13 @@ def piece_of(
         graph: The nodes.
         inputs: The program's inputs.
         node: Name of the node to compute.
-        boundary: Names of the nodes to compute it from.
+        sources: Names of the nodes to compute it from.
     """
     main = relax.transform.CanonicalizeBindings()(module)["main"]
     bound = {binding.var.name: binding for binding in bindings_of(main)}
     weights = {parameter.name for parameter in main.params[int(main.attrs["num_input"]) :]}
     result = bound[holding[node]].var
-    limits = [name for name in boundary if name != node]
+    limits = [name for name in sources if name != node]
     stops = {holding[name] for name in limits if name in holding}
     kept: set[str] = set()
     read: dict[str, relax.Var] = {}
@@ -207,4 +207,5 @@ def _without_weights(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _shape(variable: relax.Var) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in variable.ty.shape)
+    """Returns the shape for NumPy, with -1 for a symbolic extent, which follows from the size of a value."""
+    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else -1 for extent in variable.ty.shape)

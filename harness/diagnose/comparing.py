@@ -130,7 +130,7 @@ class _Observer:
         self.functions = {call.function for call in flow.calls}
         self.results = {n: self._node_of_result(call) for n, call in enumerate(flow.calls)}
         self.outputs = graph.outputs
-        self.boundaries = [flow.boundary(n) for n in range(len(flow.calls))]
+        self.sources = [flow.sources(n) for n in range(len(flow.calls))]
         self.reference = Reference(
             graph,
             inputs,
@@ -186,7 +186,7 @@ class _Observer:
         """Returns the nodes whose fp32 values a call is given or is compared with."""
         own = [self.flow.nodes[value] for value in self.flow.calls[n].inputs if value in self.flow.nodes]
         result = self.results[n]
-        return own if result is None else [*own, *self.boundaries[n][0], result]
+        return own if result is None else [*own, *self.sources[n][0], result]
 
     def _check_inputs(self, call: KernelCall, arguments: Sequence[Any]) -> None:
         tensors = [argument for argument in arguments if hasattr(argument, "dtype")]
@@ -227,17 +227,17 @@ class _Observer:
         node = self.results[self.position]
         if node is None:
             return
-        boundary, between = self.boundaries[self.position]
+        sources, between = self.sources[self.position]
         nodes = self.reference.nodes
         torch_value = array_of(self.reference.fp32(node))
-        near = array_of(self.reference.locally_exact(node, boundary - {node}))
+        near = array_of(self.reference.locally_exact(node, sources - {node}))
         exact = array_of(self.reference.exact(node))
         shape = tuple(int(extent) for extent in written.shape)
         self.found.append(
             Comparison(
                 self.position,
                 node,
-                tuple(part.name for part in region(nodes[node], [nodes[name] for name in boundary])),
+                tuple(part.name for part in region(nodes[node], [nodes[name] for name in sources])),
                 between,
                 shape,
                 deviation(local[0].reshape(torch_value.shape), torch_value, near),

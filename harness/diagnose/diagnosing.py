@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
 from harness.diagnose.diagnosis import Boundary, Coverage, Diagnosis, first_divergence
 from harness.models.registry import models, subjects
@@ -19,12 +20,15 @@ from harness.targets import HOST, TARGETS
 
 if TYPE_CHECKING:
     import torch
+    import tvm
 
     from harness.core.subject import Program
     from harness.diagnose.comparing import Compared
     from harness.diagnose.flow import Flow
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
+    from harness.schedules import Schedules
+    from harness.targets.target import Target
 
 
 def diagnose(
@@ -48,6 +52,10 @@ def diagnose(
         raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
     if case.target != HOST.name:
         raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
+    if case.precision != DEFAULT_PRECISION:
+        raise HarnessError(
+            f"kernels in {case.precision} cannot be followed yet: choose --precision {DEFAULT_PRECISION}"
+        )
     if case.frontend != DEFAULT_FRONTEND:
         raise HarnessError(
             f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {DEFAULT_FRONTEND}"
@@ -88,7 +96,9 @@ def diagnose_program(
         output: As for `diagnose`.
         announce: Called with the name of each stage as it begins.
     """
+    from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.route import Route
+    from harness.tuning.database import chosen_schedules
 
     route = Route.of(case)
     inputs = tuple(program.example.values())
@@ -97,57 +107,70 @@ def diagnose_program(
     graph = route.graph(exported)
     announce(Stage.IMPORT)
     lowered = route.lower(exported)
-    flow, compared = _run(lowered, inputs, graph, case, settings, announce)
+    target = TARGETS[case.target]
+    imported = _Imported(
+        lowered,
+        inputs,
+        graph,
+        nodes_of(lowered.module),
+        target,
+        target.tvm_target(settings.processors),
+        chosen_schedules(settings.database, case.target, settings.processors).schedules,
+    )
+    flow, compared = _run(imported, announce)
     found = _diagnosis(program, case, graph, flow, compared, output)
-    return found if found.first is None else _with_cause(found, lowered, inputs, graph, flow, settings)
+    return found if found.first is None else _with_cause(found, imported, flow)
 
 
-def _run(
-    lowered: Lowered,
-    inputs: Sequence[torch.Tensor],
-    graph: Graph,
-    case: Case,
-    settings: Settings,
-    announce: Callable[[str], None],
-) -> tuple[Flow, Compared]:
+@dataclass(frozen=True)
+class _Imported:
+    """An imported program, and what it is compiled for.
+
+    Attributes:
+        lowered: Its module.
+        inputs: Its inputs.
+        graph: Its nodes.
+        holding: The variable that holds each node's value (`nodes_of`).
+        target: What it is compiled for.
+        tvm_target: The same as TVM's.
+        schedules: What tuning found.
+    """
+
+    lowered: Lowered
+    inputs: Sequence[torch.Tensor]
+    graph: Graph
+    holding: Mapping[str, str]
+    target: Target
+    tvm_target: tvm.target.Target
+    schedules: Schedules
+
+
+def _run(imported: _Imported, announce: Callable[[str], None]) -> tuple[Flow, Compared]:
     from harness.diagnose.comparing import compare
     from harness.diagnose.flow import BeforeMemory, flow_of
-    from harness.lowering.frontends.torch_export import nodes_of
     from harness.schedules.common.origins import tagged
     from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-    from harness.tuning.database import chosen_schedules
 
     announce(Stage.COMPILE)
-    target, kept = TARGETS[case.target], BeforeMemory()
-    tvm_target = target.tvm_target(settings.processors)
-    schedules = chosen_schedules(settings.database, case.target, settings.processors).schedules
-    code = lower_module(tagged(lowered.module), target, tvm_target, schedules, [kept])
-    flow = flow_of(kept.module, code, lowered.module, nodes_of(lowered.module), graph.nodes)
+    module, target, kept = imported.lowered.module, imported.target, BeforeMemory()
+    code = lower_module(tagged(module), target, imported.tvm_target, imported.schedules, [kept])
+    flow = flow_of(kept.module, code, module, imported.holding, imported.graph.nodes)
+    weights = list(imported.lowered.parameters().values())
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
-        build_library(code, tvm_target, library)
+        build_library(code, imported.tvm_target, library)
         announce(Stage.RUN)
-        return flow, compare(library, target.device(), list(lowered.parameters().values()), inputs, flow, graph)
+        return flow, compare(library, target.device(), weights, imported.inputs, flow, imported.graph)
 
 
-def _with_cause(
-    found: Diagnosis,
-    lowered: Lowered,
-    inputs: Sequence[torch.Tensor],
-    graph: Graph,
-    flow: Flow,
-    settings: Settings,
-) -> Diagnosis:
+def _with_cause(found: Diagnosis, imported: _Imported, flow: Flow) -> Diagnosis:
     from harness.diagnose.ablation import ablate, piece_of
-    from harness.lowering.frontends.torch_export import nodes_of
-    from harness.tuning.database import chosen_schedules
 
     assert found.first is not None
-    wrong, target = found.first.boundary, TARGETS[found.case.target]
-    boundary, _ = flow.boundary(wrong.position)
-    piece = piece_of(lowered.module, nodes_of(lowered.module), graph, inputs, wrong.node, boundary)
-    schedules = chosen_schedules(settings.database, target.name, settings.processors).schedules
-    return replace(found, ablation=ablate(piece, target, target.tvm_target(settings.processors), schedules))
+    wrong = found.first.boundary
+    sources, _ = flow.sources(wrong.position)
+    piece = piece_of(imported.lowered.module, imported.holding, imported.graph, imported.inputs, wrong.node, sources)
+    return replace(found, ablation=ablate(piece, imported.target, imported.tvm_target, imported.schedules))
 
 
 def _diagnosis(
@@ -165,6 +188,7 @@ def _diagnosis(
     deviations = {name: result.accumulated for name, result in zip(program.outputs, compared.results, strict=True)}
     if output is not None:
         results, deviations = {output: results[output]}, {output: deviations[output]}
+    calls = frozenset[int]().union(*(flow.needed(flow.results[program.outputs.index(name)]) for name in results))
     nodes = {node.name: node for node in needed(results.values())}
     boundaries = tuple(
         Boundary(
@@ -190,9 +214,9 @@ def _diagnosis(
         compared=sum(name in own for name in nodes),
         covered=sum(name in inside - own for name in nodes),
         skipped={name: "no call that was compared depends on it" for name in nodes if name not in inside | own},
-        unnamed=dict(Counter(flow.calls[n].function for n in compared.unnamed)),
+        unnamed=dict(Counter(flow.calls[n].function for n in compared.unnamed if n in calls)),
     )
-    changed = tuple(flow.calls[n].function for n in compared.changed)
+    changed = tuple(flow.calls[n].function for n in compared.changed if n in calls)
     return Diagnosis(case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed)
 
 

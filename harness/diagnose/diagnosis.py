@@ -191,7 +191,12 @@ class Diagnosis:
     @property
     def faulty(self) -> bool:
         """Whether anything is wrong besides rounding."""
-        return self.first is not None or bool(self.changed) or any(d.excess > 1 for d in self.outputs.values())
+        return self.first is not None or bool(self.changed) or bool(self.beyond)
+
+    @property
+    def beyond(self) -> list[str]:
+        """Names of the outputs whose errors are beyond the limits."""
+        return [name for name, found in self.outputs.items() if found.excess > 1]
 
 
 def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:

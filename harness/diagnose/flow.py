@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed")
+_CALLS = ("relax.call_tir", "relax.call_dps_packed")
 _LAST_PASS = "RewriteDataflowReshape"
 """The last pass before calls write into memory: from here on, each of `_CALLS` is a call of the virtual machine."""
 
@@ -38,19 +38,15 @@ class KernelCall:
         at_load: Whether it is made when the model is loaded.
         inputs: Numbers of the values that it reads, in the order of its parameters.
         outputs: Numbers of the values that it writes.
-        operators: Numbers of the bindings of the imported `main` that it computes or folds, in ascending order.
-        is_kernel: Whether loops of this project compute it, rather than scheduled loops of a legalization.
     """
 
     function: str
     at_load: bool
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    operators: tuple[int, ...]
-    is_kernel: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Flow:
     """The calls of a program, in order; a view of a value is the same value.
 
@@ -61,12 +57,12 @@ class Flow:
         results: Numbers of the values that the program returns.
     """
 
-    calls: list[KernelCall] = field(default_factory=list)
-    nodes: dict[int, str] = field(default_factory=dict)
-    constants: dict[int, Array] = field(default_factory=dict)
-    results: tuple[int, ...] = ()
+    calls: tuple[KernelCall, ...]
+    nodes: Mapping[int, str]
+    constants: Mapping[int, Array]
+    results: tuple[int, ...]
 
-    def boundary(self, position: int) -> tuple[frozenset[str], tuple[int, ...]]:
+    def sources(self, position: int) -> tuple[frozenset[str], tuple[int, ...]]:
         """Returns the nodes on which a call depends, and the calls between: those whose results are of no node."""
         nodes: set[str] = set()
         between: set[int] = set()
@@ -84,6 +80,15 @@ class Flow:
                 between.add(writers[value])
                 waiting += self.calls[writers[value]].inputs
         return frozenset(nodes), tuple(sorted(between))
+
+    def needed(self, value: int) -> frozenset[int]:
+        """Returns the numbers of the calls on which a value depends."""
+        values, found = {value}, set()
+        for n, call in reversed(list(enumerate(self.calls))):
+            if not values.isdisjoint(call.outputs):
+                found.add(n)
+                values.update(call.inputs)
+        return frozenset(found)
 
 
 @tvm.ir.instrument.pass_instrument
@@ -138,9 +143,12 @@ class _Reader:
         self.sites = sites
         self.source = relax.transform.CanonicalizeBindings()(source)["main"]
         self.known = known
-        self.found = Flow()
+        self.calls: list[KernelCall] = []
+        self.nodes: dict[int, str] = {}
+        self.constants: dict[int, Array] = {}
         self.values: dict[Any, tuple[int, ...]] = {}
         self.types: list[Any] = []
+        self.parts: set[int] = set()
         self.position = 0
         held: dict[str, list[str]] = {}
         for node, variable in holding.items():
@@ -167,8 +175,7 @@ class _Reader:
         self._read(main, at_load=False)
         if self.position != len(self.sites):
             raise RuntimeError(f"{len(self.sites)} calls were noted and {self.position} are made")
-        self.found.results = self._numbers(main.body.body)
-        return self.found
+        return Flow(tuple(self.calls), self.nodes, self.constants, self._numbers(main.body.body))
 
     def _read(self, function: relax.Function, *, at_load: bool) -> None:
         for binding in bindings_of(function):
@@ -183,21 +190,14 @@ class _Reader:
             types = variable.ty.fields if isinstance(variable.ty, relax.TupleType) else [variable.ty]
             outputs = tuple(map(self._new, types))
             self.values[variable] = outputs
-            self.found.calls.append(
-                KernelCall(
-                    callee(call),
-                    at_load,
-                    self._numbers(call.args[1]),
-                    outputs,
-                    tuple(sorted({n for part in site.parts for n in part.operators})),
-                    any(part.role in (Role.KERNEL, Role.HELPER) for part in site.parts),
-                )
-            )
+            if len(outputs) > 1:  # only a call with one result is compared: these are, with what reads them
+                self.parts.update(outputs)
+            self.calls.append(KernelCall(callee(call), at_load, self._numbers(call.args[1]), outputs))
         else:  # a view
             self.values[variable] = self._numbers(call.args[0])
-        number = _result(site)
-        if self.last[number] == self.position and len(self.values[variable]) == 1:
-            self._name(self.values[variable][0], self.nodes_of_operator.get(number, []))
+        number, values = _result(site), self.values[variable]
+        if self.last[number] == self.position and len(values) == 1 and values[0] not in self.parts:
+            self._name(values[0], self.nodes_of_operator.get(number, []))
 
     def _numbers(self, value: Any) -> tuple[int, ...]:
         """Returns the numbers of the values of an expression, several for a tuple."""
@@ -207,7 +207,7 @@ class _Reader:
             return (self._numbers(value.tuple_value)[value.index],)
         if isinstance(value, ir.GenericConst):
             number = self._new(value.ty)
-            self.found.constants[number] = value.value.numpy()
+            self.constants[number] = value.value.numpy()
             return (number,)
         if isinstance(value, relax.Var):
             return self.values[value]
@@ -223,7 +223,7 @@ class _Reader:
         known = (self.known[name] for name in names if name in self.known)
         node = next((node for node in known if _holds(self.types[value], node.meta.get("val"))), None)
         if node is not None:
-            self.found.nodes.setdefault(value, node.name)
+            self.nodes.setdefault(value, node.name)
 
 
 def _result(site: Site) -> int:

@@ -64,9 +64,9 @@ class Reference:
         for name in exact:
             self._exact.release(self.nodes[name])
 
-    def locally_exact(self, name: str, boundary: Iterable[str]) -> Any:
-        """Returns the float64 value of a node, computed from PyTorch's fp32 values of the nodes of a boundary."""
-        given = self._given | {self.nodes[other]: self.fp32(other) for other in boundary}
+    def locally_exact(self, name: str, sources: Iterable[str]) -> Any:
+        """Returns the float64 value of a node, computed from PyTorch's fp32 values of others."""
+        given = self._given | {self.nodes[other]: self.fp32(other) for other in sources}
         node = self.nodes[name]
         return _Values(self._module, given, Counter([node]), wide=True).value(node)
 
@@ -79,12 +79,12 @@ def needed(outputs: Iterable[Node]) -> list[Node]:
     return [node for node in _needed(outputs, ()) if node.op == "call_function"]
 
 
-def region(node: Node, boundary: Iterable[Node]) -> list[Node]:
-    """Returns the calls that a node's value takes, from the values of a boundary and of placeholders on.
+def region(node: Node, sources: Iterable[Node]) -> list[Node]:
+    """Returns the calls that a node's value takes, from the values of some sources and of placeholders on.
 
-    The node itself is the last one, even if it is in the boundary.
+    The node itself is the last one, even if it is a source.
     """
-    given = set(boundary) - {node}
+    given = set(sources) - {node}
     return [part for part in _needed([node], given) if part.op == "call_function" and part not in given]
 
 

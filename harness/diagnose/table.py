@@ -64,6 +64,9 @@ def summary(diagnosis: Diagnosis) -> str:
 
 def _finding(diagnosis: Diagnosis) -> str:
     first = diagnosis.first
+    if first is None and diagnosis.beyond:
+        grew = "" if diagnosis.changed else ", because rounding errors grow"
+        return f"No kernel diverges by itself, but errors of {', '.join(diagnosis.beyond)} are beyond the limits{grew}."
     if first is None:
         return "No kernel diverges: each rounds like PyTorch or better when it is given PyTorch's own values."
     boundary = first.boundary

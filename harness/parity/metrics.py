@@ -80,10 +80,15 @@ def _chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         yield tuple(_wide(array[start : start + _CHUNK]) for array in flat)
 
 
-def _same_specials(a: Array, r: Array) -> Array:
-    """Returns where both are finite, both NaN, or both the same infinity (per real and imaginary part)."""
+def same_specials(a: Array, r: Array) -> Array:
+    """Returns where both are finite, both NaN, or both the same infinity (per real and imaginary part).
+
+    Args:
+        a: Of any real or complex dtype.
+        r: The same, of the same shape.
+    """
     if a.dtype.kind == "c" or r.dtype.kind == "c":
-        return _same_specials(np.real(a), np.real(r)) & _same_specials(np.imag(a), np.imag(r))
+        return same_specials(np.real(a), np.real(r)) & same_specials(np.imag(a), np.imag(r))
     same: Array = np.isfinite(a) & np.isfinite(r)
     same |= np.isnan(a) & np.isnan(r)
     same |= np.isinf(a) & (a == r)
@@ -91,7 +96,7 @@ def _same_specials(a: Array, r: Array) -> Array:
 
 
 def _mismatches(a: Array, r: Array, finite: Array) -> int:
-    return 0 if finite.all() else int(np.count_nonzero(~_same_specials(a, r)))
+    return 0 if finite.all() else int(np.count_nonzero(~same_specials(a, r)))
 
 
 def mask_mismatches(a: Array, r: Array) -> int:

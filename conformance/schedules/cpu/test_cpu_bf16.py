@@ -202,6 +202,36 @@ def test_linear_layers_alone_are_half_and_the_rest_is_no_less_accurate(cpu: str)
     assert max(verdict.r_rms for verdict in verdicts) < 1.0, verdicts
 
 
+def names_in_bf16(module: nn.Module, *args: torch.Tensor) -> set[str]:
+    """Names of the compiled functions of a module in bf16."""
+    made = lower(module.eval(), args, Route(precision="bf16"))
+    return {name.rstrip("0123456789") for name in functions_of(cpu_pipeline(target_for("znver5"))(made.module))}
+
+
+def test_an_epilogue_is_as_long_as_in_fp32() -> None:
+    layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    assert names_in_bf16(layers, torch.randn(9, 64)) == {"pack", "matmul_bf16_add_relu", "matmul_bf16_add"}
+
+
+class PackedProjections(nn.Module):
+    """Attention whose projections share one weight, which is split: queries and keys are of another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(64, 2)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        attended, _ = self.attention(x + positions, x + positions, x, need_weights=False)
+        return attended
+
+
+def test_parts_of_a_weight_are_weights() -> None:
+    x, positions = torch.randn(9, 3, 64), torch.randn(9, 3, 64)
+    names = names_in_bf16(PackedProjections(), x, positions)
+    assert {name for name in names if "matmul" in name} == {"matmul_bf16_add"}, names
+
+
 def test_fp32_modules_have_no_half_in_them() -> None:
     made = lower(Mixed().eval(), (torch.randn(1, 8, 9, 11),), Route())
     text = cpu_pipeline(target_for("znver5"))(made.module).script()

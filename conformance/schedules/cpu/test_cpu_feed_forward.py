@@ -12,7 +12,7 @@ from torch.nn import functional
 from tvm import relax
 
 from conformance.support.cpus import narrower
-from conformance.support.kernels import functions_of, hold_result, lowered_for, run
+from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, run
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import FEED_FORWARD, infos_of
 
@@ -65,6 +65,39 @@ def test_the_hidden_layer_is_never_whole() -> None:
     assert 0 < int(info.decisions["rows at a time"]) * WIDE * 4 <= MEGABYTE
     allocated = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", module["main"].script())
     assert sum(map(int, allocated)) == 4 * 5184 * NARROW, "the result"
+
+
+def rows_moved(x: relax.Expr, w1: relax.Expr, b1: relax.Expr, w2: relax.Expr, b2: relax.Expr) -> relax.Expr:
+    hidden = op.permute_dims(hidden_layer(x, w1, b1), [1, 0, 2])
+    return last_layer(hidden, x, w2, b2)
+
+
+def rows_read_elsewhere(x: relax.Expr, w1: relax.Expr, b1: relax.Expr, w2: relax.Expr, b2: relax.Expr) -> relax.Expr:
+    """The second layer reads the rows where they were, because no epilogue takes a new dimension."""
+    hidden = op.permute_dims(op.expand_dims(hidden_layer(x, w1, b1), [0]), [0, 2, 1, 3])
+    return last_layer(op.squeeze(hidden, [0]), x, w2, b2)
+
+
+@pytest.mark.parametrize("operator", [rows_moved, rows_read_elsewhere])
+def test_rows_that_move_between_the_layers_are_not_lost(operator) -> None:
+    x = normal((72, 72, NARROW))
+    weights = [normal(shape, seed, 0.05) for seed, shape in enumerate(SHAPES, 1)]
+
+    def moved(x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, *last: torch.Tensor) -> torch.Tensor:
+        return x + functional.linear(functional.relu(functional.linear(x, w1, b1)).transpose(0, 1), *last)
+
+    hold(operator, moved, [x], weights)
+
+
+def test_dimensions_of_one_between_the_layers_are_nothing() -> None:
+    def unsqueezed(x: relax.Expr, w1: relax.Expr, b1: relax.Expr, w2: relax.Expr, b2: relax.Expr) -> relax.Expr:
+        hidden = op.expand_dims(hidden_layer(x, w1, b1), [0])
+        return last_layer(hidden, x, w2, b2)
+
+    x = normal((5184, NARROW))
+    weights = [normal(shape, seed, 0.05) for seed, shape in enumerate(SHAPES, 1)]
+    hold(unsqueezed, lambda *arrays: reference(*arrays)[None], [x], weights)
+    assert any(info.algorithm == FEED_FORWARD for info in infos_of(lowered(unsqueezed, [x], weights)).values())
 
 
 @pytest.mark.parametrize(

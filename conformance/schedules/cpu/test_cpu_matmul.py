@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
+from conformance.support.bf16 import rounded
 from conformance.support.kernels import functions_of, hold, lowered, run
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import infos_of
@@ -145,17 +146,29 @@ def test_an_expanded_weight_is_stored_once() -> None:
     assert np.prod([int(extent) for extent in packed]) < 2 * weights[0].size, packed
 
 
+def several(weight: relax.Expr) -> relax.Expr:
+    return op.reshape(op.broadcast_to(op.permute_dims(weight), [3, 2, 24, 40]), [6, 24, 40])
+
+
 def test_a_weight_expanded_over_several_dimensions_is_stored_once() -> None:
     """PyTorch merges these dimensions for a linear layer of four dimensions that was permuted."""
 
     def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
-        expanded = op.reshape(op.broadcast_to(op.permute_dims(w), [3, 2, 24, 40]), [6, 24, 40])
-        return op.matmul(x, expanded)
+        return op.matmul(x, several(w))
 
     inputs, weights = [normal((6, 5, 24))], [weight(40, 24)]
     hold(operator, lambda x, w: torch.bmm(x, w.T.expand(6, 24, 40)), inputs, weights)
     packed = lowered(operator, inputs, weights)["main"].params[-1].ty.shape
     assert np.prod([int(extent) for extent in packed]) < 2 * weights[0].size, packed
+
+
+def test_an_expanded_weight_in_bf16_is_stored_once() -> None:
+    def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.matmul(op.astype(x, "bfloat16"), several(w), out_dtype="float32")
+
+    inputs, weights = [normal((6, 5, 24))], [rounded(weight(40, 24))]
+    packed = lowered(operator, inputs, weights)["main"].params[-1].ty.shape
+    assert np.prod([int(extent) for extent in packed]) < weights[0].size, "pairs, half as many as there are terms"
 
 
 def test_weights_that_differ_stay_several() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tvm import ir, relax
+
+from harness.schedules.common.graph import is_call, static_shape
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,25 @@ class Scope:
     def definition(self, value: relax.Expr) -> relax.Expr:
         """Returns the expression that a variable is bound to; anything else is returned as it is."""
         return self.bindings.get(value, value) if isinstance(value, relax.Var) else value
+
+    def unexpanded(self, value: relax.Expr) -> relax.Expr:
+        """Returns what a value was before its leading dimensions were expanded; the value itself if they were not."""
+        definition = self.definition(value)
+        if is_call(definition, "relax.reshape"):
+            return self._unmerged(value, definition.args[0])
+        if not is_call(definition, "relax.broadcast_to"):
+            return value
+        source = definition.args[0]
+        before, after = static_shape(source, None), static_shape(value, None)
+        if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
+            return value
+        return self.unexpanded(source)
+
+    def _unmerged(self, value: relax.Expr, several: relax.Expr) -> relax.Expr:
+        """Returns the one weight that `several`, which `value` is a reshape of, was expanded from; else the value."""
+        matrix = self.unexpanded(several)
+        one, after = static_shape(matrix, None), static_shape(value, None)
+        if matrix.same_as(several) or not self.is_parameter(matrix) or one is None or after is None:
+            return value
+        same = math.prod(one[:-2]) == 1 and len(one) <= len(after) and one[-2:] == after[-2:]
+        return matrix if same else value

@@ -22,12 +22,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 from tvm.target import codegen
 
+from harness.schedules.common.graph import static_shape
 from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.tile import Tile, vector_unit
+
+BF16 = "bfloat16"
 
 _NAME = "multiply_add_bf16_pairs"
 
@@ -50,6 +53,16 @@ define linkonce_odr <16 x float> @{_NAME}(<16 x float> %sums, <16 x i32> %left, 
   ret <16 x float> %result
 }}
 """
+
+
+def has_pairs(weight: relax.Expr) -> bool:
+    """Returns whether this is a matrix, or several, in bfloat16 and of static shape, whose rows can be packed in pairs.
+
+    Args:
+        weight: [..., depth, columns], the right operand of a product.
+    """
+    shape = static_shape(weight, BF16)
+    return shape is not None and len(shape) > 1 and shape[-2] % 2 == 0
 
 
 def arithmetic(target: tvm.target.Target) -> Arithmetic:
@@ -106,7 +119,7 @@ def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
 
 def _rounded(value: Any) -> Any:
     """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; NaN becomes the quiet one."""
-    if str(value.ty.dtype) == "bfloat16":
+    if str(value.ty.dtype) == BF16:
         return tirx.reinterpret("uint32", tirx.Cast("float32", value))
     bits = tirx.reinterpret("uint32", value)
     last = tirx.bitwise_and(tirx.shift_right(bits, _bits(16)), _bits(1))

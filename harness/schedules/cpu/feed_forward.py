@@ -4,7 +4,8 @@
 
 A task takes a block of rows through both products. Its part of the hidden layer lies in a workspace that stays in the
 caches, and all sums are cut as those of the two products by themselves, so that every bit of the result is the same.
-Every task reads both weights, so this is for weights that the last-level cache holds.
+Every task reads both weights, so this is for weights that the last-level cache holds. Weights are fp32: layers with
+bfloat16 weights stay two products.
 """
 
 from __future__ import annotations
@@ -33,11 +34,19 @@ _BLOCK_BYTES = 1024 * 1024
 """Hidden layer of a task at most."""
 
 
-def joins(first: LinearLayer, second: LinearLayer) -> bool:
-    """Returns whether one kernel takes the place of two linear layers, of which the second reads the first's result."""
+def joins(first: LinearLayer, activation: Epilogue, second: LinearLayer) -> bool:
+    """Returns whether one kernel takes the place of two linear layers.
+
+    Args:
+        first: The layer that makes the hidden one.
+        activation: What follows it.
+        second: The layer that reads the hidden one. It has to read a row where the first layer has made it.
+    """
     narrow, wide, last = first.extents.depth, first.extents.columns, second.extents.columns
     return (
-        (first.extents.rows, wide) == (second.extents.rows, second.extents.depth)
+        second.in_order
+        and all(step.axes is None for step in activation.steps)
+        and (first.extents.rows, wide) == (second.extents.rows, second.extents.depth)
         and 4 * first.extents.rows * wide >= _HIDDEN_BYTES
         and 4 * wide * (narrow + last) <= _WEIGHT_BYTES
     )

@@ -17,6 +17,7 @@ from harness.schedules.common.folding import moved, ravel, row_starts
 from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
+from harness.schedules.cpu.bf16 import BF16, has_pairs
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, LinearLayer, Lowering
@@ -86,7 +87,7 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     """Lowers `relax.matmul` of static shape, in fp32 or of `rounded_left`; None if the kernel does not apply."""
     shape = static_shape(matmul)
     rounded = rounded_left(context, matmul)
-    dtype, arithmetic = ("float32", FP32) if rounded is None else ("bfloat16", context.bf16)
+    dtype, arithmetic = ("float32", FP32) if rounded is None else (BF16, context.bf16)
     factors = matmul.args[0] if rounded is None else rounded, matmul.args[1]
     left_shape, right_shape = static_shape(factors[0]), static_shape(factors[1], dtype)
     if shape is None or left_shape is None or right_shape is None or 0 in shape + left_shape:
@@ -112,9 +113,7 @@ def rounded_left(context: Context, matmul: ir.Call) -> relax.Expr | None:
     left, right = context.definition(matmul.args[0]), matmul.args[1]
     if not is_call(left, "relax.astype") or static_shape(left.args[0]) is None or not context.is_parameter(right):
         return None
-    shape = static_shape(right, "bfloat16")
-    halved = shape is not None and len(shape) > 1 and shape[-2] % 2 == 0
-    return left.args[0] if halved and str(left.ty.dtype) == "bfloat16" else None
+    return left.args[0] if has_pairs(right) and str(left.ty.dtype) == BF16 else None
 
 
 def matrix_product(
@@ -233,7 +232,7 @@ def matrix_product(
 
     linear = None
     if by_row and at_load and extents.batch == 1 and arithmetic is FP32:
-        linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows)
+        linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows, in_order=starts is None)
     return Lowering((moving.value, staying.value), layout, build, linear=linear)
 
 

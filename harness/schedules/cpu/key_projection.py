@@ -19,7 +19,7 @@ from harness.schedules.common.folding import FOLDED, Folded, Reader, fold
 from harness.schedules.common.graph import Facts, extents, is_call, same, static_shape
 from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.moves import Reindex
-from harness.schedules.cpu.value_projection import layer_of, unexpanded
+from harness.schedules.cpu.value_projection import layer_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | 
         return None
     product, _, bias = layer_of(scope, result, shape[3])
     matmul = scope.definition(product)
-    source, weight = matmul.args[0], unexpanded(scope, matmul.args[1])
+    source, weight = matmul.args[0], scope.unexpanded(matmul.args[1])
     matrix, rows = static_shape(weight), extents(source)
     if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
         return None

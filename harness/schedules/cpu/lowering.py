@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm import relax, tirx
 
 from harness.schedules import UNTUNED, Schedules
-from harness.schedules.common.graph import is_call, permutation, static_shape
+from harness.schedules.common.graph import is_call, permutation
 from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
@@ -33,6 +32,7 @@ class LinearLayer:
         shape: Shape of what it reads.
         packing: Emits the packing of its weight; returns the panels.
         pack_rows: How a kernel packs what it reads.
+        in_order: Whether the rows that it reads lie one after the other.
     """
 
     extents: Extents
@@ -41,6 +41,7 @@ class LinearLayer:
     shape: tuple[int, ...]
     packing: Callable[[relax.BlockBuilder, relax.Expr], relax.Var]
     pack_rows: Callable[[tirx.Buffer], Pack]
+    in_order: bool
 
 
 @dataclass(frozen=True)
@@ -99,25 +100,3 @@ class Context(Scope):
         order = permutation(definition)
         rank = len(order)
         return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None
-
-    def unexpanded(self, value: relax.Expr) -> relax.Expr:
-        """Returns what a value was before its leading dimensions were expanded; the value itself if they were not."""
-        definition = self.definition(value)
-        if is_call(definition, "relax.reshape"):
-            return self._unmerged(value, definition.args[0])
-        if not is_call(definition, "relax.broadcast_to"):
-            return value
-        source = definition.args[0]
-        before, after = static_shape(source), static_shape(value)
-        if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
-            return value
-        return self.unexpanded(source)
-
-    def _unmerged(self, value: relax.Expr, several: relax.Expr) -> relax.Expr:
-        """Returns the one weight that `several`, which `value` is a reshape of, was expanded from; else the value."""
-        matrix = self.unexpanded(several)
-        one, after = static_shape(matrix), static_shape(value)
-        if matrix.same_as(several) or not self.is_parameter(matrix) or one is None or after is None:
-            return value
-        same = math.prod(one[:-2]) == 1 and len(one) <= len(after) and one[-2:] == after[-2:]
-        return matrix if same else value

@@ -189,15 +189,15 @@ def _join_linear_layers(
         first = kernels.get(hidden) if isinstance(hidden, relax.Var) else None
         if first is None or first.lowering.linear is None or second.lowering.linear is None:
             continue
-        user = hidden
-        while user is not None and not user.same_as(second.covers[0]):
-            user = _only_user(facts, user)
-        if user is None or not joins(first.lowering.linear, second.lowering.linear):
+        moves = [hidden]
+        while (user := _only_user(facts, moves[-1])) is not None and not user.same_as(second.covers[0]):
+            moves.append(user)
+        if user is None or not joins(first.lowering.linear, first.epilogue, second.lowering.linear):
             continue
         lowering = feed_forward(first.lowering, first.epilogue, second.lowering, len(first.operands))
         operands = (*first.operands, *second.operands)
         kernels[last] = _Fused(lowering, operands, second.epilogue, (*first.covers, *second.covers))
-        covered.add(hidden)
+        covered.update(moves)
         del kernels[hidden]
 
 

@@ -57,7 +57,7 @@ def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
     if product is None:
         return None
     matmul = scope.definition(product)
-    source, weight = matmul.args[0], unexpanded(scope, matmul.args[1])
+    source, weight = matmul.args[0], scope.unexpanded(matmul.args[1])
     matrix, rows = static_shape(weight), extents(source)
     if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
         return None
@@ -106,13 +106,3 @@ def layer_of(
 def _one_per_channel(bias: relax.Expr, width: int) -> bool:
     shape: Any = static_shape(bias)
     return bool(shape) and len(shape) <= 4 and shape[-1] == width and all(extent == 1 for extent in shape[:-1])
-
-
-def unexpanded(scope: Scope, weight: relax.Expr) -> relax.Expr:
-    """The matrix that was expanded to a batch of them: PyTorch does so for a linear layer of a strided input."""
-    definition = scope.definition(weight)
-    if not is_call(definition, "relax.broadcast_to"):
-        return weight
-    before, after = static_shape(definition.args[0]), static_shape(weight)
-    same = before is not None and after is not None and len(before) == 2 and before == after[-2:]
-    return definition.args[0] if same else weight

@@ -8,14 +8,15 @@ that others than linear layers read are widened when the model is loaded.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.core.precision import ROUNDED_OPERANDS
 from harness.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
-
-_HALF = "bfloat16"
+from harness.schedules.cpu.bf16 import BF16, has_pairs
 
 
 def widen() -> tvm.transform.Pass:
@@ -34,11 +35,18 @@ def widen() -> tvm.transform.Pass:
 
 
 def _is_rounded(function: relax.Function) -> bool:
-    return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == _HALF
+    return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == BF16
 
 
-def _is_half(value: relax.Expr) -> bool:
-    return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) == _HALF
+def _holds_half(ty: Any) -> bool:
+    """Returns whether this is the type of a bfloat16 tensor, or of a tuple that has one."""
+    if isinstance(ty, relax.TupleType):
+        return any(map(_holds_half, ty.fields))
+    return _is_half(ty)
+
+
+def _is_half(ty: Any) -> bool:
+    return isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16
 
 
 @mutator
@@ -53,18 +61,18 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         variable, value = binding.var, binding.value
-        if variable in self._parameters and _is_half(variable):
+        if variable in self._parameters and _holds_half(variable.ty):
             self._keeps = True
             super().visit_var_binding_(binding)
             self._keeps = False
         elif self._is_linear(value):
-            rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), _HALF))
+            rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), BF16))
             self._keeps = True
             weight = self.visit_expr(value.args[1])
             self._keeps = False
             layer = relax.op.matmul(rounded, weight, out_dtype="float32")
             self._bind(variable, layer)
-        elif is_call(value, "relax.astype") and (_is_half(variable) or _is_half(value.args[0])):
+        elif is_call(value, "relax.astype") and (_is_half(variable.ty) or _is_half(value.args[0].ty)):
             self._bind(variable, self.visit_expr(value.args[0]))
         else:
             super().visit_var_binding_(binding)
@@ -79,19 +87,20 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
         """Returns whether this is a linear layer that `gemm.py` has a kernel for."""
         if not is_call(value, "relax.matmul") or value.args[0] in self._parameters:
             return False
-        left, right = (static_shape(argument, _HALF) for argument in value.args)
-        if left is None or right is None or len(right) < 2 or value.args[1] not in self._parameters:
-            return False
-        return right[-2] % 2 == 0
+        left, right = value.args
+        return static_shape(left, BF16) is not None and right in self._parameters and has_pairs(right)
 
     def _bind(self, variable: relax.Var, value: relax.Expr) -> None:
         value = self.builder_.normalize(value)
+        if isinstance(value, relax.Var) and isinstance(variable, relax.DataflowVar):
+            self.set_var_remap(variable, value)  # a second name would end the epilogue of what computes the value
+            return
         new = type(variable)(variable.name, value.ty)
         self.builder_.emit_normalized(relax.VarBinding(new, value))
         self.set_var_remap(variable, new)
 
     def _widened(self, value: relax.Expr) -> relax.Expr:
-        if self._keeps or not _is_half(value):
+        if self._keeps or not _is_half(value.ty):
             return value
         if value not in self._wide:
             self._wide[value] = self.builder_.emit(relax.op.astype(value, "float32"))
