@@ -16,7 +16,8 @@ class ImageEncoding(nn.Module):
     The first self-attention of the fusion encoder comes before any prompt, so it is part of encoding an image.
     """
 
-    img_pos: Tensor
+    rows: Tensor
+    columns: Tensor
 
     def __init__(self, model: Any, with_trunk: bool = False) -> None:
         """Takes whether the trunk's features are wanted, too."""
@@ -24,8 +25,12 @@ class ImageEncoding(nn.Module):
         neck = model.backbone.vision_backbone
         self.trunk = neck.trunk
         self.convs = nn.ModuleList(list(neck.convs)[: len(neck.convs) - model.backbone.scalp])
-        self.layer = model.transformer.encoder.layers[0]
-        self.register_buffer("img_pos", _img_pos(model))
+        first = model.transformer.encoder.layers[0]
+        self.norm, self.self_attn = first.norm1, first.self_attn
+        # A position is a row's encoding and a column's, of half the channels each; together they are 72 times as large.
+        positions = _img_pos(model).unflatten(0, modules.GRID)
+        self.register_buffer("rows", positions[:, :1, :, : positions.shape[-1] // 2].clone())
+        self.register_buffer("columns", positions[:1, :, :, positions.shape[-1] // 2 :].clone())
         self.with_trunk = with_trunk
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
@@ -37,9 +42,10 @@ class ImageEncoding(nn.Module):
 
     def attended(self, img_feats: Tensor) -> Tensor:
         """The first self-attention of upstream's `TransformerEncoderLayer.forward_pre`; [5184, B, 256] to the same."""
-        normalized = self.layer.norm1(img_feats.transpose(0, 1))
-        queries = normalized + self.img_pos.transpose(0, 1)
-        attended: Tensor = self.layer.self_attn(queries, queries, value=normalized)[0]
+        normalized = self.norm(img_feats.transpose(0, 1))
+        halves = (half.expand(*modules.GRID, -1, -1) for half in (self.rows, self.columns))
+        queries = normalized + torch.cat(list(halves), dim=-1).flatten(0, 1).transpose(0, 1)
+        attended: Tensor = self.self_attn(queries, queries, value=normalized)[0]
         return img_feats + attended.transpose(0, 1)
 
 
