@@ -17,6 +17,7 @@ from harness.models.sam3.build import build_video_model
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
+from harness.models.sam3.video.upstream import masks_are_multiplied
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -57,7 +58,7 @@ class UpstreamSession:
         self._size = frames[0].shape[:2]
         self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self.model = model
-        with upstream(), torch.inference_mode():
+        with upstream(), masks_are_multiplied(), torch.inference_mode():
             pictures = [Image.fromarray(frame) for frame in frames]
             self.state = self.model.init_state(pictures, offload_video_to_cpu=True)
             self.state["input_batch"].img_batch = torch.cat([preprocess(picture) for picture in pictures])
@@ -72,7 +73,7 @@ class UpstreamSession:
 
     def prompt(self, frame: int, **prompt: Any) -> Answered:
         """Gives a prompt, as upstream's `add_prompt` takes it."""
-        with upstream(), torch.inference_mode():
+        with upstream(), masks_are_multiplied(), torch.inference_mode():
             return self._answered(*self.model.add_prompt(self.state, frame, **prompt))
 
     def click(self, frame: int, object_id: int, points: Sequence[Sequence[float]], labels: Sequence[int]) -> Answered:
@@ -111,7 +112,7 @@ class UpstreamSession:
 
     def propagate(self, start: int | None = None, limit: int | None = None, reverse: bool = False) -> list[Answered]:
         """Goes through the video."""
-        with upstream(), torch.inference_mode():
+        with upstream(), masks_are_multiplied(), torch.inference_mode():
             return [self._answered(*each) for each in self.model.propagate_in_video(self.state, start, limit, reverse)]
 
     def remove(self, object_id: int) -> None:
