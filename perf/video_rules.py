@@ -101,10 +101,7 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
 
 
 def _at_size(model: Sam3, logits: Floats, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    if not len(logits):
-        return np.zeros((0, *pixels.shape[:2]), bool)
-    masks: npt.NDArray[np.bool_] = model.resize_masks(logits[None], np.arange(len(logits)), pixels)
-    return masks
+    return model.resize_masks(logits[None], np.arange(len(logits)), pixels)
 
 
 class _Clock:

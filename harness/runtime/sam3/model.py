@@ -346,10 +346,15 @@ class Sam3:
         inputs = self.manifest.entries[entry].inputs
         return self._artifact.call(entry, **{spec.name: given[spec.name] for spec in inputs})
 
-    def resize_masks(self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]) -> Any:
+    def resize_masks(
+        self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.bool_]:
         """The masks bool [k, h, w] of the kept queries; `masks` are an image's logits, `like` its pixels."""
+        if not len(kept):
+            return np.zeros((0, *like.shape[:2]), bool)
         (at_size,) = self._artifact.call("resize_masks", masks=masks, kept=kept, like=like).values()
-        return self.fetch(at_size)
+        resized_masks: npt.NDArray[np.bool_] = self.fetch(at_size)
+        return resized_masks
 
     def fetch(self, tensor: Any) -> npt.NDArray[Any]:
         """The values of one of the model's tensors."""
@@ -461,7 +466,9 @@ class EncodedImage:
         outputs = {name: self._model.fetch(tensor) for name, tensor in tensors.items()}
         logits, iou = selected(outputs["masks"][0], outputs["iou"][0], multimask)
         return Prediction(
-            masks=self._masks(without_holes(logits)[None], np.arange(len(logits), dtype=np.int64)),
+            masks=self._model.resize_masks(
+                without_holes(logits)[None], np.arange(len(logits), dtype=np.int64), self.pixels
+            ),
             iou=iou.copy(),
             logits=np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT),
             object_score=float(outputs["object_score"][0, 0]),
@@ -474,7 +481,7 @@ class EncodedImage:
         outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)
         queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)
         return Found(
-            masks=self._masks(head.tensor("masks") if len(queries) else None, queries),
+            masks=self._model.resize_masks(head.tensor("masks") if len(queries) else None, queries, self.pixels),
             boxes=outputs.boxes_xyxy[0, queries] * np.array([*self.size, *self.size], np.float32),
             scores=outputs.scores[0, queries],
             queries=queries,
@@ -482,9 +489,3 @@ class EncodedImage:
             size=self.size,
             notes=prompt.notes,
         )
-
-    def _masks(self, masks: Any, queries: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        if not len(queries):
-            return np.zeros((0, *self.pixels.shape[:2]), bool)
-        at_size: npt.NDArray[np.bool_] = self._model.resize_masks(masks, queries, self.pixels)
-        return at_size

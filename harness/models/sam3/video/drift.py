@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.subject import Arrays
-from harness.parity.verdict import MAX_R_RMS
+from harness.parity.verdict import MAX_R_RMS, unmeasured
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16
 
 Array = npt.NDArray[Any]
@@ -76,7 +76,7 @@ def judge_drift(prefix: str, actual: Arrays, reference: Arrays, exact: Arrays) -
         try:
             verdicts.append(_judged(f"{prefix}/drift/{name}", drift(actual, reference, exact, name)))
         except ValueError as error:
-            verdicts.append(_verdict(f"{prefix}/drift/{name}", VerdictKind.FAILED, math.nan, 0, 1, str(error)))
+            verdicts.append(unmeasured(f"{prefix}/drift/{name}", np.zeros(0), str(error)))
     return tuple(verdicts)
 
 
@@ -87,26 +87,8 @@ def _judged(name: str, found: Drift) -> Verdict:
     )
     passed = found.ratio <= MAX_R_RMS
     kind = VerdictKind.STRICT if passed else VerdictKind.FAILED
-    return _verdict(name, kind, found.ratio, len(found.frames), int(not passed), said)
-
-
-def _verdict(name: str, kind: VerdictKind, ratio: float, frames: int, outside: int, reason: str) -> Verdict:
-    return Verdict(
-        name=name,
-        shape=(frames,),
-        dtype="float64",
-        elements=frames,
-        outside=outside,
-        max_abs=math.nan,
-        mean_abs=math.nan,
-        max_rel=math.nan,
-        required_tolerance=math.nan,
-        sqnr_db=math.nan,
-        r_rms=ratio,
-        r_inf=math.nan,
-        kind=kind,
-        reason=reason,
-    )
+    verdict = unmeasured(name, np.zeros(len(found.frames)), said)
+    return replace(verdict, kind=kind, outside=int(not passed), r_rms=found.ratio)
 
 
 def _tracked(exact: Arrays, name: str) -> list[int]:

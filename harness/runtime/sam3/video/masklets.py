@@ -217,8 +217,4 @@ class Masklets:
                     del self.buckets[number]
 
     def _at_size(self, logits: Floats, frame: EncodedFrame) -> Masks:
-        width, height = frame.image.size
-        if not len(logits):
-            return np.zeros((0, height, width), bool)
-        masks: Masks = self._model.resize_masks(logits[None], np.arange(len(logits)), frame.image.pixels)
-        return masks
+        return self._model.resize_masks(logits[None], np.arange(len(logits)), frame.image.pixels)
