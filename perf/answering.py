@@ -67,10 +67,12 @@ class Side:
     Attributes:
         process: Its process.
         facts: Its figures apart from its rounds.
+        artifact: The compiled folder that it runs; None for PyTorch. It goes when the sides end.
     """
 
     process: BenchmarkProcess
     facts: dict[str, Any]
+    artifact: Path | None = None
 
 
 def named_case(subject: str, config: pytest.Config) -> Case:
@@ -99,9 +101,11 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         found: dict[str, Side] = {}
 
-        def add_side(side: str, function: str, request: Any, facts: dict[str, Any]) -> Any:
+        def add_side(
+            side: str, function: str, request: Any, facts: dict[str, Any], artifact: Path | None = None
+        ) -> Any:
             process = stack.enter_context(BenchmarkProcess(f"{questions.sides}:{function}", request))
-            found[side] = Side(process, {"load_seconds": process.load_seconds} | facts)
+            found[side] = Side(process, {"load_seconds": process.load_seconds} | facts, artifact)
             found[side].facts["first_call"], answer = process.first(questions.first)
             return answer
 
@@ -116,7 +120,7 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
                 DEPLOYABLE, case, artifact, settings, questions.capacity, schedules, without=questions.without
             )
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": _unchecked(artifact)}
-            questions.check(add_side(side, "tvm_side", artifact, facts), expected)
+            questions.check(add_side(side, "tvm_side", artifact, facts, artifact), expected)
             found[side].facts["verdict"] = "same answer"
         yield found
 

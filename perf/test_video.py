@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 
 from harness.core.case import Case
-from harness.core.settings import Settings
-from harness.deployment.compiling import compile_model
-from harness.models.sam3.model import DEPLOYABLE
 from harness.models.sam3.video.subject import VIDEO
 from harness.models.sam3.video.workload import CAPACITY
 from harness.runtime import Sam3
 from perf.answering import Questions, Side, answering_sides, measure, named_case
 from perf.options import Options
+from perf.results import UNTUNED
 from perf.video_memory import LARGEST_GROWTH, LARGEST_OBJECT, growth, usage
 from perf.video_rules import measured
 from perf.videos import ENCODE, FRAME, QUESTIONS, Answer
@@ -70,10 +68,11 @@ def test_video(
 
 
 @pytest.fixture(scope="module")
-def model(whole: Case, options: Options, tmp_path_factory: pytest.TempPathFactory) -> Sam3:
-    folder = tmp_path_factory.mktemp("video") / "model"
-    compile_model(DEPLOYABLE, whole, folder, Settings(processors=options.processors), CAPACITY)
-    return Sam3.load(folder)
+def model(sides: dict[str, Side]) -> Sam3:
+    """The model that was timed, once more in this process."""
+    artifact = sides[UNTUNED].artifact
+    assert artifact is not None
+    return Sam3.load(artifact)
 
 
 def test_rules_of_a_frame(model: Sam3) -> None:

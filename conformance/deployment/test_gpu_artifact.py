@@ -24,7 +24,7 @@ from harness.core.precision import PRECISIONS
 from harness.deployment.compiling import Compiled, compile_into
 from harness.models.sam3.components.text_encoder import build
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.deployed.entry_points import ENCODE_TEXT
+from harness.models.sam3.deployed.entry_points.grounding import ENCODE_TEXT
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.upstream import upstream as upstreams_model
 from harness.parity.autocast import half_reference

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, untrained
+from harness.cli.console import console, tell_untrained, untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
@@ -54,8 +54,7 @@ def ui(
             loaded = Sam3.load(folder)
         note = None if manifest.trained else untrained(manifest)
         page = make_page(loaded, folder.resolve().name, choices, Path(files), note, keep)
-        if note is not None:
-            console.print(note, style="yellow", highlight=False, soft_wrap=True)
+        tell_untrained(manifest)
         if choices is not None:
             choices.check()
         tell(f"Open {url_of(listener)} in a browser; Ctrl-C ends it.")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance.support.shallow import interactive_model
-from harness.models.sam3.deployed.entry_points import PREDICT_MASKS
+from harness.models.sam3.deployed.entry_points.interactive import PREDICT_MASKS
 from harness.models.sam3.deployed.interactive import InteractiveFeatures, MaskPrediction
 from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.upstream import upstream

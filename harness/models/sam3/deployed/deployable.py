@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from harness.deployment.deployable import Deployable
-from harness.models.sam3.deployed.entry_points import GROUNDING, IMAGE_FUNCTIONS, programs
+from harness.models.sam3.deployed.entry_points.grounding import GROUNDING
+from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.image_functions import IMAGE_FUNCTIONS
 from harness.runtime.sam3 import VOCABULARY_FILE
 
 

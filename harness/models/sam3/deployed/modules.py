@@ -75,7 +75,7 @@ class Grounding(nn.Module):
         boxes_mask: Tensor,
         box_labels: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Grounds a prompt; `harness.models.sam3.deployed.entry_points.GROUND` has the shapes."""
+        """Grounds a prompt; `harness.models.sam3.deployed.entry_points.grounding.GROUND` has the shapes."""
         img_feats = _tokens(fpn_2)
         geometry, geometry_mask = self.geometry(
             points, points_mask, point_labels, boxes, boxes_mask, box_labels, img_feats, self.img_pos

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 RAW = ("logits", "boxes", "masks", "presence", "semantic")
-"""Outputs of the model, under the strict gate; as `harness.models.sam3.deployed.entry_points` describes them."""
+"""Outputs under the strict gate, as `harness.models.sam3.deployed.entry_points.grounding` describes them."""
 FINAL = ("found/queries", "found/masks", "found/boxes", "found/scores")
 """The detections in the photograph, under the criteria of `harness.parity.detections`."""

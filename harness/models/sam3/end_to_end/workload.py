@@ -15,7 +15,7 @@ from harness.core.outcome import Verdict
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.settings import Settings
 from harness.core.subject import Arrays, Program
-from harness.models.sam3.deployed.entry_points import programs
+from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question

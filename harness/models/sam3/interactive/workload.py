@@ -14,7 +14,7 @@ from harness.core.outcome import Verdict
 from harness.core.settings import Settings
 from harness.core.subject import Arrays, Program
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.deployed.entry_points import programs
+from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.source import Answer, InteractiveSource

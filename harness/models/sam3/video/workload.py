@@ -9,7 +9,7 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.settings import Settings
 from harness.core.subject import Program
-from harness.models.sam3.deployed.entry_points import programs
+from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.video.judging import judged, judged_step
 from harness.models.sam3.video.questions import load_questions

@@ -1,0 +1,53 @@
+"""What an entry point is, and the sizes that its inputs have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.core.subject import Program, Symbolic
+from harness.runtime.manifest import Capacity
+
+if TYPE_CHECKING:
+    import torch
+
+TEXT_TOKENS = 32
+"""Length of a tokenized text (`context_length` of upstream's VETextEncoder)."""
+FEATURE_SIZES = (288, 144, 72)
+"""Height and width of the feature maps that grounding reads."""
+CHANNELS = 256
+TRUNK_CHANNELS = 1024
+QUERIES = 200
+"""Object queries of the decoder (`num_queries` of upstream's TransformerDecoder)."""
+CORNERS_AND_PAD = 3
+"""Places of a box's two corners, and of the point that upstream adds to every prompt with points or a box."""
+MEMORY_CHANNELS = 64
+MEMORIES = 10
+"""The most memories that upstream's rules give a frame."""
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A function of the compiled model.
+
+    Attributes:
+        name: What it is called in the library.
+        outputs: Names of its results, in order.
+        build: Takes upstream's image model, returns the module: tensors in, tuple of tensors out.
+        inputs: Takes the capacity, returns inputs by name to export the module with; only shapes and dtypes matter.
+        uses_rope: Whether rotary position encoding is inside.
+        symbolic: Axes of inputs whose extents are not fixed when the model is compiled.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    build: Callable[[Any], torch.nn.Module]
+    inputs: Callable[[Capacity], dict[str, torch.Tensor]]
+    uses_rope: bool = False
+    symbolic: Symbolic = field(default_factory=dict)
+
+    def program(self, model: Any, capacity: Capacity) -> Program:
+        """Returns the entry point of upstream's image model, for prompts of a capacity."""
+        module = self.build(model).eval()
+        return Program(self.name, module, self.inputs(capacity), self.outputs, self.uses_rope, self.symbolic)

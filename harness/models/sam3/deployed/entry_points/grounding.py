@@ -1,0 +1,135 @@
+"""Encode an image and a text, and find everything that a text, boxes and points mean.
+
+One image is encoded once and then asked many prompts, so encoding an image, encoding a text and grounding are separate.
+How many points and boxes a prompt has is fixed when the model is compiled; shorter prompts are padded and masked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness.models.sam3.deployed.entry_points.entry_point import (
+    CHANNELS,
+    FEATURE_SIZES,
+    QUERIES,
+    TEXT_TOKENS,
+    EntryPoint,
+)
+from harness.runtime.manifest import Capacity
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _image_encoding(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.modules import ImageEncoding
+
+    return ImageEncoding(model)
+
+
+def _text_encoding(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.components.text_encoder import build
+
+    return build(model)
+
+
+def _grounding(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.modules import Grounding
+
+    return Grounding(model)
+
+
+def image_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
+    """Returns the input of `ENCODE_IMAGE`."""
+    import torch
+
+    from harness.models.sam3.images import RESOLUTION
+
+    return {"pixels": torch.zeros(1, 3, RESOLUTION, RESOLUTION)}
+
+
+def _tokens(_capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {"tokens": torch.ones(1, TEXT_TOKENS, dtype=torch.int64)}
+
+
+def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {
+        "fpn_2": torch.zeros(1, CHANNELS, FEATURE_SIZES[-1], FEATURE_SIZES[-1]),
+        "attended": torch.zeros(FEATURE_SIZES[-1] ** 2, 1, CHANNELS),
+        "text_features": torch.zeros(TEXT_TOKENS, 1, CHANNELS),
+        "text_mask": torch.zeros(1, TEXT_TOKENS, dtype=torch.bool),
+        "points": torch.full((capacity.points, 1, 2), 0.5),
+        "points_mask": torch.zeros(1, capacity.points, dtype=torch.bool),
+        "point_labels": torch.ones(capacity.points, 1, dtype=torch.int64),
+        "boxes": torch.full((capacity.boxes, 1, 4), 0.5),
+        "boxes_mask": torch.zeros(1, capacity.boxes, dtype=torch.bool),
+        "box_labels": torch.ones(capacity.boxes, 1, dtype=torch.int64),
+    }
+
+
+def _segmentation(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.components.segmentation_head import build
+
+    return build(model)
+
+
+def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    largest, middle, smallest = FEATURE_SIZES
+    tokens = TEXT_TOKENS + capacity.points + capacity.boxes + 1
+    return {
+        "fpn_0": torch.zeros(1, CHANNELS, largest, largest),
+        "fpn_1": torch.zeros(1, CHANNELS, middle, middle),
+        "memory": torch.zeros(smallest * smallest, 1, CHANNELS),
+        "hs": torch.zeros(1, 1, QUERIES, CHANNELS),
+        "prompt": torch.zeros(tokens, 1, CHANNELS),
+        "prompt_mask": torch.zeros(1, tokens, dtype=torch.bool),
+    }
+
+
+ENCODE_IMAGE = EntryPoint(
+    "encode_image", ("fpn_0", "fpn_1", "fpn_2", "attended"), _image_encoding, image_inputs, uses_rope=True
+)
+"""pixels fp32 [1, 3, 1008, 1008] to feature maps fp32 [1, 256, S, S], S = 288, 144, 72, and tokens fp32 [5184, 1, 256].
+
+`attended` has the tokens of fpn_2 behind the fusion encoder's first self-attention, which is the same for every prompt.
+"""
+
+ENCODE_TEXT = EntryPoint("encode_text", ("text_features", "text_mask"), _text_encoding, _tokens)
+"""tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded."""
+
+GROUND = EntryPoint(
+    "ground",
+    ("logits", "boxes", "presence", "scores", "boxes_xyxy", "memory", "hs", "prompt", "prompt_mask"),
+    _grounding,
+    _prompt,
+)
+"""Features, text and geometric prompt to what was found; N = capacity.points, M = capacity.boxes.
+
+Inputs: fpn_2, attended, and the outputs of `ENCODE_TEXT`; points fp32 [N, 1, 2] (x, y), boxes fp32 [M, 1, 4]
+(cx, cy, w, h), both normalized to [0, 1]; masks bool [1, N] and [1, M], True where padded; labels int64 [N, 1] and
+[M, 1], 1 for positive.
+
+Outputs: logits [1, 200, 1] (upstream's `pred_logits`), boxes [1, 200, 4] as (cx, cy, w, h), presence logit [1, 1],
+scores [1, 200] as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all fp32, boxes normalized;
+and what `SEGMENTATION_HEAD` reads.
+"""
+
+SEGMENTATION_HEAD = EntryPoint("segmentation_head", ("masks", "semantic"), _segmentation, _grounded)
+"""What was found to its masks, which nobody needs where nothing was found; T = 33 + N + M.
+
+Inputs: fpn_0, fpn_1, and the outputs of `GROUND`: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256], prompt fp32
+[T, 1, 256], prompt_mask bool [1, T]. Outputs: logits fp32 [1, 200, 288, 288] of the masks and [1, 1, 288, 288] of the
+semantic map.
+"""
+
+GROUNDING = (ENCODE_TEXT, GROUND, SEGMENTATION_HEAD)
+"""Find everything that a text, boxes and points mean."""
+
+ENTRY_POINTS = (ENCODE_IMAGE, *GROUNDING)
+"""The entry points that are exported from PyTorch."""

@@ -1,0 +1,36 @@
+"""Which entry points a compiled model has, and their programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.core.subject import Program
+from harness.models.sam3.deployed.entry_points.entry_point import EntryPoint
+from harness.models.sam3.deployed.entry_points.grounding import ENTRY_POINTS
+from harness.models.sam3.deployed.entry_points.interactive import INTERACTIVE_ENTRY_POINTS
+from harness.models.sam3.deployed.entry_points.video import VIDEO_ENTRY_POINTS
+from harness.runtime.manifest import Capacity
+
+
+def entry_points(capacity: Capacity) -> tuple[EntryPoint, ...]:
+    """The entry points of a model of this capacity that are exported from PyTorch."""
+    if capacity.video:
+        return VIDEO_ENTRY_POINTS
+    return INTERACTIVE_ENTRY_POINTS if capacity.clicks else ENTRY_POINTS
+
+
+def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Program]:
+    """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
+    from harness.models.sam3.build import build_model
+
+    model = build_model(
+        case.scale,
+        case.seed,
+        settings.checkpoint,
+        interactive=capacity.clicks > 0,
+        allow_partial=settings.allow_partial,
+    )
+    for entry_point in entry_points(capacity):
+        yield entry_point.program(model, capacity)
