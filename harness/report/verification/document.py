@@ -15,6 +15,8 @@ Schema 1:
                              "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason"}],
                 "emulated": true where the CPU ran the GPU's kernels,
                 "lost_schedules": a sentence on each schedule that could not be applied, if there are any,
+                "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.diagnose.document`),
+                "not_diagnosed": why a case was not, where a diagnosis was asked for,
                 "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
                  "compiled_only": those of the unavailable that were compiled,
@@ -94,6 +96,8 @@ class Result:
         expected: None where it was skipped as unavailable.
         problem: Why it is not expected, or why it was skipped.
         why: The cause of a known discrepancy, from the expectations.
+        diagnosis: Which kernel diverges, as `harness.diagnose.document` writes it; None if that was not looked for.
+        not_diagnosed: Why not, in a sentence, where it was asked for.
     """
 
     case: Case
@@ -101,6 +105,8 @@ class Result:
     expected: bool | None
     problem: str = ""
     why: str = ""
+    diagnosis: Mapping[str, Any] | None = None
+    not_diagnosed: str = ""
 
     @property
     def compiled_only(self) -> bool:
@@ -199,6 +205,8 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         **({"device": _device(outcome.device)} if outcome.device else {}),
         **({"emulated": True} if outcome.emulated else {}),
         **({"lost_schedules": list(outcome.lost_schedules)} if outcome.lost_schedules else {}),
+        **({"diagnosis": dict(result.diagnosis)} if result.diagnosis else {}),
+        **({"not_diagnosed": result.not_diagnosed} if result.not_diagnosed else {}),
         **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),
     }
 
