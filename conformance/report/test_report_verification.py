@@ -22,8 +22,10 @@ from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verd
 from harness.files import make_folder
 from harness.machine import describe_machine, versions
 from harness.report import ADVICE, Result, read_report, render, render_report, repro_command, write_report
-from harness.report.verification.document import KERNEL_COLUMNS, jsonable, number
-from harness.report.verification.markdown import cell, count, digits, seconds, size
+from harness.report.verification.document import KERNEL_COLUMNS
+from harness.report.verification.markdown import cell
+from harness.report.verification.numbers import jsonable, number
+from harness.report.verification.wording import count, digits, seconds, size
 
 CREATED = datetime(2025, 3, 4, 5, 6, 7, tzinfo=UTC)
 STRICT = Verdict(
