@@ -11,7 +11,7 @@ from harness.report.template import rendered
 from harness.report.verification import wording
 from harness.report.verification.document import read_report
 
-_TEMPLATE = Path(__file__).parent / "templates" / "verification_report.md.j2"
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(json_path: Path) -> str:
@@ -25,10 +25,15 @@ def render(json_path: Path) -> str:
 
 def render_report(report: Mapping[str, Any]) -> str:
     """Renders the page for a report that is already read; `harness.report.verification.document` has the schema."""
-    return _rendered(_TEMPLATE, report)
+    return _rendered("verification_report.md.j2", report, linked=True)
 
 
-def _rendered(template: Path, report: Mapping[str, Any]) -> str:
+def render_summary(report: Mapping[str, Any]) -> str:
+    """Renders what one needs to know first of a report: the matrix, and of each case that is not as expected why."""
+    return _rendered("verification_summary.md.j2", report, linked=False)
+
+
+def _rendered(template: str, report: Mapping[str, Any], *, linked: bool) -> str:
     cases = report["cases"]
     title = wording.titles(cases)
     told = wording.headline(report["summary"])
@@ -37,7 +42,7 @@ def _rendered(template: Path, report: Mapping[str, Any]) -> str:
         "count": wording.count,
         "digits": wording.digits,
         "first_line": wording.first_line,
-        "kernels": wording.kernels,
+        "notes": wording.notes,
         "mark": wording.mark,
         "seconds": wording.seconds,
         "size": wording.size,
@@ -45,8 +50,9 @@ def _rendered(template: Path, report: Mapping[str, Any]) -> str:
         "total_seconds": wording.total_seconds,
     }
     return rendered(
-        template,
+        _TEMPLATES / template,
         filters,
+        linked=linked,
         report=report,
         headline=f"{told.sign} **{told.told}:** {told.counts}.".lstrip(),
         columns=wording.distinct(map(title, cases)),
@@ -58,6 +64,8 @@ def _rendered(template: Path, report: Mapping[str, Any]) -> str:
         unexpected=[case for case in cases if case["expected"] is False],
         known=wording.known_causes(cases),
         skipped=[case for case in cases if case["expected"] is None],
+        legend=wording.LEGEND,
+        glossary=wording.GLOSSARY,
         provenance=wording.provenance(report),
         stages=[stage.value for stage in Stage],
         tables=[case for case in cases if case["outputs"]],

@@ -211,3 +211,60 @@ def provenance(report: Mapping[str, Any]) -> str:
     seeds = {case["seed"] for case in report["cases"]}
     parts += [f"seed {seed}" for seed in seeds if len(seeds) == 1]
     return " · ".join(part for part in parts if part)
+
+
+LEGEND = (
+    ("✅", "every output strict"),
+    ("🔷", "passed on the float64 oracle, with a reason or in half precision"),
+    ("⛔", "failed as predicted"),
+    ("❌", "not as expected"),
+    ("⏭", "compiled, but nothing here runs it, or unavailable: not even compiled"),
+    ("emulated:", "the GPU's kernels ran on the CPU"),
+    ("a dot:", "not run"),
+)
+"""What the signs of the matrix mean."""
+
+GLOSSARY = (
+    (
+        "outside",
+        "elements that violate the strict gate |tvm - torch| ≤ 1e-5 + 1e-5·|torch| against PyTorch eager fp32 on the "
+        "CPU. Integers and booleans must be equal.",
+    ),
+    ("needs", "the smallest tolerance t for which |tvm - torch| ≤ t + t·|torch| holds everywhere."),
+    (
+        "max abs, mean abs, max rel, SQNR",
+        "the error against PyTorch fp32, over finite elements (max rel: where torch is not 0).",
+    ),
+    (
+        "r_rms, r_inf",
+        "the error against PyTorch float64, in units of PyTorch fp32's own. Below 1: the compiled code is more "
+        "accurate.",
+    ),
+    ("strict", "no element is outside, and r_rms ≤ 1.5."),
+    (
+        "oracle",
+        "r_rms ≤ 2 and r_inf ≤ 5, which is granted only to the known discrepancies and to half precision, where "
+        "PyTorch's own error is that of upstream under autocast.",
+    ),
+    ("a dash", "does not apply."),
+)
+"""What the columns of an output and its verdict mean."""
+
+
+def notes(case: Mapping[str, Any]) -> list[str]:
+    """Says what else is to be known about how a case ran, a sentence or two each."""
+    told = []
+    if device := case.get("device"):
+        took = f", {seconds(device['seconds'])}" if isinstance(device["seconds"], int | float) else ""
+        sent = size(device["sent_bytes"]) if device["sent_bytes"] else "nothing"
+        told.append(f"Ran on {device['told']}{took}; {sent} had to be sent.")
+    if case.get("emulated"):
+        told.append("Emulated on the CPU: the GPU's kernels were run and judged here, and no GPU ran them.")
+    if "precision" in case:
+        told.append(
+            "In half precision: judged by the oracle, and errors are told against upstream under autocast in "
+            f"{case['precision']}."
+        )
+    if used := kernels(case):
+        told.append(used)
+    return told
