@@ -116,7 +116,7 @@ def read(data: Mapping[str, Any]) -> Diagnosis:
 def place_and_code(source: str) -> tuple[str, str]:
     """Splits a line of source, `file:line in function: code`; the file is told from the package's folder on."""
     place, _, code = source.partition(" in ")
-    return place.rpartition("site-packages/")[2].lstrip("/"), code
+    return place.rpartition("site-packages/")[2], code
 
 
 def _call(boundary: Mapping[str, Any], diverging: set[int]) -> Call:
