@@ -95,6 +95,15 @@ def old(report: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
+@pytest.fixture(scope="module")
+def comparison(folder: Path, report: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Element:
+    """The page about the report and the same after a change."""
+    out = tmp_path_factory.mktemp("comparison")
+    (out / "after.json").write_text(json.dumps(changed(report)))
+    sam3_tvm("--compare", folder / JSON, out / "after.json")
+    return parsed((out / "verification_comparison.html").read_text(encoding="utf-8"))
+
+
 def cases_of(page: Element) -> list[Element]:
     """Every case, in the order of the JSON."""
     return sorted(page.all("details", "case"), key=lambda place: int(place["id"].removeprefix("case-")))
@@ -315,13 +324,17 @@ def test_it_needs_nothing_beside_it(folder: Path, page: Element) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["VERIFICATION_REPORT.md", PAGE, JSON]
 
 
-def test_links_lead_somewhere_and_places_are_one(page: Element) -> None:
+@pytest.mark.parametrize("which", ["page", "comparison"])
+def test_links_lead_somewhere_and_places_are_one(which: str, request: pytest.FixtureRequest) -> None:
+    page = request.getfixturevalue(which)
     places = [each["id"] for each in page if each["id"]]
     assert len(places) == len(set(places))
     assert {link["href"][1:] for link in page.all("a") + page.all("use")} <= set(places)
 
 
-def test_readers_of_the_screen_are_told_everything(page: Element) -> None:
+@pytest.mark.parametrize("which", ["page", "comparison"])
+def test_readers_of_the_screen_are_told_everything(which: str, request: pytest.FixtureRequest) -> None:
+    page = request.getfixturevalue(which)
     assert page.one("html")["lang"] == "en" and page.one("head").one("title").text and page.one("h1").text
     levels = [int(each.tag[1]) for each in page if re.fullmatch(r"h[1-6]", each.tag)]
     assert all(after <= before + 1 for before, after in pairwise(levels))
