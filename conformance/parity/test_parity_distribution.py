@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
@@ -58,7 +58,7 @@ def test_an_error_is_counted_between_its_edges(factor: float, value: float) -> N
     actual = reference + factor * (metrics.ATOL + metrics.RTOL * abs(value))
     (place,) = np.flatnonzero(histogram(actual, reference))
     error = abs(float(actual[0] - reference[0])) / (metrics.ATOL + metrics.RTOL * abs(value))
-    slack = 1e-6  # of logarithms in float32
+    slack = 1e-5  # of logarithms in float32
     assert place == 0 or error > EDGES[place - 1] * (1 - slack)
     assert place == BINS - 1 or error <= EDGES[place] * (1 + slack)
 
@@ -162,6 +162,7 @@ def test_masks_of_truth_values_are_black_and_white() -> None:
     assert found_in("masks", a, r).histogram == ()
 
 
+@settings(max_examples=20)
 @given(array_shapes(min_dims=3, max_dims=4, min_side=8, max_side=300), st.integers(0, 9))
 def test_whatever_the_shape_it_is_small(shape: tuple[int, ...], seed: int) -> None:
     shape = (*(min(extent, 5) for extent in shape[:-2]), *shape[-2:])

@@ -532,14 +532,13 @@ def test_the_keyboard_leads_from_the_matrix_to_a_case_and_on(browser: Any, folde
         page.keyboard.press("ArrowLeft")
         assert not page.locator("#case-1").evaluate("each => each.open")
         page.keyboard.press("Enter")
-        page.wait_for_function("document.getElementById('case-1').open")
+        page.locator("#case-1[open]").wait_for(state="attached")
         assert page.evaluate("document.activeElement.parentElement.id") == "case-1"
         page.keyboard.press("Enter")
         assert not page.locator("#case-1").evaluate("each => each.open"), "Enter folds it again"
         page.locator(".curves a").focus()
         page.keyboard.press("Enter")
-        page.wait_for_function("document.activeElement.tagName === 'TR'")
-        assert "diverges" in page.evaluate("document.activeElement.innerText")
+        assert "diverges" in page.locator("tr:focus").inner_text()
 
 
 def test_it_does_not_scroll_sideways_on_a_phone(browser: Any, folder: Path, tmp_path: Path) -> None:
