@@ -141,13 +141,15 @@ def test_a_mask_is_drawn_on_both_sides_of_zero_and_what_differs_is_marked() -> N
     a[0, 0, 33, 100] *= -1
     (mask,) = masks_of(a, r)
     assert (mask.size, mask.differing) == ((40, 120), 1)
-    rows, columns = ((np.arange(n) * 2 + 1) * length // (2 * n) for n, length in ((32, 40), (96, 120)))
+    rows, columns = (
+        [(k * length // n + (k + 1) * length // n) // 2 for k in range(n)] for n, length in ((32, 40), (96, 120))
+    )
     grey = drawn(mask.torch)[..., 0]
     assert grey.shape == (32, 96)
     np.testing.assert_array_equal(grey > 127, (r[0, 0] > 0)[np.ix_(rows, columns)])
     assert len(np.unique(grey)) <= 16
     marked = drawn(mask.marks)[..., 3] > 0
-    assert np.argwhere(marked).tolist() == [[33 * 32 // 40, 100 * 96 // 120]]
+    assert np.argwhere(marked).tolist() == [[27, 80]], "the cells that begin at row 33 and column 100"
 
 
 def test_masks_of_truth_values_are_black_and_white() -> None:

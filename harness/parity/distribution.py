@@ -150,7 +150,8 @@ def _picture(index: tuple[Any, ...], differing: int, a: Array, r: Array) -> Mask
 
 def _sampled(plane: Array) -> Array:
     """Takes the pixels in the middle of the cells of a picture, as it comes: an average would hide its edge."""
-    rows, columns = ((np.arange(n) * 2 + 1) * length // (2 * n) for n, length in _lengths(plane, PIXELS))
+    edges = (np.arange(n + 1) * length // n for n, length in _lengths(plane, PIXELS))
+    rows, columns = ((each[:-1] + each[1:]) // 2 for each in edges)
     sampled: Array = plane[np.ix_(rows, columns)]
     return sampled
 
@@ -173,7 +174,8 @@ def _grey(plane: Array, scale: float) -> Array:
         return plane.astype(np.uint8) * 255
     with np.errstate(all="ignore"):
         levels = np.clip(np.ceil((plane.astype(np.float64) / scale + 1) * _LEVELS) - 1, 0, 2 * _LEVELS - 1)
-    return (np.nan_to_num(levels) * (255 // (2 * _LEVELS - 1))).astype(np.uint8)
+    grey: Array = (np.nan_to_num(levels) * (255 // (2 * _LEVELS - 1))).astype(np.uint8)
+    return grey
 
 
 def _png(grey: Array) -> bytes:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import jinja2
 
 Filters = Mapping[str, Callable[..., Any]]
+"""Functions that a template calls to write a value, by name."""
 
 
 def rendered(template: Path, filters: Filters, **values: Any) -> str:

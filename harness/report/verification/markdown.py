@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.outcome import Stage
-from harness.report.template import rendered
+from harness.report.template import Filters, rendered
 from harness.report.verification import wording
 from harness.report.verification.document import read_report
 
@@ -37,7 +37,7 @@ def _rendered(template: str, report: Mapping[str, Any], *, linked: bool) -> str:
     cases = report["cases"]
     title = wording.titles(cases)
     told = wording.headline(report["summary"])
-    filters = {
+    filters: Filters = {
         "cell": cell,
         "count": wording.count,
         "digits": wording.digits,

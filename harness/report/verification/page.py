@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.outcome import Stage
-from harness.report.template import rendered_html
+from harness.report.template import Filters, rendered_html
 from harness.report.verification import charts, distribution, wording
 from harness.report.verification.diagnosis import Diagnosis, read
 from harness.report.verification.images import ErrorMap, error_map, png
@@ -118,7 +118,7 @@ def rendered_page(template: str, **values: Any) -> str:
     """
     style, script = ((_TEMPLATES / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    filters = {
+    filters: Filters = {
         "count": wording.count,
         "digits": wording.digits,
         "first_line": wording.first_line,
