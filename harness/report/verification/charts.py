@@ -90,7 +90,9 @@ class Step:
 GATE_AT = BARS_LEFT + WITHIN * BAR
 """Where the gate is, between the bars."""
 EDGE_TICKS = tuple(
-    Tick(BARS_LEFT + (n + 1) * BAR, digits(edge)) for n, edge in enumerate(EDGES) if n % 2 == 0 and edge != 1
+    Tick(BARS_LEFT + (n + 1) * BAR - 1, digits(edge).replace(".0e", "e"))
+    for n, edge in enumerate(EDGES)
+    if n % 2 == 0 and edge != 1
 )
 """The scale of every histogram, in units of the gate."""
 
