@@ -51,6 +51,7 @@ def test_verify_writes_a_report_and_exits_0(tmp_path: Path) -> None:
     assert "box_head" in page
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
         "VERIFICATION_REPORT.md",
+        "verification_report.html",
         "verification_report.json",
     ]
 

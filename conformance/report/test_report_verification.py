@@ -22,14 +22,17 @@ from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verd
 from harness.files import make_folder
 from harness.machine import describe_machine, versions
 from harness.report import ADVICE, Result, read_report, render, render_report, repro_command, write_report
-from harness.report.verification.document import KERNEL_COLUMNS, jsonable, number
-from harness.report.verification.markdown import cell, count, digits, seconds, size
+from harness.report.verification.document import KERNEL_COLUMNS
+from harness.report.verification.markdown import cell
+from harness.report.verification.numbers import jsonable, number
+from harness.report.verification.wording import count, digits, seconds, size
 
 CREATED = datetime(2025, 3, 4, 5, 6, 7, tzinfo=UTC)
 STRICT = Verdict(
     "backbone_fpn_0", (1, 256, 288, 288), "float32", 21233664, 0, 3.14159e-6, 1.2e-7, 0.0123, 2.9e-6, 121.4, 0.98, 1.04,
     VerdictKind.STRICT,
 )  # fmt: skip
+PAGES = ["VERIFICATION_REPORT.md", "verification_report.html", "verification_report.json"]
 NAN = math.nan
 MASK = Verdict("mask", (32,), "bool", 32, 0, 0.0, 0.0, NAN, NAN, NAN, NAN, NAN, VerdictKind.STRICT)
 EXACT = replace(STRICT, name="position", sqnr_db=math.inf, max_abs=0.0, r_rms=0.0)
@@ -87,7 +90,7 @@ def every_status() -> list[Result]:
 def written(tmp_path: Path, results: list[Result], **options: Any) -> tuple[dict[str, Any], str]:
     machine, installed = {"cpu": "A|B"}, {"torch": "2.15", "tvm": None}
     path = write_report(results, machine, installed, tmp_path, created=CREATED, **options)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["VERIFICATION_REPORT.md", "verification_report.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == PAGES
     return read_report(path), (tmp_path / "VERIFICATION_REPORT.md").read_text(encoding="utf-8")
 
 

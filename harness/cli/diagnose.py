@@ -55,7 +55,7 @@ def diagnose(
     away too early. 2: wrong usage or environment.
     """
     require_compiler()
-    from harness.diagnose.diagnosis import ADVICE, write_json
+    from harness.diagnose.document import ADVICE, write_json
     from harness.diagnose.table import render, summary
     from harness.processes.threads import configure_threads
 

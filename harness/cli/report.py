@@ -1,25 +1,95 @@
-"""`sam3-tvm report`: the performance report."""
+"""`sam3-tvm report`: pages of what was measured or verified, and of what changed."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli.console import console
+from harness.core.errors import HarnessError
 
 
 def report(
     results: Annotated[
-        list[Path], typer.Argument(help="Files of pytest perf … --benchmark-json=FILE.", metavar="RESULTS…")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder of PERFORMANCE_REPORT.md and its plots.")],
-    db: Annotated[Path | None, typer.Option(help="Folder of a tuning database, to list what was found.")] = None,
+        list[Path] | None,
+        typer.Argument(
+            help="Files of pytest perf … --benchmark-json=FILE, or one verification_report.json.", metavar="[RESULTS…]"
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Two files verification_report.json: what changed.", metavar="BEFORE AFTER"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the pages. Default, if it was verified: that of the (last) file.")
+    ] = None,
+    db: Annotated[
+        Path | None, typer.Option(help="Folder of a tuning database, to list what was found; for what was measured.")
+    ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option(help="File to append the matrix and what is not as expected to, in Markdown; if it was verified."),
+    ] = None,
 ) -> None:
-    """Render the performance report, with plots, from what the suites in perf/ measured."""
+    """Render the pages of what the suites in perf/ measured or of a verification, or compare two verifications."""
+    if compare is not None:
+        if results or db or summary:
+            raise HarnessError("--compare takes two reports and goes with --out alone: leave the others out")
+        _compare(*compare, out)
+    elif not results:
+        raise HarnessError("give files of results, or two reports with --compare")
+    elif any(map(_was_verified, results)):
+        if len(results) > 1 or db:
+            raise HarnessError(
+                "a verification report is rendered by itself: give one file and no --db, or two with --compare"
+            )
+        _verified(results[0], out, summary)
+    else:
+        if out is None or summary:
+            raise HarnessError("what was measured needs a folder for its page: give --out DIR, and no --summary")
+        _measured(results, out, db)
+
+
+def _was_verified(path: Path) -> bool:
+    """Returns whether a file looks like a verification report; what is wrong with it is told by who reads it."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return path.name == "verification_report.json"
+    return isinstance(data, dict) and "cases" in data and "benchmarks" not in data
+
+
+def _measured(results: list[Path], out: Path, db: Path | None) -> None:
     from harness.report.performance.writer import write_performance_report
 
     with console.status("Drawing"):
         page = write_performance_report(results, out, db)
+    _tell(page)
+
+
+def _verified(path: Path, out: Path | None, summary: Path | None) -> None:
+    from harness.report.verification.writer import append_summary, write_pages
+
+    page = write_pages(path, out or path.parent)
+    if summary is not None:
+        append_summary(path, summary)
+    _tell(page)
+
+
+def _compare(before: Path, after: Path, out: Path | None) -> None:
+    from harness.report.verification.comparison import told
+    from harness.report.verification.writer import write_comparison
+
+    page, comparison = write_comparison(before, after, out or after.parent)
+    console.print(told(comparison), highlight=False, soft_wrap=True)
+    for case in comparison.ended:
+        line = f"{case.case}: {case.before or 'not there'} → {case.after or 'not there'}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _tell(page)
+
+
+def _tell(page: Path) -> None:
     console.print(f"Report: {page}", highlight=False, soft_wrap=True)

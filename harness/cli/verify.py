@@ -88,6 +88,7 @@ def verify(
     from harness.processes.memory import keep_freed_memory
     from harness.processes.threads import configure_threads, share_cpus
     from harness.report import ADVICE, write_report
+    from harness.report.verification.writer import PAGE_NAME
     from harness.runtime.sam3.images import load_image
     from harness.verify.progress import show
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
@@ -136,7 +137,7 @@ def verify(
         lambda on_stage: verify_cases(cases, settings, limits, on_stage, jobs),
         lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings, threads)),
     )
-    console.print(f"Report: {report / 'VERIFICATION_REPORT.md'}", soft_wrap=True)
+    console.print(f"Report: {report / PAGE_NAME}, and VERIFICATION_REPORT.md beside it", soft_wrap=True)
     if compiled := sum(result.compiled_only for result in results):
         console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")
     if code := exit_code(results, required):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from harness.core.distribution import Distribution
+
 
 class Stage(StrEnum):
     """The stages of a case, in the order in which it walks through them."""
@@ -54,6 +56,7 @@ class Verdict:
         r_rms, r_inf: Error against the float64 oracle divided by PyTorch's own.
         kind: The verdict.
         reason: One sentence that says why it is not strict; empty for strict.
+        distribution: How the errors are distributed, where that was measured.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Verdict:
     r_inf: float
     kind: VerdictKind
     reason: str = ""
+    distribution: Distribution | None = None
 
 
 @dataclass(frozen=True)

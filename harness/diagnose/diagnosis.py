@@ -7,17 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
 
-from harness import files
 from harness.core.case import Case
 from harness.diagnose.deviation import Deviation
-
-ADVICE = "choose another file with --json"
-"""Advice for the user where the file cannot be written."""
 
 _CERTAIN = 10.0
 """Excess from which on an error cannot be rounding: ten times the limits of the oracle verdict."""
@@ -245,23 +239,3 @@ _MOVES = frozenset(
 def _kind(boundary: Boundary) -> str:
     computing = [name.partition(".")[0] for name in boundary.operators if name not in _MOVES]
     return " ".join(computing[:4]) + (" …" if len(computing) > 4 else "") if computing else "moves"
-
-
-def write_json(diagnoses: Sequence[Diagnosis], path: Path) -> None:
-    """Writes everything that was found, complete or not at all; infinities are "inf", what is not a number is null.
-
-    Raises:
-        HarnessError: The file cannot be written.
-    """
-    cases = [_plain(asdict(diagnosis) | {"budget": budget(diagnosis)}) for diagnosis in diagnoses]
-    files.write_json(path, {"schema": 1, "cases": cases}, advice=ADVICE)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value

@@ -12,6 +12,7 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.subject import Arrays, Program, Trace
+from harness.parity.distribution import with_distributions
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
@@ -52,7 +53,7 @@ class TracedWorkload:
         """Does what `harness.core.subject.Workload` says."""
         actual = load_outputs(self.saved) if self._actual is None else self._actual
         reference, again = self.reference()
-        return judge(
+        verdicts = judge(
             actual,
             reference,
             self.oracle(),
@@ -60,6 +61,7 @@ class TracedWorkload:
             expectation=expectation,
             by_oracle=PRECISIONS[self.precision].judged_by_oracle,
         )
+        return with_distributions(verdicts, actual, reference)
 
 
 def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:

@@ -68,16 +68,17 @@ def _flat(array: Array) -> Array:
     return array.reshape(-1)
 
 
-def _wide(chunk: Array) -> Array:
+def wide(chunk: Array) -> Array:
     """Converts a chunk of any dtype to float64, or to complex128 if it is complex."""
-    wide: Array = chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
-    return wide
+    converted: Array = chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
+    return converted
 
 
-def _chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+def chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Yields arrays of one size in parts, flat and in float64, or complex128 if they are complex."""
     flat = [_flat(array) for array in arrays]
     for start in range(0, flat[0].size, _CHUNK):
-        yield tuple(_wide(array[start : start + _CHUNK]) for array in flat)
+        yield tuple(wide(array[start : start + _CHUNK]) for array in flat)
 
 
 def same_specials(a: Array, r: Array) -> Array:
@@ -103,12 +104,12 @@ def mask_mismatches(a: Array, r: Array) -> int:
     """Returns the number of elements that are NaN, +inf or -inf on one side and something else on the other."""
     if is_exact(a.dtype) and is_exact(r.dtype):
         return 0
-    return sum(_mismatches(x, y, np.isfinite(x) & np.isfinite(y)) for x, y in _chunks(a, r))
+    return sum(_mismatches(x, y, np.isfinite(x) & np.isfinite(y)) for x, y in chunks(a, r))
 
 
 def finite_elements(a: Array) -> int:
     """Returns the number of elements that are neither NaN nor infinite."""
-    return sum(int(np.count_nonzero(np.isfinite(x))) for (x,) in _chunks(a))
+    return sum(int(np.count_nonzero(np.isfinite(x))) for (x,) in chunks(a))
 
 
 def difference(a: Array, r: Array) -> Difference:
@@ -123,7 +124,7 @@ def difference(a: Array, r: Array) -> Difference:
     outside = compared = mismatches = 0
     max_abs = sum_abs = max_rel = tolerance = signal = noise = 0.0
     with np.errstate(all="ignore"):
-        for x, y in _chunks(a, r):
+        for x, y in chunks(a, r):
             finite = np.isfinite(x) & np.isfinite(y)
             mismatches += _mismatches(x, y, finite)
             if not finite.all():
@@ -198,7 +199,7 @@ def oracle_ratio(a: Array, r: Array, o: Array) -> OracleRatio:
     count = 0
     square_a = square_r = square_o = max_a = max_r = max_o = 0.0
     with np.errstate(all="ignore"):
-        for x, y, z in _chunks(a, r, o):
+        for x, y, z in chunks(a, r, o):
             finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
             if not finite.all():
                 x, y, z = x[finite], y[finite], z[finite]
@@ -230,7 +231,7 @@ def relative_rms(a: Array, o: Array) -> float:
     noise = signal = 0.0
     count = 0
     with np.errstate(all="ignore"):
-        for x, z in _chunks(a, o):
+        for x, z in chunks(a, o):
             finite = np.isfinite(x) & np.isfinite(z)
             noise += float(np.square(np.abs(x[finite] - z[finite])).sum())
             signal += float(np.square(np.abs(z[finite])).sum())

@@ -33,7 +33,8 @@ from harness.report.performance.reading import (
 )
 from harness.report.performance.tuning import Tuning
 from harness.report.template import rendered
-from harness.report.verification.markdown import cell, size
+from harness.report.verification.markdown import cell
+from harness.report.verification.wording import size
 
 _TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"
 

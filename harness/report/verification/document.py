@@ -12,9 +12,13 @@ Schema 1:
                 "device": the machine that ran it, if that was another one: {"told": in words, …},
                 "seconds": {stage: s}, "sizes": {artifact: bytes}, "peak_rss_bytes", "repro",
                 "outputs": [{"name", "shape", "dtype", "elements", "outside", "max_abs", "mean_abs", "max_rel",
-                             "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason"}],
+                             "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason",
+                             "distribution": how the errors are distributed, where that was measured: see
+                                 `harness.report.verification.distribution`}],
                 "emulated": true where the CPU ran the GPU's kernels,
                 "lost_schedules": a sentence on each schedule that could not be applied, if there are any,
+                "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.diagnose.document`),
+                "not_diagnosed": why a case was not, where a diagnosis was asked for,
                 "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
                  "compiled_only": those of the unavailable that were compiled,
@@ -22,7 +26,7 @@ Schema 1:
 
 Every case is counted once: cases = passed + expected_failures + unexpected + unavailable, where `passed` counts those
 that passed as expected. JSON has no NaN and no infinity: NaN (the metric does not apply) is null, infinities are the
-strings "inf" and "-inf"; `number` turns them back.
+strings "inf" and "-inf"; `harness.report.verification.numbers.number` turns them back.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
 from harness.core.outcome import Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.report.verification import diagnosis, distribution
+from harness.report.verification.numbers import jsonable
 
 if TYPE_CHECKING:
     from harness.core.case import Case
@@ -94,6 +100,8 @@ class Result:
         expected: None where it was skipped as unavailable.
         problem: Why it is not expected, or why it was skipped.
         why: The cause of a known discrepancy, from the expectations.
+        diagnosis: Which kernel diverges, as `harness.diagnose.document` writes it; None if that was not looked for.
+        not_diagnosed: Why not, in a sentence, where it was asked for.
     """
 
     case: Case
@@ -101,6 +109,8 @@ class Result:
     expected: bool | None
     problem: str = ""
     why: str = ""
+    diagnosis: Mapping[str, Any] | None = None
+    not_diagnosed: str = ""
 
     @property
     def compiled_only(self) -> bool:
@@ -162,18 +172,6 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-def number(value: float | str | None) -> float:
-    """Reads a metric of the JSON as a float: null is NaN, "inf" and "-inf" are the infinities."""
-    return math.nan if value is None else float(value)
-
-
-def jsonable(value: float) -> float | str | None:
-    """Writes a float as `number` reads it."""
-    if math.isnan(value):
-        return None
-    return str(value) if math.isinf(value) else value
-
-
 def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
     case, outcome = result.case, result.outcome
     error = outcome.error
@@ -199,6 +197,8 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         **({"device": _device(outcome.device)} if outcome.device else {}),
         **({"emulated": True} if outcome.emulated else {}),
         **({"lost_schedules": list(outcome.lost_schedules)} if outcome.lost_schedules else {}),
+        **({"diagnosis": dict(result.diagnosis)} if result.diagnosis else {}),
+        **({"not_diagnosed": result.not_diagnosed} if result.not_diagnosed else {}),
         **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),
     }
 
@@ -226,6 +226,7 @@ def _output(verdict: Verdict) -> dict[str, Any]:
         **{metric: jsonable(getattr(verdict, metric)) for metric in METRICS},
         "verdict": verdict.kind.value,
         "reason": verdict.reason,
+        **({"distribution": distribution.to_json(verdict.distribution)} if verdict.distribution else {}),
     }
 
 
@@ -271,6 +272,8 @@ def _schema_problem(data: Any) -> str:
             problem = problem or _keys_problem(output, _OUTPUT_KEYS, f"an output of {where}")
             problem = problem or _choice_problem(output, "verdict", VerdictKind, f"an output of {where}")
             problem = problem or _metrics_problem(output, where)
+            problem = problem or _distribution_problem(output, where)
+        problem = problem or _diagnosis_problem(case, where)
         if problem:
             return problem
     missing = [key for key in _SUMMARY_KEYS if not isinstance(data["summary"].get(key), int)]
@@ -303,6 +306,16 @@ def _metrics_problem(output: Mapping[str, Any], where: str) -> str:
         if isinstance(value, bool) or (isinstance(value, str) and value not in ("inf", "-inf")):
             return f"`{metric}` of an output of {where} is {value!r}"
     return ""
+
+
+def _distribution_problem(output: Mapping[str, Any], where: str) -> str:
+    part = distribution.problem(output["distribution"]) if "distribution" in output else ""
+    return part and f"{part} of a `distribution` of {where} is not what the writer writes"
+
+
+def _diagnosis_problem(case: Mapping[str, Any], where: str) -> str:
+    part = diagnosis.problem(case["diagnosis"]) if "diagnosis" in case else ""
+    return part and f"{part} of the `diagnosis` of {where} is not what the writer writes"
 
 
 def _refuse_constant(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Writes a report: `verification_report.json`, and `VERIFICATION_REPORT.md` rendered from it."""
+"""Writes a report: `verification_report.json`, and the pages that are rendered from it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.files import write_files
-from harness.report.verification.document import Result, build_report
-from harness.report.verification.markdown import render_report
+from harness.files import append_bytes, write_files
+from harness.report.verification.comparison import Comparison, compare, render_comparison
+from harness.report.verification.document import Result, build_report, read_report
+from harness.report.verification.markdown import render_report, render_summary
+from harness.report.verification.page import render_page
 
 ADVICE = "choose another folder with --report"
 """Advice for the user where a report cannot be written."""
+ADVICE_ON_PAGES = "choose another folder with --out"
+"""The same where pages of reports that are there cannot be written."""
+ADVICE_ON_SUMMARY = "choose another file with --summary"
 
 JSON_NAME = "verification_report.json"
 MARKDOWN_NAME = "VERIFICATION_REPORT.md"
+PAGE_NAME = "verification_report.html"
+COMPARISON_NAME = "verification_comparison.html"
 
 
 def write_report(
@@ -28,7 +35,7 @@ def write_report(
     flags: Sequence[str] = (),
     created: datetime | None = None,
 ) -> Path:
-    """Writes both files into the folder, each complete or not at all, and returns the JSON's path.
+    """Writes all files into the folder, each complete or not at all, and returns the JSON's path.
 
     Args:
         results: In the order in which they are to appear.
@@ -43,6 +50,50 @@ def write_report(
     """
     report = build_report(results, machine, versions, flags=flags, created=created)
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    page = render_report(json.loads(text))
-    write_files(directory, {JSON_NAME: text.encode(), MARKDOWN_NAME: page.encode()}, advice=ADVICE)
+    files = {JSON_NAME: text.encode(), **_pages(json.loads(text))}
+    write_files(directory, files, advice=ADVICE)
     return directory / JSON_NAME
+
+
+def write_pages(json_path: Path, directory: Path) -> Path:
+    """Renders the pages of a JSON report again, and returns the one to look at.
+
+    Args:
+        json_path: The report.
+        directory: Folder of the pages; is made if it does not exist.
+
+    Raises:
+        HarnessError: If the file is not a report, or the folder cannot be made or written.
+    """
+    write_files(directory, _pages(read_report(json_path)), advice=ADVICE_ON_PAGES)
+    return directory / PAGE_NAME
+
+
+def write_comparison(before: Path, after: Path, directory: Path) -> tuple[Path, Comparison]:
+    """Writes a page about what is different between two JSON reports; returns it, and what is different.
+
+    Args:
+        before: One report.
+        after: The other.
+        directory: Folder of the page; is made if it does not exist.
+
+    Raises:
+        HarnessError: If a file is not a report, or the folder cannot be made or written.
+    """
+    reports = read_report(before), read_report(after)
+    page = render_comparison(*reports, names=(str(before), str(after)))
+    write_files(directory, {COMPARISON_NAME: page.encode()}, advice=ADVICE_ON_PAGES)
+    return directory / COMPARISON_NAME, compare(*reports)
+
+
+def append_summary(json_path: Path, summary: Path) -> None:
+    """Appends what one needs to know first of a JSON report to a file in Markdown, such as a job's summary on GitHub.
+
+    Raises:
+        HarnessError: If the first file is not a report, or the second cannot be written.
+    """
+    append_bytes(summary, render_summary(read_report(json_path)).encode(), advice=ADVICE_ON_SUMMARY)
+
+
+def _pages(report: Mapping[str, Any]) -> dict[str, bytes]:
+    return {MARKDOWN_NAME: render_report(report).encode(), PAGE_NAME: render_page(report).encode()}

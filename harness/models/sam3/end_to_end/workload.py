@@ -21,6 +21,7 @@ from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
 from harness.parity.detections import Detections, ReferenceDetections, judge_detections
+from harness.parity.distribution import with_distributions
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.manifest import DEFAULT_CAPACITY
@@ -103,7 +104,12 @@ def judged(
         raw = judge_by_gate(named(actual), reference, again)
     found = Detections(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
     truth = _decided(actual, answer) if precision.judged_by_oracle else answer.truth
-    return raw + judge_detections(f"{answer.name}/found/", found, truth)
+    raw = with_distributions(raw, named(actual), reference)
+    prefix = f"{answer.name}/found/"
+    masks = f"{prefix}masks"
+    return raw + with_distributions(
+        judge_detections(prefix, found, truth), {masks: found.masks}, {masks: truth.found.masks}
+    )
 
 
 def _alike(actual: Arrays, reference: Arrays) -> bool:

@@ -19,6 +19,7 @@ from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.source import Answer, InteractiveSource
 from harness.parity.detections import judge_masks
+from harness.parity.distribution import with_distributions
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
@@ -88,14 +89,16 @@ def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = Non
         verdicts = judge(numbers, reference, oracle, reference_again=again, expectation=expectation)
     else:
         verdicts = judge_by_gate(numbers, reference, again)
+    name = f"{answer.name}/masks"
     masks = judge_masks(
-        f"{answer.name}/masks",
+        name,
         actual["masks"],
         answer.reference["masks"],
         answer.again["masks"],
         answer.reference["undecided"],
     )
-    return (*verdicts, masks)
+    ours, theirs = numbers | {name: actual["masks"]}, reference | {name: answer.reference["masks"]}
+    return with_distributions((*verdicts, masks), ours, theirs)
 
 
 def _asked(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[str, Arrays]]:

@@ -1,0 +1,67 @@
+"""The JSON of a diagnosis: what `diagnose --json` writes, and what a verification report holds of a diagnosed case.
+
+    {"case": {"component", "strategy", "target", "scale", "seed", "precision", "frontend"}, "program",
+     "told": what was found, in sentences separated by newlines,
+     "faulty": whether anything is wrong besides rounding,
+     "boundaries": [{"position", "function", "at_load", "node", "source", "operators", "inside", "between", "shape",
+                     "local": deviation, "accumulated": deviation, "own_share"}],
+     "outputs": {name: deviation},
+     "coverage": {"compared", "covered", "skipped": {node: reason}, "unnamed": {function: calls}},
+     "first": {"boundary": as above, "confidence", "reason", "others": [positions]} or null,
+     "changed": [functions],
+     "ablation": {"cause": null if it is undecided, "reason": in words,
+                  "experiments": [{"decides": a cause, "result": deviation or null, "problem"}]} or null,
+     "budget": {kind of call: share of the squared errors}}
+
+A deviation is {"r_rms", "r_inf", "error", "torch_error", "wrong"}. Attributes of the same names in
+`harness.diagnose.diagnosis` say what these are. What is not a number is null, infinities are "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness import files
+from harness.diagnose.diagnosis import Diagnosis, budget
+from harness.diagnose.table import summary
+
+ADVICE = "choose another file with --json"
+"""Advice for the user where the file cannot be written."""
+
+
+def document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns all that was found as data that JSON can hold."""
+    found = asdict(diagnosis)
+    for plain, boundary in zip(found["boundaries"], diagnosis.boundaries, strict=True):
+        plain["own_share"] = boundary.own_share
+    if diagnosis.first is not None:
+        found["first"]["boundary"]["own_share"] = diagnosis.first.boundary.own_share
+    if diagnosis.ablation is not None:
+        found["ablation"]["reason"] = diagnosis.ablation.reason
+    found |= {"told": summary(diagnosis), "faulty": diagnosis.faulty, "budget": budget(diagnosis)}
+    plain = _plain(found)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def write_json(diagnoses: Sequence[Diagnosis], path: Path) -> None:
+    """Writes the documents of diagnoses, complete or not at all.
+
+    Raises:
+        HarnessError: The file cannot be written.
+    """
+    files.write_json(path, {"schema": 1, "cases": [document(diagnosis) for diagnosis in diagnoses]}, advice=ADVICE)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

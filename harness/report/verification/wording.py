@@ -1,0 +1,270 @@
+"""The words and numbers of a report, the same on every page that is rendered from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.outcome import Stage
+from harness.report.verification.document import KERNEL_COLUMNS
+from harness.report.verification.numbers import number
+
+NOT_RUN = "·"
+"""What a cell of the matrix says of a case that was not run."""
+DASH = "\u2013"
+"""What stands for a number that does not apply."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The verdict on a run in one line.
+
+    Attributes:
+        sign: A symbol; empty where nothing was asked for.
+        told: The verdict in words.
+        counts: What it is made of.
+    """
+
+    sign: str
+    told: str
+    counts: str
+
+
+def headline(summary: Mapping[str, Any]) -> Headline:
+    """Says the verdict, with the counts."""
+    if not summary["cases"]:
+        return Headline("", "Nothing was verified", "no case was run")
+    cases = plural(summary["cases"], "case")
+    if summary["unexpected"]:
+        sign, told = "❌", f"{summary['unexpected']} of {cases} not as expected"
+    elif not summary["passed"] and not summary["expected_failures"]:
+        sign, told = "⏭", f"Nothing was verified: {cases} skipped"
+    else:
+        sign, told = "✅", f"{cases}, all as expected"
+    parts = [f"{summary['passed']} passed"]
+    compiled = summary.get("compiled_only", 0)
+    for number_of, words in (
+        (summary["expected_failures"], "failed as predicted"),
+        (compiled, "compiled and not run"),
+        (summary["unavailable"] - compiled, "not available here"),
+    ):
+        if number_of:
+            parts.append(f"{number_of} {words}")
+    if summary.get("emulated"):
+        parts.append(f"{summary['emulated']} emulated on the CPU")
+    if summary["outputs"]:
+        strict, total = summary.get("strict_outputs", 0), summary["outputs"]
+        parts.append(f"{strict} of {plural(total, 'output')} strict")
+    return Headline(sign, told, ", ".join(parts))
+
+
+def mark(case: Mapping[str, Any]) -> str:
+    """Writes a case in one cell of the matrix: a symbol and a word, never the symbol alone."""
+    stopped = f"{case['status'].replace('_', ' ')} ({case['stage']})"
+    if case["expected"] is None:
+        return "⏭ unavailable" if case["stage"] == Stage.BUILD else "⏭ compiled"
+    if not case["expected"]:
+        return f"❌ {'unexpected pass' if case['status'] == 'passed' else stopped}"
+    if case["status"] != "passed":
+        return f"⛔ {stopped}"
+    oracle = any(output["verdict"] == "oracle" for output in case["outputs"])
+    passed = "🔷 oracle" if oracle else "✅ strict"
+    return f"{passed}, emulated" if case.get("emulated") else passed
+
+
+def meaning(case: Mapping[str, Any]) -> str:
+    """Says what `mark` means, for who does not see its symbol."""
+    if case["expected"] is None:
+        return "unavailable: not even compiled" if case["stage"] == Stage.BUILD else "compiled, nothing here runs it"
+    if not case["expected"]:
+        return "not as expected"
+    if case["status"] != "passed":
+        return "failed as predicted"
+    if any(output["verdict"] == "oracle" for output in case["outputs"]):
+        return "passed, some outputs on the float64 oracle"
+    return "passed, every output strict"
+
+
+def kernels(case: Mapping[str, Any]) -> str:
+    """Says in a line what the kernels of a GPU case use; empty for other cases."""
+    parts = []
+    for architecture, rows in case.get("kernels", {}).items():
+        named = [dict(zip(KERNEL_COLUMNS, row, strict=True)) for row in rows]
+        words = [plural(len(named), "kernel")]
+        if any(kernel["registers"] for kernel in named):
+            words.append(f"at most {max(kernel['registers'] or 0 for kernel in named)} registers")
+        words.append(f"{max(kernel['shared_bytes'] for kernel in named) / 1024:.3g} KiB shared memory")
+        words.append(f"{max(kernel['threads'] or 0 for kernel in named)} threads")
+        if any(kernel["buffers"] for kernel in named):
+            words.append(f"{max(kernel['buffers'] or 0 for kernel in named)} buffers")
+        if any(kernel["spill_bytes"] is not None for kernel in named):
+            words.append(f"{sum(bool(kernel['spill_bytes']) for kernel in named)} spill")
+        parts.append(f"{architecture}: {', '.join(words)}")
+    return " · ".join(parts)
+
+
+def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:
+    """Describes a case without its component, for headings and columns; the seed only where cases differ in it."""
+    names = [case["strategy"], case["target"], case["scale"]]
+    names += [case[field] for field in ("precision", "frontend") if field in case]
+    return " · ".join([*names, f"seed {case['seed']}"] if with_seed else names)
+
+
+def titles(cases: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
+    """Returns the function that describes a case among these, without its component."""
+    with_seed = len({case["seed"] for case in cases}) > 1
+    return lambda case: variant(case, with_seed)
+
+
+def digits(value: float | str | None) -> str:
+    """Writes two to three significant digits: 0.00012345 becomes 1.23e-4; NaN (does not apply) becomes a dash."""
+    x = number(value)
+    if math.isnan(x):
+        return DASH
+    if math.isinf(x):
+        return "∞" if x > 0 else "-∞"
+    if x == 0:
+        return "0"
+    if 0.01 <= abs(x) < 999.5:  # from there on three digits would be rounded to four
+        return f"{x:.3g}"
+    mantissa, exponent = f"{x:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def count(value: int) -> str:
+    """Writes an integer with thin spaces: 1327104 becomes 1 327 104."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def seconds(value: float | str | None) -> str:
+    """Writes a duration in milliseconds, seconds or minutes, whatever reads best."""
+    x = number(value)
+    if not math.isfinite(x):
+        return DASH
+    if x < 1:
+        return f"{x * 1000:.0f} ms"
+    return f"{x:.1f} s" if x < 60 else f"{int(x // 60)} min {x % 60:.0f} s"
+
+
+def size(value: int | None) -> str:
+    """Writes bytes in binary units; None becomes a dash."""
+    if not value:
+        return DASH
+    x, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while x >= 1000 and len(units) > 1:
+        x, units = x / 1024, units[1:]
+    return f"{x:.3g} {units[0]}"
+
+
+def first_line(text: str, limit: int = 240) -> str:
+    """Returns the first line of a message that is not empty, shortened."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def fact(key: str, value: Any) -> tuple[str, str]:
+    """Writes a fact about the machine: its name in words, and its value."""
+    name = key.removesuffix("_bytes").replace("_", " ")
+    if key.endswith("bytes"):
+        return name, size(value)
+    if value is None:
+        return name, "not known"
+    return name, " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def total_seconds(case: Mapping[str, Any]) -> float:
+    """Adds up the stages of a case; NaN where none is finished."""
+    known = [number(value) for value in case["seconds"].values()]
+    return math.fsum(value for value in known if math.isfinite(value)) if known else math.nan
+
+
+def known_causes(cases: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Groups the cases with known discrepancies by cause."""
+    known: dict[str, list[Mapping[str, Any]]] = {}
+    for case in cases:
+        if case["why"]:
+            known.setdefault(case["why"], []).append(case)
+    return known
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Returns each name once, in the order in which they first come."""
+    return list(dict.fromkeys(names))
+
+
+def plural(number_of: int, noun: str) -> str:
+    """Writes how many there are of something."""
+    return f"{number_of} {noun}{'' if number_of == 1 else 's'}"
+
+
+def provenance(report: Mapping[str, Any]) -> str:
+    """Says in a line when and where the report was made, and of what."""
+    machine, versions = report["machine"], report["versions"]
+    here = str(machine.get("cpu") or "")
+    here += f", {digits(machine['usable_cpus'])} CPUs" if machine.get("usable_cpus") else ""
+    here += f", {size(machine['usable_memory_bytes'])}" if machine.get("usable_memory_bytes") else ""
+    named = (("apache-tvm", "TVM"), ("torch", "PyTorch"), ("sam3", "sam3"))
+    parts = [report["created"], here.removeprefix(", ")]
+    parts += [f"{name} {versions[package]}" for package, name in named if versions.get(package)]
+    seeds = {case["seed"] for case in report["cases"]}
+    parts += [f"seed {seed}" for seed in seeds if len(seeds) == 1]
+    return " · ".join(part for part in parts if part)
+
+
+LEGEND = (
+    ("✅", "every output strict"),
+    ("🔷", "passed on the float64 oracle, with a reason or in half precision"),
+    ("⛔", "failed as predicted"),
+    ("❌", "not as expected"),
+    ("⏭", "compiled, but nothing here runs it, or unavailable: not even compiled"),
+    ("emulated:", "the GPU's kernels ran on the CPU"),
+    ("a dot:", "not run"),
+)
+"""What the signs of the matrix mean."""
+
+GLOSSARY = (
+    (
+        "outside",
+        "elements that violate the strict gate |tvm - torch| ≤ 1e-5 + 1e-5·|torch| against PyTorch eager fp32 on the "
+        "CPU. Integers and booleans must be equal.",
+    ),
+    ("needs", "the smallest tolerance t for which |tvm - torch| ≤ t + t·|torch| holds everywhere."),
+    (
+        "max abs, mean abs, max rel, SQNR",
+        "the error against PyTorch fp32, over finite elements (max rel: where torch is not 0).",
+    ),
+    (
+        "r_rms, r_inf",
+        "the error against PyTorch float64, in units of PyTorch fp32's own. Below 1: the compiled code is more "
+        "accurate.",
+    ),
+    ("strict", "no element is outside, and r_rms ≤ 1.5."),
+    (
+        "oracle",
+        "r_rms ≤ 2 and r_inf ≤ 5, which is granted only to the known discrepancies and to half precision, where "
+        "PyTorch's own error is that of upstream under autocast.",
+    ),
+    ("a dash", "does not apply."),
+)
+"""What the columns of an output and its verdict mean."""
+
+
+def notes(case: Mapping[str, Any]) -> list[str]:
+    """Says what else is to be known about how a case ran, a sentence or two each."""
+    told = []
+    if device := case.get("device"):
+        took = f", {seconds(device['seconds'])}" if isinstance(device["seconds"], int | float) else ""
+        sent = size(device["sent_bytes"]) if device["sent_bytes"] else "nothing"
+        told.append(f"Ran on {device['told']}{took}; {sent} had to be sent.")
+    if case.get("emulated"):
+        told.append("Emulated on the CPU: the GPU's kernels were run and judged here, and no GPU ran them.")
+    if "precision" in case:
+        told.append(
+            "In half precision: judged by the oracle, and errors are told against upstream under autocast in "
+            f"{case['precision']}."
+        )
+    if used := kernels(case):
+        told.append(used)
+    return told
