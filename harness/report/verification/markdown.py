@@ -116,7 +116,7 @@ def kernels(case: Mapping[str, Any]) -> str:
 def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:
     """Describes a case without its component, for headings and columns; the seed only where cases differ in it."""
     names = [case["strategy"], case["target"], case["scale"]]
-    names += [case[field] for field in ("precision", "frontend") if field in case]
+    names += [case[field] for field in ("precision", "frontend", "weights") if field in case]
     return " · ".join([*names, f"seed {case['seed']}"] if with_seed else names)
 
 

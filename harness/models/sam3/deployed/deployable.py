@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from harness.core.weights import Weights
 from harness.deployment.deployable import Deployable
 from harness.models.sam3.deployed.entry_points import GROUNDING, IMAGE_FUNCTIONS, programs
 from harness.runtime.sam3 import VOCABULARY_FILE
@@ -45,5 +46,6 @@ DEPLOYABLE = Deployable(
     knows_points=_knows_points,
     knows_clicks=_knows_clicks,
     grounding=tuple(entry_point.name for entry_point in GROUNDING),
+    weights=tuple(Weights),
 )
 """The whole model, as `sam3-tvm compile` makes a folder of it."""
