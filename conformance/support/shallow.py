@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -54,34 +53,34 @@ class _Shallow:
         return self._captured[capture]
 
 
-_SHALLOW = ContextVar("_SHALLOW", default=_Shallow(Weights.SEEDED))
+_IN_USE = [_Shallow(Weights.SEEDED)]
 
 
 @contextmanager
 def drawn_by(weights: Weights) -> Iterator[None]:
     """Within the context, the functions of this module are about these weights; what they made goes with it."""
-    before = _SHALLOW.set(_Shallow(weights))
+    _IN_USE.append(_Shallow(weights))
     try:
         yield
     finally:
-        _SHALLOW.reset(before)
+        _IN_USE.pop()
 
 
 def shallow_model() -> Any:
     """`build_model("shallow", 0)`; shared, so whoever changes it must put it back."""
-    return _SHALLOW.get().model
+    return _IN_USE[-1].model
 
 
 def interactive_model() -> Any:
     """The same with upstream's SAM 2 neck and tracker; shared as well."""
-    return _SHALLOW.get().interactive
+    return _IN_USE[-1].interactive
 
 
 def photograph() -> Activations:
     """What passes between the parts of the shallow model on the photograph with its prompts."""
-    return _SHALLOW.get().photograph
+    return _IN_USE[-1].photograph
 
 
 def captured(capture: Capture) -> Any:
     """What a run of the shallow model captures; kept on disk like the inputs of cases, because it takes a minute."""
-    return photograph() if capture is GROUNDING else _SHALLOW.get().captured(capture)
+    return photograph() if capture is GROUNDING else _IN_USE[-1].captured(capture)
