@@ -170,7 +170,12 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
     A test module that asks for one of them names the subject that it is about as `SUBJECT`.
     """
     components = config.getoption("component")
-    whole = [name for name, subject in subjects().items() if subject.whole and (not components or name in components)]
+    weights = config.getoption("weights") or [Weights.SEEDED]
+    whole = [
+        name
+        for name, subject in subjects().items()
+        if subject.whole and (not components or name in components) and not set(weights).isdisjoint(subject.weights)
+    ]
     if not whole:
         return ()
     return select(
@@ -181,6 +186,7 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
         config.getoption("seed"),
         config.getoption("precision") or [DEFAULT_PRECISION],
         config.getoption("frontend") or [DEFAULT_FRONTEND],
+        weights,
     )
 
 

@@ -304,7 +304,11 @@ def _parse_failure(
 
 
 def _cases(names: Mapping[str, tuple[str, ...]]) -> Expectation:
-    return Expectation(why="", **names)
+    component, strategy, target, scale, *others = (names[field] for field in _FIELDS)
+    precision, frontend, weights = others
+    return Expectation(
+        component, strategy, target, scale, why="", precision=precision, frontend=frontend, weights=weights
+    )
 
 
 def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
