@@ -31,7 +31,7 @@ from harness.models.sam3.weights import INVARIANT_PARAMETERS, UNREAD_PARAMETERS,
 TRUNK = "backbone.vision_backbone.trunk"
 FC1 = f"{TRUNK}.blocks.0.mlp.fc1.weight"
 QKV = f"{TRUNK}.blocks.0.attn.qkv.weight"
-KNOWN_VALUES = [0.0, 0.0, 0.0, 0.0]
+KNOWN_VALUES = [-0.023226026445627213, -0.039913129061460495, -0.0016564748948439956, 0.014759066514670849]
 TAIL = 0.00356
 """What of Student's t with five degrees of freedom is beyond four standard deviations; of a normal variable 0.00006."""
 

@@ -14,8 +14,8 @@ standard deviations, and what follows besides; all that is not named here is dra
   times the median activation, the same for every token, and all layers after it carry that along (Sun et al. 2024,
   "Massive Activations in Large Language Models", arXiv:2402.17762, which finds them in vision transformers too, and
   that they act as biases). The normalizations that read such a stream divide by it; their gains are larger by the same
-  factor, but for the massive channels, so that attention after them still tells tokens apart. Tokens of large norm
-  (Darcet et al. 2023, "Vision Transformers Need Registers", arXiv:2309.16588) come of the heavy tails alone.
+  factor, but for the massive channels, so that attention after them still tells tokens apart. Single tokens of large
+  norm (Darcet et al. 2023, "Vision Transformers Need Registers", arXiv:2309.16588) are not among these weights.
 - **Attention that concentrates.** In a quarter of the heads queries and keys are larger, so that the weights of a row
   gather on a few keys, as where entropy collapses (Zhai et al. 2023, "Stabilizing Transformer Training by Preventing
   Attention Entropy Collapse", arXiv:2303.06296); the other heads stay as they are.
@@ -68,6 +68,9 @@ class Stream:
         readers: Pattern of the whole names of the gains of the normalizations that read the stream after that.
         channels: How many channels are massive.
         size: Their absolute value, about a hundred times the median of the stream's absolute values.
+        level: The root mean square of its other activations.
+        attended: Pattern of the whole names of the input projections of attention whose keys and values are the stream
+            as it is; there the weights of massive channels are smaller, because these would drown all else.
     """
 
     name: str
@@ -75,46 +78,53 @@ class Stream:
     readers: str
     channels: int
     size: float
+    level: float
+    attended: str = ""
 
     def massive(self, seed: int, width: int) -> npt.NDArray[np.int64]:
         """The massive channels among `width`."""
         return generator(seed, f"massive channels of {self.name}").choice(width, self.channels, replace=False)
 
     def spread(self, width: int) -> float:
-        """The standard deviation of a token's activations, where those that are not massive have 1."""
-        return math.sqrt(1 + self.channels * self.size**2 / width)
+        """The root mean square of a token's activations, in units of those that are not massive."""
+        return math.sqrt(1 + self.channels * (self.size / self.level) ** 2 / width)
 
 
 _LATER = r"\.[1-9]\d*\."
 STREAMS = (
-    Stream("trunk", r".*\.trunk\.blocks\.0\.mlp\.fc2\.bias", rf".*\.trunk\.blocks{_LATER}norm\d\.weight", 4, 50.0),
+    Stream("trunk", r".*\.trunk\.blocks\.0\.mlp\.fc2\.bias", rf".*\.trunk\.blocks{_LATER}norm\d\.weight", 4, 50.0, 1.0),
     Stream(
         "text encoder",
         r".*\.resblocks\.0\.mlp\.c_proj\.bias",
         rf".*(\.resblocks{_LATER}ln_\d|\.ln_final)\.weight",
         4,
         50.0,
+        0.7,
     ),
     Stream(
         "geometry encoder",
         r"geometry_encoder\.encode\.0\.linear2\.bias",
         rf"geometry_encoder\.(encode{_LATER}norm\d|encode_norm)\.weight",
         2,
-        50.0,
+        150.0,
+        2.7,
     ),
     Stream(
         "fusion encoder",
         r"transformer\.encoder\.layers\.0\.linear2\.bias",
         rf"transformer\.encoder\.layers{_LATER}norm\d\.weight",
         2,
-        50.0,
+        250.0,
+        3.5,
+        r"transformer\.decoder\.layers\.\d+\.cross_attn\.in_proj_weight",
     ),
     Stream(
         "memory attention",
         r".*\.model\.transformer\.encoder\.layers\.0\.linear2\.bias",
         rf".*\.model\.transformer\.encoder\.(layers{_LATER}norm\d|norm)\.weight",
         2,
-        50.0,
+        250.0,
+        3.5,
     ),
 )
 """The streams that nothing normalizes on their way; the decoder's is normalized after every layer."""
@@ -132,6 +142,9 @@ def outlier_weights(model: torch.nn.Module, seed: int, names: Collection[str] | 
         elif _is_product(part):
             _make_heavy_tailed(values, rng)
             _sharpen(part, values, heads, seed)
+            if stream := next((each for each in STREAMS if re.fullmatch(each.attended, part.name)), None):
+                width = values.shape[1]
+                values[width:, stream.massive(seed, width)] *= np.float32(stream.level / stream.size)
         elif stream := next((each for each in STREAMS if re.fullmatch(each.source, part.name)), None):
             massive = stream.massive(seed, len(values))
             values[massive] = np.copysign(np.float32(stream.size), values[massive])
