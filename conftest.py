@@ -15,6 +15,7 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors
 from harness.core.remote import chosen_remote
 from harness.core.settings import Settings
+from harness.core.weights import Weights
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
@@ -33,6 +34,7 @@ MARKERS = {
     **{name: f"cases of strategy {name}" for name in STRATEGIES},
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
     **{name: f"cases in {name}" for name in PRECISIONS},
+    **{kind.value: f"cases with {kind} weights" for kind in Weights},
 }
 
 CASES = pytest.StashKey[tuple[Case, ...]]()
@@ -54,6 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--frontend", action="append", default=[], help=f"one of {', '.join(FRONTENDS)}; default: {DEFAULT_FRONTEND}"
+    )
+    group.addoption(
+        "--weights", action="append", default=[], help=f"one of {', '.join(Weights)}; default: {Weights.SEEDED}"
     )
     group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
     group.addoption(
@@ -153,6 +158,7 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
             config.getoption("seed"),
             config.getoption("precision") or [DEFAULT_PRECISION],
             config.getoption("frontend") or [DEFAULT_FRONTEND],
+            config.getoption("weights") or [Weights.SEEDED],
         )
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from error
@@ -164,7 +170,12 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
     A test module that asks for one of them names the subject that it is about as `SUBJECT`.
     """
     components = config.getoption("component")
-    whole = [name for name, subject in subjects().items() if subject.whole and (not components or name in components)]
+    weights = config.getoption("weights") or [Weights.SEEDED]
+    whole = [
+        name
+        for name, subject in subjects().items()
+        if subject.whole and (not components or name in components) and not set(weights).isdisjoint(subject.weights)
+    ]
     if not whole:
         return ()
     return select(
@@ -175,12 +186,13 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
         config.getoption("seed"),
         config.getoption("precision") or [DEFAULT_PRECISION],
         config.getoption("frontend") or [DEFAULT_FRONTEND],
+        weights,
     )
 
 
 def parameter(case: Case) -> object:
     """A case with its id and its markers."""
-    names = (case.component, case.strategy, case.target, case.scale, case.precision)
+    names = (case.component, case.strategy, case.target, case.scale, case.precision, case.weights)
     return pytest.param(case, id=case.id, marks=[getattr(pytest.mark, name) for name in names])
 
 

@@ -21,6 +21,7 @@ import pytest
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
+from harness.core.weights import Weights
 from harness.deployment.compiling import compile_model
 from harness.models.sam3.model import DEPLOYABLE
 from harness.models.selection import select
@@ -86,6 +87,7 @@ def named_case(subject: str, config: pytest.Config) -> Case:
         option("seed"),
         option("precision") or [DEFAULT_PRECISION],
         option("frontend") or [DEFAULT_FRONTEND],
+        option("weights") or [Weights.SEEDED],
     )
     return cases[0]
 

@@ -14,10 +14,11 @@ import tvm_ffi
 
 from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
-from harness.core.precision import PRECISIONS, Precision
+from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import SEEDED
 from harness.core.subject import Arrays
+from harness.core.weights import Weights
 from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
@@ -90,7 +91,7 @@ def prepare(case: Case, folder: Path, database: Path | None, processors: Process
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
-        check = judge_of(names, workload.reference()[0], workload.oracle(), PRECISIONS[case.precision])
+        check = judge_of(names, workload.reference()[0], workload.oracle(), case)
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload
@@ -122,20 +123,22 @@ def _compile(
         prepared.work[side] = work_of_functions(lowered)
 
 
-def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, precision: Precision) -> Judge:
+def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case) -> Judge:
     """Returns the judge of a side's outputs, which keeps nothing of the model.
 
     Args:
         names: Of the outputs, in order.
         reference: PyTorch's outputs that the precision is held to, and others.
         oracle: The same in float64.
-        precision: Says whether outputs may pass by the oracle.
+        case: Says by its precision and its weights whether outputs may pass by the oracle.
     """
     expected = {name: reference[name] for name in names}
     exact = {name: oracle[name] for name in names if name in oracle}
+    by_oracle = PRECISIONS[case.precision].judged_by_oracle
+    strained = Weights(case.weights).strain_fp32
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         actual = dict(zip(names, outputs, strict=True))
-        return judged(judge(actual, expected, exact, by_oracle=precision.judged_by_oracle))
+        return judged(judge(actual, expected, exact, by_oracle=by_oracle, strained=strained))
 
     return check

@@ -86,6 +86,15 @@ def test_verify_with_a_checkpoint(tmp_path: Path) -> None:
     assert case["repro"].endswith(f"--checkpoint {path}")
 
 
+def test_verify_with_outliers(tmp_path: Path) -> None:
+    done = sam3_tvm("verify", *QUICK, "--weights", "outliers", "--report", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "box_head-real-llvm-shallow-outliers" in done.stdout
+    (case,) = read_report(tmp_path / "verification_report.json")["cases"]
+    assert (case["weights"], case["status"]) == ("outliers", "passed")
+    assert "--weights outliers" in case["repro"]
+
+
 STRICT = Verdict("boxes", (1,), "float32", 1, 0, 0.0, 0.0, 0.0, 0.0, 99.0, 1.0, 1.0, VerdictKind.STRICT)
 OUTCOMES = {
     "compiled": Outcome(Stage.COMPILE, Status.UNAVAILABLE, CaseError("CannotRun", "there is no device")),
@@ -160,6 +169,7 @@ def test_import_is_fast_and_light() -> None:
         ("--target", "lvm", "llvm"),
         ("--strategy", "reel", "real"),
         ("--scale", "fulll", "full"),
+        ("--weights", "outlier", "outliers"),
     ],
 )
 def test_unknown_name_suggests_the_near_miss(flag: str, value: str, near: str) -> None:
@@ -185,6 +195,15 @@ def test_report_folder_that_is_a_file(tmp_path: Path) -> None:
 
 def test_missing_checkpoint(tmp_path: Path) -> None:
     assert_one_sentence(sam3_tvm("verify", *QUICK, "--checkpoint", str(tmp_path / "none.pt")), "none.pt")
+
+
+def test_weights_beside_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "sam3.pt").touch()
+    given = ("--weights", "outliers", "--checkpoint", str(tmp_path / "sam3.pt"))
+    assert_one_sentence(sam3_tvm("verify", *QUICK, *given), "--weights and --checkpoint", "give one of them")
+    out = ("--out", str(tmp_path / "out"))
+    assert_one_sentence(sam3_tvm("compile", *out, *given), "--weights and --checkpoint", "give one of them")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])

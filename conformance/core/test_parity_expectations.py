@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from harness.core.expectations import (
     load_expectations,
 )
 from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.weights import Weights
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
 from harness.targets import TARGETS
@@ -79,11 +82,17 @@ REAL = Case("vit", "real", "llvm", "full")
 
 
 def test_the_project_expects_the_complex_control_to_fail_at_import():
-    known = {"component": subjects(), "strategy": STRATEGIES, "target": TARGETS, "scale": list(Scale)}
+    known = {
+        "component": subjects(),
+        "strategy": STRATEGIES,
+        "target": TARGETS,
+        "scale": list(Scale),
+        "weights": list(Weights),
+    }
     expectations = load_expectations(FIXTURE, known)
     for component in ("vit", "vision_backbone", "image_encoder", "memory_attention", "end_to_end"):
-        for scale in Scale:
-            case = Case(component, "none", "llvm", scale.value)
+        for scale, weights in product(Scale, Weights):
+            case = Case(component, "none", "llvm", scale.value, weights=weights.value)
             expectation = expectation_for(case, expectations)
             assert expectation is not None and expectation.why
             assert check(case, failed(Stage.IMPORT), expectation) == Check(CheckKind.AS_EXPECTED)
@@ -126,6 +135,22 @@ def test_without_an_entry_only_a_strict_pass_is_expected():
         assert result.kind is CheckKind.UNEXPECTED
         assert words in result.sentence
         assert "second line" not in result.sentence
+
+
+def test_with_outliers_the_judge_says_where_the_oracle_decides():
+    by_oracle = passed(verdict(), verdict("boxes", VerdictKind.ORACLE))
+    case = Case("box_head", "real", "llvm", weights="outliers")
+    assert check(case, by_oracle, None).kind is CheckKind.AS_EXPECTED
+    assert check(case, passed(verdict()), None).kind is CheckKind.AS_EXPECTED
+    wrong = check(case, passed(verdict("boxes", VerdictKind.FAILED)), None)
+    assert "right by the oracle where PyTorch itself leaves the strict gate" in wrong.sentence
+    assert check(replace(case, weights="seeded"), by_oracle, None).kind is CheckKind.UNEXPECTED
+
+
+def test_an_entry_is_about_seeded_weights_unless_it_says_otherwise(tmp_path):
+    outliers = replace(CONTROL, weights="outliers")
+    assert [entry.matches(outliers) for entry in load(tmp_path, FAILURE)] == [False]
+    assert [entry.matches(outliers) for entry in load(tmp_path, FAILURE + 'weights = "*"\n')] == [True]
 
 
 def test_a_predicted_failure_is_expected_and_nothing_else(tmp_path):

@@ -70,6 +70,19 @@ def test_a_subject_is_selected_in_the_precisions_that_it_is_judged_in() -> None:
         select(["interactive"], ["real"], ["cuda"], precisions=["fp16"])
 
 
+def test_outliers_are_for_components_and_stand_in_the_id() -> None:
+    cases = select(["box_head", "end_to_end"], targets=["llvm"], weights=["outliers", "seeded"])
+    assert {case.id for case in cases if case.component == "box_head"} == {
+        "box_head-real-llvm-shallow",
+        "box_head-real-llvm-shallow-outliers",
+    }
+    assert {case.weights for case in cases if case.component == "end_to_end"} == {"seeded"}
+    with pytest.raises(HarnessError, match="end_to_end has seeded weights or those of a checkpoint, not outliers"):
+        select(["end_to_end"], weights=["outliers"])
+    with pytest.raises(HarnessError, match="Unknown weights 'outlier': did you mean 'outliers'"):
+        select(["box_head"], weights=["outlier"])
+
+
 def test_repeated_names_count_once() -> None:
     expected = (Case("box_head", "real", "llvm", "shallow", 7),)
     assert select(["box_head", "box_head"], targets=["llvm", "llvm"], seed=7) == expected
@@ -86,6 +99,8 @@ def test_flags_markers_and_ids_select_the_same_cases() -> None:
     assert collected("--component", "vit", "--strategy", "real", "--target", "metal", "--scale", "full") == expected
     assert collected("-m", "vit and real and metal and full", "--scale", "full", "--scale", "shallow") == expected
     assert collected("-k", "vit-real-metal-full", "--scale", "full") == expected
+    box_head = ("--component", "box_head", "--target", "llvm", "--weights", "seeded", "--weights", "outliers")
+    assert collected(*box_head, "-m", "outliers") == {"box_head-real-llvm-shallow-outliers"}
 
 
 def test_unknown_name_is_a_usage_error() -> None:

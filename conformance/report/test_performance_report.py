@@ -25,8 +25,9 @@ from harness.cli.main import app
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
+from harness.core.weights import Weights
 from harness.report.performance import findings, write_performance_report
-from harness.report.performance.cases import recorded_case
+from harness.report.performance.cases import recorded_case, variant_of
 from harness.report.performance.document import GOALS, build_sections, judge_goal, median_interval, ratio, shares
 from harness.report.performance.formatting import duration
 from harness.report.performance.markdown import render_page
@@ -417,11 +418,16 @@ def test_the_page_in_docs_is_that_of_its_files() -> None:
         precision=st.sampled_from(["fp32", "fp16", "bf16"]),
     ),
     st.integers(0, 3),
+    st.sampled_from(list(Weights)),
 )
-def test_a_case_is_read_from_its_fields_and_from_its_id(case: Case, seed: int) -> None:
+def test_a_case_is_read_from_its_fields_and_from_its_id(case: Case, seed: int, weights: Weights) -> None:
     assert recorded_case({"case": case.id}) == case
-    seeded = replace(case, seed=seed)
-    assert recorded_case({"case": json.loads(json.dumps(seeded.to_json()))}) == seeded
+    drawn = replace(case, seed=seed, weights=weights)
+    written = json.loads(json.dumps(drawn.to_json()))
+    assert recorded_case({"case": written}) == drawn
+    assert (weights in variant_of(drawn)) is (weights is Weights.OUTLIERS)
+    del written["weights"]  # as files had it before there was a choice
+    assert recorded_case({"case": written}) == replace(drawn, weights="seeded")
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,8 @@ def test_the_command_that_reproduces_a_case_can_be_pasted():
     expected = "sam3-tvm verify --component vit --strategy none --target llvm --scale full --seed 3"
     assert repro_command(case) == expected
     assert repro_command(case, ["--checkpoint", "a b.pt"]) == f"{expected} --checkpoint 'a b.pt'"
+    drawn = replace(case, weights="outliers")
+    assert repro_command(drawn) == expected.replace("--seed", "--weights outliers --seed")
 
 
 def test_flags_reach_every_command(tmp_path):
@@ -388,6 +390,17 @@ def test_several_seeds_are_told_apart(tmp_path):
     other = replace(first, case=replace(first.case, seed=1))
     _, page = written(tmp_path, [first, other])
     assert "real · llvm · shallow · seed 0 | real · llvm · shallow · seed 1" in page
+
+
+def test_weights_are_told_apart_and_what_judges_them(tmp_path):
+    even = every_status()[0]
+    uneven = Outcome(Stage.JUDGE, Status.PASSED, verdicts=(NOISY,))
+    outliers = Result.of(replace(even.case, weights="outliers"), uneven, None)
+    report, page = written(tmp_path, [even, outliers])
+    assert [case.get("weights") for case in report["cases"]] == [None, "outliers"]
+    assert [case["expected"] for case in report["cases"]] == [True, True]
+    assert "real · llvm · shallow | real · llvm · shallow · outliers" in page
+    assert page.count("Weights with the outliers of trained ones") == 1
 
 
 def test_the_page_is_rendered_from_the_json_alone(tmp_path):

@@ -1,12 +1,18 @@
-"""The shallow models with seed 0 and what they compute on the photograph, made once per process."""
+"""The shallow models with seed 0 and what they compute on the photograph, made once per process.
+
+Inside `drawn_by` they have other weights.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from harness.core.case import Case
 from harness.core.settings import SEEDED
+from harness.core.weights import Weights
 from harness.models.sam3.build import build_model
 from harness.models.sam3.captures import GROUNDING, Capture
 from harness.models.sam3.upstream import upstream
@@ -15,33 +21,66 @@ if TYPE_CHECKING:
     from harness.models.sam3.capture import Activations
 
 
-@cache
+class _Shallow:
+    """The models of one kind of weights, and what they compute."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._captured: dict[Capture, Any] = {}
+
+    @cached_property
+    def model(self) -> Any:
+        return build_model("shallow", 0, weights=self._weights)
+
+    @cached_property
+    def interactive(self) -> Any:
+        return build_model("shallow", 0, weights=self._weights, interactive=True)
+
+    @cached_property
+    def photograph(self) -> Activations:
+        from harness.models.sam3.capture import capture, load_prompts
+
+        with upstream():
+            return capture(self.model, load_prompts())
+
+    def captured(self, capture: Capture) -> Any:
+        from harness.models.sam3 import source
+
+        if capture not in self._captured:
+            case = Case("", "real", "llvm", "shallow", weights=self._weights)
+            with upstream():
+                self._captured[capture] = source.captured(capture, case, SEEDED, self.interactive)
+        return self._captured[capture]
+
+
+_IN_USE = [_Shallow(Weights.SEEDED)]
+
+
+@contextmanager
+def drawn_by(weights: Weights) -> Iterator[None]:
+    """Within the context, the functions of this module are about these weights; what they made goes with it."""
+    _IN_USE.append(_Shallow(weights))
+    try:
+        yield
+    finally:
+        _IN_USE.pop()
+
+
 def shallow_model() -> Any:
     """`build_model("shallow", 0)`; shared, so whoever changes it must put it back."""
-    return build_model("shallow", 0)
+    return _IN_USE[-1].model
 
 
-@cache
 def interactive_model() -> Any:
     """The same with upstream's SAM 2 neck and tracker; shared as well."""
-    return build_model("shallow", 0, interactive=True)
+    return _IN_USE[-1].interactive
 
 
-@cache
 def photograph() -> Activations:
     """What passes between the parts of the shallow model on the photograph with its prompts."""
-    from harness.models.sam3.capture import capture, load_prompts
-
-    with upstream():
-        return capture(shallow_model(), load_prompts())
+    return _IN_USE[-1].photograph
 
 
-@cache
 def captured(capture: Capture) -> Any:
     """What a run of the shallow model captures; kept on disk like the inputs of cases, because it takes a minute."""
-    from harness.models.sam3 import source
-
-    if capture is GROUNDING:
-        return photograph()
-    with upstream():
-        return source.captured(capture, Case("", "real", "llvm", "shallow"), SEEDED, interactive_model())
+    return photograph() if capture is GROUNDING else _IN_USE[-1].captured(capture)

@@ -18,8 +18,10 @@ from harness.cli.options import (
     SeedOption,
     ThreadsOption,
     UntunedOption,
+    WeightsOption,
     chosen_database,
     chosen_deployable,
+    chosen_weights,
 )
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
@@ -49,6 +51,7 @@ def compile_(
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     seed: SeedOption = 0,
+    weights: WeightsOption = None,
     points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = DEFAULT_CAPACITY.points,
     boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
     clicks: Annotated[
@@ -81,13 +84,14 @@ def compile_(
     processors = Processors(cpu, cuda_arch)
     chosen = chosen_database(db, untuned, {target}, processors)
     deployable = chosen_deployable(model)
+    (drawn,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     if clicks and not deployable.knows_clicks(checkpoint):
         if checkpoint is not None:
             console.print(f"Note: {checkpoint} has no weights for clicks; they are left out.", soft_wrap=True)
         clicks = 0
     if no_grounding and not clicks:
         raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
-    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend)
+    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, drawn)
     if video and not clicks:
         raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
     if video and not takes_symbolic_axes(case):

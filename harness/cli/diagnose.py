@@ -17,7 +17,9 @@ from harness.cli.options import (
     SeedOption,
     ThreadsOption,
     UntunedOption,
+    WeightsOption,
     chosen_database,
+    chosen_weights,
 )
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
@@ -42,6 +44,7 @@ def diagnose(
     every: Annotated[bool, typer.Option("--all", help="Show every boundary, not only those that matter most.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for everything that was found.")] = None,
     seed: SeedOption = 0,
+    weights: WeightsOption = None,
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     db: DatabaseOption = None,
@@ -60,7 +63,8 @@ def diagnose(
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
-    cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,))
+    drawn = chosen_weights((weights,) if weights else (), checkpoint)
+    cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), drawn)
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu)

@@ -15,7 +15,9 @@ from harness.cli.options import (
     DatabaseOption,
     ThreadsOption,
     UntunedOption,
+    WeightsOption,
     chosen_database,
+    chosen_weights,
 )
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.processors import Processors
@@ -34,6 +36,7 @@ def explain(
     ] = None,
     target: Annotated[str, typer.Option(help="Target to lower for.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
+    weights: WeightsOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
     ] = None,
@@ -52,7 +55,8 @@ def explain(
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
-    cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,))
+    drawn = chosen_weights((weights,) if weights else (), None)
+    cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,), weights=drawn)
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu, cuda_arch)

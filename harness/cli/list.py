@@ -10,6 +10,7 @@ from rich.table import Table
 from harness.cli.console import console
 from harness.core.case import DEFAULT_STRATEGY, Scale
 from harness.core.precision import PRECISIONS
+from harness.core.weights import Weights
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
@@ -18,7 +19,7 @@ from harness.targets import TARGETS
 
 
 def list_() -> None:
-    """List components, strategies, targets, precisions, frontends and scales."""
+    """List components, strategies, targets, precisions, frontends, weights and scales."""
     components = Table("component", "what", "inputs", "outputs", "strategies", title="Components")
     for entry in subjects().values():
         components.add_row(
@@ -40,4 +41,7 @@ def list_() -> None:
         for item in registry.values():
             table.add_row(item.name, item.summary)
         console.print(table)
-    console.print(f"Scales: {', '.join(Scale)}. Strategy of components without rotary encoding: {DEFAULT_STRATEGY}.")
+    console.print(
+        f"Scales: {', '.join(Scale)}. Weights: {', '.join(Weights)}. "
+        f"Strategy of components without rotary encoding: {DEFAULT_STRATEGY}."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from harness.cli.console import console
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
+from harness.core.weights import Weights
 from harness.deployment.deployable import Deployable
 from harness.models.registry import models
 from harness.processes.threads import OPTION_VARIABLE
@@ -23,6 +24,8 @@ CheckpointOption = Annotated[
 ]
 PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the weights.")]
+WEIGHTS_HELP = f"{', '.join(Weights)}: what they are drawn by without a checkpoint. Default: {Weights.SEEDED}."
+WeightsOption = Annotated[str | None, typer.Option(help=WEIGHTS_HELP)]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(envvar=OPTION_VARIABLE, help="Threads of TVM and PyTorch. Default: every CPU that may be used."),
@@ -47,6 +50,22 @@ RemoteOption = Annotated[
     typer.Option(help="HOST:PORT of an RPC tracker: run on a device that it knows, see serve-device."),
 ]
 KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
+
+
+def chosen_weights(
+    names: Sequence[str], checkpoint: Path | None, known: Sequence[str] = tuple(Weights)
+) -> tuple[str, ...]:
+    """What weights are drawn by: what is named of what the model knows, or evenly.
+
+    Raises:
+        HarnessError: A name is unknown, or a checkpoint has the weights.
+    """
+    if names and checkpoint is not None:
+        raise HarnessError(
+            "--weights and --checkpoint contradict each other, because a checkpoint has weights of its own: "
+            "give one of them"
+        )
+    return checked("weights", names or (Weights.SEEDED.value,), known)
 
 
 def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], processors: Processors) -> Path | None:

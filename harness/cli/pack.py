@@ -9,7 +9,15 @@ import typer
 
 from harness.cli.console import stages, tell_artifact
 from harness.cli.installation import require_compiler
-from harness.cli.options import CheckpointOption, PartialOption, SeedOption, ThreadsOption, chosen_deployable
+from harness.cli.options import (
+    CheckpointOption,
+    PartialOption,
+    SeedOption,
+    ThreadsOption,
+    WeightsOption,
+    chosen_deployable,
+    chosen_weights,
+)
 from harness.core.settings import Settings
 from harness.runtime.manifest import read_manifest
 
@@ -19,6 +27,7 @@ def pack(
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     seed: SeedOption = 0,
+    weights: WeightsOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
@@ -27,7 +36,9 @@ def pack(
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
+    deployable = chosen_deployable(read_manifest(into).model)
+    (drawn,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     with stages(f"Packing into {into}") as announce:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
-        manifest = pack_model(chosen_deployable(read_manifest(into).model), into, settings, seed, announce)
+        manifest = pack_model(deployable, into, settings, seed, announce, drawn)
     tell_artifact(into, manifest)

@@ -11,6 +11,7 @@ import typer
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
+    WEIGHTS_HELP,
     CheckpointOption,
     CpuOption,
     CudaArchOption,
@@ -22,6 +23,7 @@ from harness.cli.options import (
     ThreadsOption,
     UntunedOption,
     chosen_database,
+    chosen_weights,
 )
 from harness.core.case import DEFAULT_FRONTEND, Scale
 from harness.core.errors import HarnessError
@@ -52,6 +54,7 @@ def verify(
         list[str] | None, typer.Option(help=f"{', '.join(FRONTENDS)}; repeatable. Default: {DEFAULT_FRONTEND}.")
     ] = None,
     seed: SeedOption = 0,
+    weights: Annotated[list[str] | None, typer.Option(help=f"{WEIGHTS_HELP} Repeatable.")] = None,
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
@@ -106,6 +109,7 @@ def verify(
         seed,
         precision or (DEFAULT_PRECISION,),
         frontend or (DEFAULT_FRONTEND,),
+        chosen_weights(weights or (), checkpoint),
     )
     required = _required(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)

@@ -11,6 +11,7 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
+from harness.core.weights import Weights
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -132,6 +133,7 @@ class Subject:
         long: Whether it takes so long that it is verified only where it is named.
         symbolic: Whether inputs have symbolic axes, which not every target, frontend and strategy takes.
         precisions: Names of the precisions in which it can be judged.
+        weights: What its weights can be drawn by.
         emulated: Names of the precisions in which its GPU kernels are cheap enough to be emulated without being asked.
     """
 
@@ -146,4 +148,5 @@ class Subject:
     long: bool = False
     symbolic: bool = False
     precisions: tuple[str, ...] = tuple(PRECISIONS)
+    weights: tuple[str, ...] = (Weights.SEEDED,)
     emulated: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Kernel
 from harness.core.settings import SEEDED, Settings
+from harness.core.weights import Weights
 from harness.deployment.deployable import Deployable
 from harness.deployment.packing import Parameters, pack, write_packed
 from harness.files import replaced_folder
@@ -78,7 +79,7 @@ def compile_model(
 
     Args:
         deployable: Which model.
-        case: Its strategy, target, scale, seed, precision and frontend.
+        case: Its strategy, target, scale, seed, precision, frontend and weights.
         out: The folder; an artifact that is there is replaced.
         settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
@@ -102,6 +103,7 @@ def pack_model(
     settings: Settings = SEEDED,
     seed: int = 0,
     announce: Announce = lambda stage: None,
+    weights: str = Weights.SEEDED,
 ) -> Manifest:
     """Puts other weights into an artifact, without compiling; the folder is replaced as a whole or stays.
 
@@ -111,6 +113,7 @@ def pack_model(
         settings: Where the weights come from.
         seed: Seed of the weights that no checkpoint has.
         announce: Called with the name of each stage as it begins.
+        weights: What weights that no checkpoint has are drawn by.
 
     Raises:
         HarnessError: The checkpoint does not fit, or the folder cannot be written.
@@ -118,7 +121,7 @@ def pack_model(
     """
     read_manifest(into)
     with _replaced(into) as folder:
-        _isolated("pack_request", (deployable, into.resolve(), folder, settings, seed), announce)
+        _isolated("pack_request", (deployable, into.resolve(), folder, settings, seed, weights), announce)
         return read_manifest(folder)
 
 
@@ -145,7 +148,7 @@ def compile_request(
     compile_into(*request[:6], without=request[6], announce=announce)
 
 
-def pack_request(request: tuple[Deployable, Path, Path, Settings, int], announce: Announce) -> None:
+def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], announce: Announce) -> None:
     """Calls `pack_into` as `harness.processes` calls functions."""
     pack_into(*request, announce=announce)
 
@@ -167,7 +170,7 @@ def compile_into(
 
     Args:
         deployable: Which model.
-        case: Its strategy, target, scale, seed, precision and frontend.
+        case: Its strategy, target, scale, seed, precision, frontend and weights.
         folder: An empty folder.
         settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
@@ -226,6 +229,7 @@ def pack_into(
     folder: Path,
     settings: Settings = SEEDED,
     seed: int = 0,
+    weights: str = Weights.SEEDED,
     *,
     announce: Announce = lambda stage: None,
 ) -> Manifest:
@@ -245,6 +249,7 @@ def pack_into(
         seed,
         manifest.precision,
         manifest.frontend,
+        weights,
     )
     packing = artifact / PACKING_LIBRARY
     if PACKING_LIBRARY in manifest.files and not packing.exists():
@@ -387,7 +392,7 @@ def _described(folder: Path, known: Mapping[str, Any]) -> dict[str, File]:
 def _origin(case: Case, settings: Settings) -> str:
     """Returns where the weights are from, in words."""
     if settings.checkpoint is None:
-        return f"seed {case.seed}"
+        return f"seed {case.seed}" if case.weights == Weights.SEEDED else f"seed {case.seed}, {case.weights}"
     from harness.runtime.weights import file_digest
 
     rest = f", what it lacks from seed {case.seed}" if settings.allow_partial else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from harness.core.case import Case
 from harness.core.settings import Settings
 from harness.core.subject import Program
+from harness.core.weights import Weights
 from harness.runtime.manifest import Capacity
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Deployable:
         knows_points: Whether a checkpoint's weights know points as prompts.
         knows_clicks: Whether weights predict masks of one object: those of a checkpoint, or seeded ones.
         grounding: Names of the entry points that a folder for clicks alone does without.
+        weights: What its weights can be drawn by.
     """
 
     model: str
@@ -70,3 +72,4 @@ class Deployable:
     knows_points: Callable[[Path], bool] = _always
     knows_clicks: Callable[[Path | None], bool] = _never
     grounding: tuple[str, ...] = ()
+    weights: tuple[str, ...] = (Weights.SEEDED,)

@@ -8,6 +8,7 @@ from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.weights import Weights
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
@@ -31,6 +32,7 @@ def select(
     seed: int = 0,
     precisions: Sequence[str] = (DEFAULT_PRECISION,),
     frontends: Sequence[str] = (DEFAULT_FRONTEND,),
+    weights: Sequence[str] = (Weights.SEEDED.value,),
 ) -> tuple[Case, ...]:
     """Returns all cases of the given names; an empty sequence stands for every known one.
 
@@ -38,7 +40,7 @@ def select(
 
     Raises:
         HarnessError: If a name is unknown, a named target compiles in none of the precisions, or none of the
-            strategies and precisions applies to any of the components.
+            strategies, precisions and weights applies to any of the components.
     """
     known = subjects()
     precisions = checked("precision", precisions, tuple(PRECISIONS))
@@ -50,13 +52,16 @@ def select(
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
     scales = checked("scale", scales, tuple(scale.value for scale in Scale))
     frontends = checked("frontend", frontends, tuple(FRONTENDS))
+    weights = checked("weights", weights, tuple(kind.value for kind in Weights))
     possible = (
-        Case(component, strategy, target, scale, seed, precision, frontend)
+        Case(component, strategy, target, scale, seed, precision, frontend, drawn)
         for target in chosen
         for scale in scales
         for precision in precisions
         for component in components
         if precision in TARGETS[target].precisions and precision in known[component].precisions
+        for drawn in weights
+        if drawn in known[component].weights
         for frontend in frontends
         for strategy in strategies_of(component, frontend)
         if strategy in strategies
@@ -68,6 +73,11 @@ def select(
             raise HarnessError(
                 f"No case to run: {', '.join(components)} is judged in {', '.join(judged_in)} only, "
                 f"not in {', '.join(precisions)}: give another --precision."
+            )
+        if not any(drawn in known[part].weights for part in components for drawn in weights):
+            raise HarnessError(
+                f"No case to run: {', '.join(components)} has seeded weights or those of a checkpoint, "
+                f"not {', '.join(weights)}: leave out --weights, or name a component."
             )
         if symbolic := next((name for name in components if known[name].symbolic), ""):
             raise HarnessError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.case import Case
@@ -13,6 +12,7 @@ from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.subject import Arrays, Program, Trace
 from harness.parity.distribution import with_distributions
+from harness.core.weights import Weights
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
@@ -29,16 +29,14 @@ class TracedWorkload:
         trace: The calls.
         reference: Makes PyTorch's outputs, of two runs.
         oracle: Makes the float64 outputs.
-        precision: Key of the case's precision, which says how it is judged.
-        saved: Folder of the compiled code's outputs.
+        case: Says by its precision and its weights how outputs are judged, and where those of compiled code are kept.
     """
 
     programs: Mapping[str, Program]
     trace: Trace
     reference: Callable[[], tuple[Arrays, Arrays]]
     oracle: Callable[[], Arrays]
-    precision: str
-    saved: Path
+    case: Case
     _actual: Arrays | None = None
 
     def run(self, run: Run) -> bool:
@@ -46,12 +44,12 @@ class TracedWorkload:
         self._actual = run.trace(self.programs, self.trace)
         if self._actual is None:
             return False
-        save_outputs(self.saved, self._actual)
+        save_outputs(saved_folder(self.case), self._actual)
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
         """Does what `harness.core.subject.Workload` says."""
-        actual = load_outputs(self.saved) if self._actual is None else self._actual
+        actual = load_outputs(saved_folder(self.case)) if self._actual is None else self._actual
         reference, again = self.reference()
         verdicts = judge(
             actual,
@@ -59,7 +57,8 @@ class TracedWorkload:
             self.oracle(),
             reference_again=again,
             expectation=expectation,
-            by_oracle=PRECISIONS[self.precision].judged_by_oracle,
+            by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
+            strained=Weights(self.case.weights).strain_fp32,
         )
         return with_distributions(verdicts, actual, reference)
 
@@ -68,7 +67,7 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
     """Returns a workload whose reference and oracle are made when it is judged, and are not kept.
 
     Args:
-        case: Says by its precision what the outputs are held to.
+        case: Says by its precision what the outputs are held to, and by its weights how strictly.
         programs: Entry points by name.
         trace: Calls of the programs.
     """
@@ -82,6 +81,5 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
         trace,
         reference=lambda: first_and_again(run_twice(lambda: run_trace(programs, trace, run))),
         oracle=lambda: run_trace(programs, trace, oracle),
-        precision=case.precision,
-        saved=saved_folder(case),
+        case=case,
     )

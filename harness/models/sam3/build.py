@@ -1,4 +1,4 @@
-"""The SAM 3 image model, built by upstream's own builder, with seeded or loaded weights."""
+"""The SAM 3 image model, built by upstream's own builder, with drawn or loaded weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.errors import HarnessError
+from harness.core.weights import Weights
 from harness.models.sam3.checkpoints import load_checkpoint, video_name
+from harness.models.sam3.outliers import outlier_weights
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.scales import scaled
 from harness.models.sam3.upstream import upstream, without_known_warnings
@@ -20,6 +23,7 @@ FEATURE_SIZES = (288, 144, 72, 36)
 """Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
 MEMORY_SIZES = (72,)
 """Height and width of what the tracker remembers of a frame."""
+_DRAWING = {Weights.SEEDED: seed_weights, Weights.OUTLIERS: outlier_weights}
 
 
 def build_model(
@@ -27,6 +31,7 @@ def build_model(
     seed: int = 0,
     checkpoint: Path | None = None,
     *,
+    weights: str = Weights.SEEDED,
     interactive: bool = False,
     allow_partial: bool = False,
 ) -> Any:
@@ -36,6 +41,7 @@ def build_model(
         scale: A key of `harness.models.sam3.scales.SCALES`.
         seed: Seed of the weights; the same values at every scale.
         checkpoint: File to load the weights from instead; what a partial load leaves out stays seeded.
+        weights: What they are drawn by, one of `harness.core.weights.Weights`; seeded where a checkpoint is given.
         interactive: Whether to add upstream's SAM 2 neck, tracker and interactive predictor.
         allow_partial: Whether a checkpoint may lack, or have besides, some of the model's tensors.
 
@@ -43,10 +49,11 @@ def build_model(
         `sam3.model.sam3_image.Sam3Image`. Run and export it inside `upstream()`.
 
     Raises:
-        HarnessError: for an unknown scale, a checkpoint that cannot be loaded, or a missing package.
+        HarnessError: for an unknown scale, a checkpoint that cannot be loaded, one beside weights that are not seeded,
+            or a missing package.
     """
     model = build_architecture(scale, interactive=interactive)
-    give_weights(model, seed, checkpoint, allow_partial=allow_partial)
+    give_weights(model, seed, checkpoint, weights=weights, allow_partial=allow_partial)
     return model
 
 
@@ -55,6 +62,7 @@ def give_weights(
     seed: int = 0,
     checkpoint: Path | None = None,
     *,
+    weights: str = Weights.SEEDED,
     allow_partial: bool = False,
     part: torch.nn.Module | None = None,
 ) -> None:
@@ -64,17 +72,23 @@ def give_weights(
         model: The whole model.
         seed: See `build_model`.
         checkpoint: See `build_model`.
+        weights: See `build_model`.
         allow_partial: See `build_model`.
         part: If given, only its tensors need weights: at full scale drawing all of them takes many seconds.
     """
+    draw = _DRAWING[Weights(weights)]
     if checkpoint is not None:
-        seed_weights(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
+        if weights != Weights.SEEDED:
+            raise HarnessError(
+                f"A checkpoint has weights of its own, so that they cannot be {weights}: give one of them."
+            )
+        draw(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
     elif part is None:
-        seed_weights(model, seed)
+        draw(model, seed)
     else:
         own = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        seed_weights(model, seed, {name for name, tensor in named if id(tensor) in own})
+        draw(model, seed, {name for name, tensor in named if id(tensor) in own})
 
 
 def build_architecture(scale: str, *, interactive: bool = False) -> Any:

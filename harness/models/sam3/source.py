@@ -13,6 +13,7 @@ from harness.core.case import Case
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.core.subject import Arrays, Program, Symbolic
+from harness.core.weights import Weights
 from harness.lowering.symbolic import takes_symbolic_axes
 from harness.models.sam3.components.component import Component
 from harness.parity.references import first_and_again, reference_of, run_twice
@@ -64,6 +65,7 @@ class Source:
             model,
             case.seed,
             settings.checkpoint,
+            weights=case.weights,
             allow_partial=settings.allow_partial,
             part=self.module if ready else None,
         )
@@ -134,7 +136,7 @@ def captured(capture: Capture, case: Case, settings: Settings, model: Any = None
 
     Args:
         capture: The run.
-        case: Says scale and seed.
+        case: Says scale, seed and weights.
         settings: Weights and photograph.
         model: The model with its weights, interactive as the run wants it; it is built if there is none.
     """
@@ -166,13 +168,14 @@ def described(inputs: Inputs) -> str:
 
 
 def build(case: Case, settings: Settings, *, interactive: bool = False) -> Any:
-    """The case's image model, `harness.models.sam3.build.build_model` with the settings' weights."""
+    """The case's image model, `harness.models.sam3.build.build_model` with its weights or those of a checkpoint."""
     from harness.models.sam3.build import build_model
 
     return build_model(
         case.scale,
         case.seed,
         settings.checkpoint,
+        weights=case.weights,
         interactive=interactive,
         allow_partial=settings.allow_partial,
     )
@@ -215,7 +218,7 @@ def _model_key(kind: str, case: Case, settings: Settings, code: Sequence[str]) -
 
 def _weights(case: Case, settings: Settings) -> str:
     if settings.checkpoint is None:
-        return f"seed {case.seed}"
+        return f"seed {case.seed}" if case.weights == Weights.SEEDED else f"{case.weights}, seed {case.seed}"
     with settings.checkpoint.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{digest}, the rest from seed {case.seed}"

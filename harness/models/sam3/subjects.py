@@ -7,6 +7,7 @@ from functools import partial
 from harness.core.case import Case
 from harness.core.settings import Settings
 from harness.core.subject import Subject, Workload
+from harness.core.weights import Weights
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.end_to_end.subject import END_TO_END
@@ -27,6 +28,7 @@ def component_subject(component: Component) -> Subject:
         open=partial(open_component, component),
         model=NAME,
         uses_rope=component.uses_rope,
+        weights=tuple(Weights),
         emulated=component.emulated,
     )
 
@@ -35,12 +37,9 @@ def open_component(component: Component, case: Case, settings: Settings) -> Work
     """Builds the model of a case, and takes a component and its captured inputs out of it."""
     from harness.models.sam3.source import Source
     from harness.models.traced import TracedWorkload
-    from harness.parity.saved import saved_folder
 
     source = Source(component, case, settings)
-    return TracedWorkload(
-        source.programs, source.trace, source.reference, source.oracle, case.precision, saved_folder(case)
-    )
+    return TracedWorkload(source.programs, source.trace, source.reference, source.oracle, case)
 
 
 SUBJECTS = {component.name: component_subject(component) for component in COMPONENTS.values()} | {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,6 +21,7 @@ import numpy as np
 from harness.processes.threads import thread_count
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
 UNREAD_PARAMETERS: Mapping[str, str] = MappingProxyType(
@@ -126,6 +127,29 @@ def generator(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
 
 
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a model that is drawn.
+
+    Attributes:
+        name: Its whole name.
+        module: The module that has it.
+        local: Its name there.
+        tensor: The tensor itself, fp32.
+        distribution: What its seeded values are drawn from, fan-in resolved.
+    """
+
+    name: str
+    module: torch.nn.Module
+    local: str
+    tensor: torch.Tensor
+    distribution: Distribution
+
+
+Fill = Callable[[Part, "npt.NDArray[np.float32]", np.random.Generator], None]
+"""Fills an array of a tensor's shape with its values, made from random numbers of its own."""
+
+
 def seed_weights(model: torch.nn.Module, seed: int, names: Collection[str] | None = None) -> None:
     """Overwrites every parameter, and every buffer that upstream draws at random, in place.
 
@@ -134,26 +158,36 @@ def seed_weights(model: torch.nn.Module, seed: int, names: Collection[str] | Non
         seed: Any integer; the same seed and name give the same values at every scale.
         names: If given, only these are overwritten.
     """
-    chosen = [part for part in _plan(model) if names is None or part[0] in names]
+    draw_weights(model, seed, fill_seeded, names)
+
+
+def draw_weights(model: torch.nn.Module, seed: int, fill: Fill, names: Collection[str] | None = None) -> None:
+    """Overwrites what `seed_weights` does with what `fill` makes; the other arguments are those of `seed_weights`."""
+    chosen = [part for part in _parts(model) if names is None or part.name in names]
     # Each tensor has a generator of its own, and NumPy draws without holding the interpreter's lock.
     with ThreadPoolExecutor(thread_count()) as pool:
-        filled = [pool.submit(_fill, tensor, drawn_from, generator(seed, name)) for name, tensor, drawn_from in chosen]
+        filled = [pool.submit(_overwrite, part, fill, generator(seed, part.name)) for part in chosen]
     for each in filled:
         each.result()
 
 
-def _plan(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Distribution]]:
+def is_norm(module: torch.nn.Module) -> bool:
+    """Whether the module is one of PyTorch's or upstream's normalizations."""
+    return "norm" in type(module).__name__.lower()
+
+
+def _parts(model: torch.nn.Module) -> Iterator[Part]:
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for local, parameter in module.named_parameters(recurse=False):
             name = f"{prefix}.{local}" if prefix else local
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield name, parameter.data, _distribution(module, name, local, parameter)
+                yield Part(name, module, local, parameter.data, _distribution(module, name, local, parameter))
         for local, buffer in module.named_buffers(recurse=False):
             name = f"{prefix}.{local}" if prefix else local
             if _RANDOM_BUFFERS.fullmatch(name):
-                yield name, buffer.data, Distribution(std=1.0)
+                yield Part(name, module, local, buffer.data, Distribution(std=1.0))
 
 
 def _distribution(module: torch.nn.Module, name: str, local: str, parameter: torch.Tensor) -> Distribution:
@@ -163,7 +197,7 @@ def _distribution(module: torch.nn.Module, name: str, local: str, parameter: tor
     named = next((chosen for pattern, chosen in _BY_NAME if re.fullmatch(pattern, name)), None)
     if named is not None:
         distribution = named
-    elif "norm" in type(module).__name__.lower():
+    elif is_norm(module):
         distribution = _NORM_WEIGHT if local == "weight" else _BIAS
     elif local.endswith("bias"):
         distribution = _BIAS
@@ -182,16 +216,22 @@ def _distribution(module: torch.nn.Module, name: str, local: str, parameter: tor
     return Distribution(std=distribution.std / math.sqrt(fan_in), mean=distribution.mean)
 
 
-def _fill(tensor: torch.Tensor, distribution: Distribution, rng: np.random.Generator) -> None:
-    import torch
-
-    values = tensor.numpy() if tensor.is_contiguous() else np.empty(tuple(tensor.shape), np.float32)
+def fill_seeded(part: Part, values: npt.NDArray[np.float32], rng: np.random.Generator) -> None:
+    """Fills an array with the seeded values of a tensor."""
     rng.standard_normal(dtype=np.float32, out=values.reshape(-1))
     if values.size == 1:
         # A single number may come out near zero, which a whole tensor cannot.
         values += np.copysign(np.float32(0.5), values)
-    values *= np.float32(distribution.std)
-    if distribution.mean:
-        values += np.float32(distribution.mean)
+    values *= np.float32(part.distribution.std)
+    if part.distribution.mean:
+        values += np.float32(part.distribution.mean)
+
+
+def _overwrite(part: Part, fill: Fill, rng: np.random.Generator) -> None:
+    import torch
+
+    tensor = part.tensor
+    values = tensor.numpy() if tensor.is_contiguous() else np.empty(tuple(tensor.shape), np.float32)
+    fill(part, values, rng)
     if not tensor.is_contiguous():
         tensor.copy_(torch.from_numpy(values))

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.weights import Weights
 
 HOST_TARGET = "llvm"
 """The target that whole models are measured on."""
@@ -57,7 +58,8 @@ def precision_of(case: Case) -> str:
 
 
 def _unusual(case: Case) -> list[str]:
-    return _lowering(case) + ([f"seed {case.seed}"] if case.seed else [])
+    drawn = [case.weights] if case.weights != Weights.SEEDED else []
+    return _lowering(case) + drawn + ([f"seed {case.seed}"] if case.seed else [])
 
 
 def _lowering(case: Case) -> list[str]:
@@ -72,7 +74,7 @@ def _case_of_fields(data: object) -> Case:
         case = Case.from_json(data)
     except TypeError as error:
         raise ValueError(f"{data!r} is no case: {error}") from error
-    texts = (case.component, case.strategy, case.target, case.scale, case.precision, case.frontend)
+    texts = (case.component, case.strategy, case.target, case.scale, case.precision, case.frontend, case.weights)
     if not all(isinstance(text, str) and text for text in texts) or not isinstance(case.seed, int):
         raise ValueError(f"{data!r} is no case")
     return case

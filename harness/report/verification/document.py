@@ -5,6 +5,7 @@ Schema 1:
     {"schema": 1, "created": ISO 8601 in UTC, "machine": {…}, "versions": {…},
      "cases": [{"component", "strategy", "target", "scale", "seed", "status", "stage",
                 "precision": where it is not fp32, "frontend": where it is not torch,
+                "weights": where they are not seeded,
                 "expected": true, false, or null where the case was skipped as unavailable,
                 "problem": why it is not expected, or why it was skipped, else null,
                 "why": the cause of a known discrepancy, from the expectations, else null,
@@ -47,6 +48,7 @@ from harness.core.outcome import Device, Kernel, Outcome, Stage, Status, Verdict
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.report.verification import diagnosis, distribution
 from harness.report.verification.numbers import jsonable
+from harness.core.weights import Weights
 
 if TYPE_CHECKING:
     from harness.core.case import Case
@@ -130,7 +132,9 @@ def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
     words = ["sam3-tvm", "verify", "--component", case.component, "--strategy", case.strategy, "--target", case.target]
     precision = () if case.precision == DEFAULT_PRECISION else ("--precision", case.precision)
     frontend = () if case.frontend == DEFAULT_FRONTEND else ("--frontend", case.frontend)
-    return shlex.join([*words, "--scale", case.scale, *precision, *frontend, "--seed", str(case.seed), *flags])
+    weights = () if case.weights == Weights.SEEDED else ("--weights", case.weights)
+    which = (*precision, *frontend, *weights)
+    return shlex.join([*words, "--scale", case.scale, *which, "--seed", str(case.seed), *flags])
 
 
 def build_report(
@@ -194,6 +198,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         "outputs": [_output(verdict) for verdict in outcome.verdicts],
         **({} if case.precision == DEFAULT_PRECISION else {"precision": case.precision}),
         **({} if case.frontend == DEFAULT_FRONTEND else {"frontend": case.frontend}),
+        **({} if case.weights == Weights.SEEDED else {"weights": str(case.weights)}),
         **({"device": _device(outcome.device)} if outcome.device else {}),
         **({"emulated": True} if outcome.emulated else {}),
         **({"lost_schedules": list(outcome.lost_schedules)} if outcome.lost_schedules else {}),

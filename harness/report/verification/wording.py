@@ -108,7 +108,7 @@ def kernels(case: Mapping[str, Any]) -> str:
 def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:
     """Describes a case without its component, for headings and columns; the seed only where cases differ in it."""
     names = [case["strategy"], case["target"], case["scale"]]
-    names += [case[field] for field in ("precision", "frontend") if field in case]
+    names += [case[field] for field in ("precision", "frontend", "weights") if field in case]
     return " · ".join([*names, f"seed {case['seed']}"] if with_seed else names)
 
 
@@ -215,7 +215,7 @@ def provenance(report: Mapping[str, Any]) -> str:
 
 LEGEND = (
     ("✅", "every output strict"),
-    ("🔷", "passed on the float64 oracle, with a reason or in half precision"),
+    ("🔷", "passed on the float64 oracle, with a reason, in half precision or with outliers"),
     ("⛔", "failed as predicted"),
     ("❌", "not as expected"),
     ("⏭", "compiled, but nothing here runs it, or unavailable: not even compiled"),
@@ -243,8 +243,9 @@ GLOSSARY = (
     ("strict", "no element is outside, and r_rms ≤ 1.5."),
     (
         "oracle",
-        "r_rms ≤ 2 and r_inf ≤ 5, which is granted only to the known discrepancies and to half precision, where "
-        "PyTorch's own error is that of upstream under autocast.",
+        "r_rms ≤ 2 and r_inf ≤ 5, which is granted only to the known discrepancies, to half precision, where PyTorch's "
+        "own error is that of upstream under autocast, and with `--weights outliers` to outputs that PyTorch itself "
+        "computes outside the strict gate.",
     ),
     ("a dash", "does not apply."),
 )
@@ -264,6 +265,11 @@ def notes(case: Mapping[str, Any]) -> list[str]:
         told.append(
             "In half precision: judged by the oracle, and errors are told against upstream under autocast in "
             f"{case['precision']}."
+        )
+    elif "weights" in case:
+        told.append(
+            "Weights with the outliers of trained ones: strict, or judged by the oracle where PyTorch itself leaves the "
+            "strict gate against float64."
         )
     if used := kernels(case):
         told.append(used)

@@ -14,7 +14,7 @@ from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.core.subject import Arrays
 from harness.models.sam3.interactive.questions import Question, load_questions
-from harness.models.sam3.source import ORACLE, SHARED, cache_key, shared_trunk
+from harness.models.sam3.source import ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.parity.references import first_and_again, reference_of, run_twice
 
 _UPSTREAM = "harness.models.sam3.interactive.upstream"
@@ -102,7 +102,6 @@ class InteractiveSource:
         """What `Encoding` makes of a photograph, in fp32 and in float64; that of the last photograph is kept."""
         import torch
 
-        from harness.models.sam3.build import build_model
         from harness.models.sam3.interactive.upstream import LEVELS, Encoding
         from harness.parity.oracle import oracle
         from harness.runtime.sam3.images import load_image
@@ -110,10 +109,7 @@ class InteractiveSource:
         if self._image == question.image:
             return self._encoded
         if self._model is None:
-            case, settings = self._case, self._settings
-            self._model = build_model(
-                case.scale, case.seed, settings.checkpoint, interactive=True, allow_partial=settings.allow_partial
-            )
+            self._model = build(self._case, self._settings, interactive=True)
         pixels = torch.from_numpy(np.array(load_image(question.image))).permute(2, 0, 1)
         names = [str(level) for level in range(LEVELS)]
         runs = {"reference": self._reference.run} | ({"oracle": oracle} if question.float64 else {})

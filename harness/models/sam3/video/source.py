@@ -11,7 +11,7 @@ import numpy as np
 from harness.core.case import Case
 from harness.core.settings import Settings
 from harness.core.subject import Arrays
-from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED, cache_key, shared_trunk
+from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
@@ -125,14 +125,11 @@ class VideoSource:
         return arrays
 
     def _built(self) -> Any:
-        from harness.models.sam3.build import build_model, build_video_model
+        from harness.models.sam3.build import build_video_model
 
         if self._model is None:
-            case, settings = self._case, self._settings
-            image_model = build_model(
-                case.scale, case.seed, settings.checkpoint, interactive=True, allow_partial=settings.allow_partial
-            )
-            self._model = build_video_model(image_model, case.scale)
+            image_model = build(self._case, self._settings, interactive=True)
+            self._model = build_video_model(image_model, self._case.scale)
         return self._model
 
 

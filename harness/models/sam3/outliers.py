@@ -1,0 +1,214 @@
+"""Weights with the outliers of trained transformers: the same architecture, drawn by stated statistics.
+
+Seeded weights (`harness.models.sam3.weights`) are even: activations of order one, each channel like the others. Trained
+ones are not, and what a kernel loses beside a large number does not show with even ones. These weights have the seeded
+standard deviations, and what follows besides; all that is not named here is drawn as seeded weights are.
+
+- **Heavy tails.** Matrices and kernels of products follow Student's t with five degrees of freedom, as most weights of
+  30 networks do with about as many (Dotzel et al. 2024, "Learning from Students", arXiv:2405.03103).
+- **Gains of normalizations** are log-normal: 99.8 % of them span three decades, their root mean square is 1, and in a
+  few channels they are several times that. Gains of a few channels that enlarge outliers are what Wei et al. 2022 find
+  ("Outlier Suppression", arXiv:2209.13325); that a few dimensions carry most of the size of features, Dettmers et al.
+  2022 ("LLM.int8()", arXiv:2208.07339). Three decades is a choice on the hard side.
+- **Massive activations.** In a few channels of each residual stream an early feed-forward layer adds about a hundred
+  times the median activation, the same for every token, and all layers after it carry that along (Sun et al. 2024,
+  "Massive Activations in Large Language Models", arXiv:2402.17762, which finds them in vision transformers too, and
+  that they act as biases). The normalizations that read such a stream divide by it; their gains are larger by the same
+  factor, but for the massive channels, so that attention after them still tells tokens apart. Single tokens of large
+  norm (Darcet et al. 2023, "Vision Transformers Need Registers", arXiv:2309.16588) are not among these weights.
+- **Attention that concentrates.** In a quarter of the heads queries and keys are larger, so that the weights of a row
+  gather on a few keys, as where entropy collapses (Zhai et al. 2023, "Stabilizing Transformer Training by Preventing
+  Attention Entropy Collapse", arXiv:2303.06296); the other heads stay as they are.
+
+The figures are constants below, and `conformance/models/sam3/test_model_outliers.py` measures what comes of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.models.sam3.weights import Part, draw_weights, fill_seeded, generator, is_norm
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    Array = npt.NDArray[np.float32]
+
+DEGREES_OF_FREEDOM = 5.0
+"""Of Student's t; the fourth moment exists, and the sixth does not."""
+
+GAIN_SIGMA = math.log(1000) / (2 * 3.0902)
+"""Standard deviation of the logarithm of gains: 99.8 % of a normal distribution are within 3.0902 of its own."""
+MEDIAN_GAIN = math.exp(-(GAIN_SIGMA**2))
+"""The median of a log-normal variable whose mean square is 1."""
+LARGE_GAIN = 8.0
+LARGE_GAINS = 256
+"""One channel in so many has the large gain, and at least one where there are as many."""
+
+SHARPENING = 2.0
+"""Factor of queries and of keys in the heads that concentrate: the logits' standard deviation of 2 becomes 8."""
+CONCENTRATED_HEADS = 4
+"""One head in so many concentrates."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A residual stream with massive activations.
+
+    Attributes:
+        name: What its channels are drawn by.
+        source: Pattern of the whole name of the bias that adds them.
+        readers: Pattern of the whole names of the gains of the normalizations that read the stream after that.
+        channels: How many channels are massive.
+        size: Their absolute value, about a hundred times the median of the stream's absolute values.
+        level: The root mean square of its other activations.
+        attended: Pattern of the whole names of the input projections of attention whose keys and values are the stream
+            as it is; there the weights of massive channels are smaller, because these would drown all else.
+    """
+
+    name: str
+    source: str
+    readers: str
+    channels: int
+    size: float
+    level: float
+    attended: str = ""
+
+    def massive(self, seed: int, width: int) -> npt.NDArray[np.int64]:
+        """The massive channels among `width`."""
+        return generator(seed, f"massive channels of {self.name}").choice(width, self.channels, replace=False)
+
+    def spread(self, width: int) -> float:
+        """The root mean square of a token's activations, in units of those that are not massive."""
+        return math.sqrt(1 + self.channels * (self.size / self.level) ** 2 / width)
+
+
+_LATER = r"\.[1-9]\d*\."
+STREAMS = (
+    Stream("trunk", r".*\.trunk\.blocks\.0\.mlp\.fc2\.bias", rf".*\.trunk\.blocks{_LATER}norm\d\.weight", 4, 50.0, 1.0),
+    Stream(
+        "text encoder",
+        r".*\.resblocks\.0\.mlp\.c_proj\.bias",
+        rf".*(\.resblocks{_LATER}ln_\d|\.ln_final)\.weight",
+        4,
+        50.0,
+        0.7,
+    ),
+    Stream(
+        "geometry encoder",
+        r"geometry_encoder\.encode\.0\.linear2\.bias",
+        rf"geometry_encoder\.(encode{_LATER}norm\d|encode_norm)\.weight",
+        2,
+        150.0,
+        2.7,
+    ),
+    Stream(
+        "fusion encoder",
+        r"transformer\.encoder\.layers\.0\.linear2\.bias",
+        rf"transformer\.encoder\.layers{_LATER}norm\d\.weight",
+        2,
+        250.0,
+        3.5,
+        r"transformer\.decoder\.layers\.\d+\.cross_attn\.in_proj_weight",
+    ),
+    Stream(
+        "memory attention",
+        r".*\.model\.transformer\.encoder\.layers\.0\.linear2\.bias",
+        rf".*\.model\.transformer\.encoder\.(layers{_LATER}norm\d|norm)\.weight",
+        2,
+        250.0,
+        3.5,
+    ),
+)
+"""The streams that nothing normalizes on their way; the decoder's is normalized after every layer."""
+
+
+def outlier_weights(model: torch.nn.Module, seed: int, names: Collection[str] | None = None) -> None:
+    """Overwrites what `harness.models.sam3.weights.seed_weights` does, in place; the arguments are the same."""
+    heads = _attention_heads(model)
+
+    def fill(part: Part, values: Array, rng: np.random.Generator) -> None:
+        fill_seeded(part, values, rng)
+        if is_norm(part.module):
+            if part.local == "weight":
+                _draw_gains(part, values, seed, rng)
+        elif _is_product(part):
+            _make_heavy_tailed(values, rng)
+            _sharpen(part, values, heads, seed)
+            if stream := next((each for each in STREAMS if re.fullmatch(each.attended, part.name)), None):
+                width = values.shape[1]
+                values[width:, stream.massive(seed, width)] *= np.float32(stream.level / stream.size)
+        elif stream := next((each for each in STREAMS if re.fullmatch(each.source, part.name)), None):
+            massive = stream.massive(seed, len(values))
+            values[massive] = np.copysign(np.float32(stream.size), values[massive])
+
+    draw_weights(model, seed, fill, names)
+
+
+def _is_product(part: Part) -> bool:
+    """Whether a tensor is a matrix or a kernel that a layer multiplies with."""
+    import torch
+
+    kinds = (torch.nn.Linear, torch.nn.modules.conv._ConvNd, torch.nn.MultiheadAttention)
+    return isinstance(part.module, kinds) and part.local.endswith("weight")
+
+
+def _make_heavy_tailed(values: Array, rng: np.random.Generator) -> None:
+    """Turns normal values into Student's t of the same variance: a normal variable over a chi, by definition."""
+    half = DEGREES_OF_FREEDOM / 2
+    for row in values.reshape(len(values), -1):  # by rows, so that no second tensor of that size is needed
+        row /= np.sqrt(rng.standard_gamma(half, row.shape, dtype=np.float32) / np.float32(half - 1))
+
+
+def _draw_gains(part: Part, values: Array, seed: int, rng: np.random.Generator) -> None:
+    width = len(values)
+    rng.standard_normal(dtype=np.float32, out=values)
+    np.exp(np.float32(GAIN_SIGMA) * values, out=values)
+    values *= np.float32(MEDIAN_GAIN)
+    values[rng.choice(width, width // LARGE_GAINS, replace=False)] = LARGE_GAIN
+    stream = next((each for each in STREAMS if re.fullmatch(each.readers, part.name)), None)
+    if stream is not None:
+        values[stream.massive(seed, width)] = MEDIAN_GAIN / stream.spread(width)
+        values *= np.float32(stream.spread(width))
+
+
+def _attention_heads(model: torch.nn.Module) -> dict[str, int]:
+    """The number of heads of each attention, by its whole name."""
+    counts = {name: getattr(module, "num_heads", None) for name, module in model.named_modules()}
+    return {name: count for name, count in counts.items() if isinstance(count, int)}
+
+
+def _sharpen(part: Part, values: Array, heads: dict[str, int], seed: int) -> None:
+    """Enlarges the rows of queries and keys in the heads that concentrate."""
+    owner, _, layer = part.name.removesuffix(".weight").rpartition(".")
+    if owner not in heads:
+        return
+    count = heads[owner]
+    chosen = concentrated_heads(seed, owner, count)
+    if layer in ("qkv", "in_proj_weight"):
+        values.reshape(3, count, -1)[:2, chosen] *= np.float32(SHARPENING)
+    elif layer in ("q_proj", "k_proj"):
+        values.reshape(count, -1)[chosen] *= np.float32(SHARPENING)
+
+
+def concentrated_heads(seed: int, attention: str, count: int) -> list[int]:
+    """The heads that concentrate: a quarter of several; a single one if it attends across to something else.
+
+    Args:
+        seed: Seed of the weights.
+        attention: Whole name of the attention.
+        count: How many heads it has.
+    """
+    if count == 1:
+        return [0] if "cross" in attention else []
+    chosen = generator(seed, f"concentrated heads of {attention}").choice(
+        count, count // CONCENTRATED_HEADS, replace=False
+    )
+    return sorted(int(head) for head in chosen)
