@@ -83,6 +83,8 @@ _OUTPUT_KEYS = {
     "verdict": str,
     "reason": str,
 }
+_DIAGNOSIS_KEYS = {"told": str, "boundaries": list, "shown": list}
+"""What the page shows of a diagnosis; `harness.diagnose.document` says what else there is."""
 _SUMMARY_KEYS = ("cases", "passed", "expected_failures", "unexpected", "unavailable", "outputs")
 
 
@@ -275,6 +277,8 @@ def _schema_problem(data: Any) -> str:
         where = f"case {index + 1}"
         problem = _keys_problem(case, _CASE_KEYS, where) or _choice_problem(case, "status", Status, where)
         problem = problem or _choice_problem(case, "stage", Stage, where)
+        if not problem and "diagnosis" in case:
+            problem = _keys_problem(case["diagnosis"], _DIAGNOSIS_KEYS, f"the diagnosis of {where}")
         for output in [] if problem else case["outputs"]:
             problem = problem or _keys_problem(output, _OUTPUT_KEYS, f"an output of {where}")
             problem = problem or _choice_problem(output, "verdict", VerdictKind, f"an output of {where}")

@@ -46,6 +46,7 @@ def render_report(report: Mapping[str, Any]) -> str:
             for name in _distinct(case["component"] for case in cases)
         },
         unexpected=[case for case in cases if case["expected"] is False],
+        diagnosed=[case for case in cases if case.get("diagnosis") or case.get("not_diagnosed")],
         known=_known(cases),
         skipped=[case for case in cases if case["expected"] is None],
         seeds=sorted({case["seed"] for case in cases}),
