@@ -16,6 +16,7 @@ from tvm import ir, relax, te, topi
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 from typer.testing import CliRunner
 
+from conformance.support.diagnosed import CASE, WIDTH, block, cause_of
 from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -30,35 +31,10 @@ from harness.schedules.cpu.arena import Value
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.pipeline import LEGALIZE
 
-WIDTH = 64
-CASE = Case("block", "real", "llvm")
-
-
-class Block(nn.Module):
-    """Two products with an epilogue each, around a softmax over one of two axes of the same extent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = torch.relu(self.first(x))
-        weights = torch.softmax(hidden, dim=-1)
-        mixed = torch.sigmoid(self.second(weights @ hidden))
-        return self.last(self.norm(mixed + x)), weights
-
 
 @cache
 def right_block() -> Diagnosis:
     return block()
-
-
-def block(output: str | None = None) -> Diagnosis:
-    x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
-    program = Program("block", Block().eval(), {"x": x}, ("mixed", "weights"))
-    return diagnose_program(program, CASE, SEEDED, output)
 
 
 def first_of(diagnosis: Diagnosis) -> Boundary:
@@ -66,14 +42,6 @@ def first_of(diagnosis: Diagnosis) -> Boundary:
     assert diagnosis.first is not None
     assert diagnosis.first.confidence is Confidence.CERTAIN
     return diagnosis.first.boundary
-
-
-def cause_of(diagnosis: Diagnosis) -> Cause | None:
-    assert diagnosis.ablation is not None
-    *before, last = diagnosis.ablation.experiments
-    assert all(made.result is not None and made.result.excess <= 1 for made in before), diagnosis.ablation
-    assert last.decides is diagnosis.ablation.cause
-    return diagnosis.ablation.cause
 
 
 def test_a_right_program_rounds_like_pytorch_at_every_kernel() -> None:
@@ -86,7 +54,7 @@ def test_a_right_program_rounds_like_pytorch_at_every_kernel() -> None:
     assert {"addmm", "relu", "_softmax", "mm", "sigmoid", "native_layer_norm"} <= operators
     assert all(0 <= boundary.local.r_rms < 1.5 for boundary in found.boundaries)
     assert math.isclose(sum(budget(found).values()), 1)
-    assert all("test_diagnose.py" in boundary.source for boundary in found.boundaries if not boundary.at_load)
+    assert all("diagnosed.py" in boundary.source for boundary in found.boundaries if not boundary.at_load)
 
 
 def test_calls_that_an_output_does_not_need_are_not_told() -> None:

@@ -32,6 +32,9 @@ from harness.targets import HOST
 if TYPE_CHECKING:
     from harness.diagnose.diagnosis import Diagnosis
 
+NOT_REPRODUCED = 3
+"""Exit code where a kernel diverges, and nothing smaller shows it in the same way."""
+
 
 def diagnose(
     component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
@@ -43,6 +46,9 @@ def diagnose(
     output: Annotated[str | None, typer.Option(help="Follow this output alone. Default: all of them.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every boundary, not only those that matter most.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for everything that was found.")] = None,
+    reproduce: Annotated[
+        Path | None, typer.Option(help="New folder that shows the first divergent kernel with TVM alone.")
+    ] = None,
     seed: SeedOption = 0,
     weights: WeightsOption = None,
     checkpoint: CheckpointOption = None,
@@ -55,16 +61,19 @@ def diagnose(
     """Compare every kernel with PyTorch and float64, and name the first that diverges.
 
     Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output is beyond the limits, or memory is given
-    away too early. 2: wrong usage or environment.
+    away too early. 2: wrong usage or environment. 3: a kernel diverges, and no folder with --reproduce shows it alike.
     """
     require_compiler()
     from harness.diagnose.document import ADVICE, write_json
+    from harness.diagnose.folder import check_folder, write_folder
     from harness.diagnose.table import render, summary
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
     drawn = chosen_weights((weights,) if weights else (), checkpoint)
     cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), drawn)
+    if reproduce is not None:
+        check_folder(reproduce, len(cases))
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu)
@@ -72,17 +81,24 @@ def diagnose(
     settings = Settings(checkpoint, allow_partial, database=chosen, processors=processors)
     diagnoses = []
     for case in cases:
-        diagnoses.append(_diagnosed(case, settings, output))
+        diagnoses.append(_diagnosed(case, settings, output, reproduce is not None))
         console.print(render(diagnoses[-1], every))
         console.print(summary(diagnoses[-1]), markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(diagnoses, json_file)
+    if reproduce is not None:
+        (diagnosis,) = diagnoses
+        console.print(write_folder(diagnosis, reproduce), markup=False, highlight=False, soft_wrap=True)
+        if diagnosis.reproduction is not None and not diagnosis.reproduction.files:
+            raise typer.Exit(NOT_REPRODUCED)
     if any(diagnosis.faulty for diagnosis in diagnoses):
         raise typer.Exit(1)
 
 
-def _diagnosed(case: Case, settings: Settings, output: str | None) -> Diagnosis:
+def _diagnosed(case: Case, settings: Settings, output: str | None, reproduce: bool) -> Diagnosis:
     from harness.diagnose.diagnosing import diagnose as diagnose_case
 
     with console.status(case.id) as status:
-        return diagnose_case(case, settings, output, lambda stage: status.update(f"{case.id} {stage}"))
+        return diagnose_case(
+            case, settings, output, lambda stage: status.update(f"{case.id} {stage}"), reproduce=reproduce
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from harness.cli.options import (
     chosen_database,
     chosen_weights,
 )
-from harness.core.case import DEFAULT_FRONTEND, Scale
+from harness.core.case import DEFAULT_FRONTEND, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
@@ -66,6 +67,9 @@ def verify(
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
     ] = False,
+    diagnosing: Annotated[
+        bool, typer.Option("--diagnose", help="Name the kernel that diverges in each case whose outputs are wrong.")
+    ] = False,
     require_target: Annotated[
         list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
     ] = None,
@@ -86,16 +90,19 @@ def verify(
     """
     require_compiler()
     from harness.core.settings import Settings
+    from harness.diagnose.verified import diagnosed
     from harness.execution.remote.client import registered
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
     from harness.processes.threads import configure_threads, share_cpus
-    from harness.report import ADVICE, write_report
+    from harness.report import ADVICE, Result, write_report
     from harness.report.verification.writer import PAGE_NAME
     from harness.runtime.sam3.images import load_image
-    from harness.verify.progress import show
+    from harness.verify.progress import diagnosis_told, show
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
+    if diagnosing and judge_saved:
+        raise HarnessError("--diagnose runs cases again and --judge-saved runs none: leave one of them out")
     configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # beside a full model, what is kept may not fit
@@ -135,12 +142,26 @@ def verify(
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
     machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name, processors)} | where
     installed = versions()
+
+    def verified(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
+        for result in verify_cases(cases, settings, limits, on_stage, jobs):
+            entered = partial(on_stage, result.case)
+            limit = limits.memory_bytes
+            yield (
+                diagnosed(result, settings, entered, timeout=limits.timeout, memory_limit_bytes=limit)
+                if diagnosing
+                else result
+            )
+
     results = show(
         console,
         cases,
-        lambda on_stage: verify_cases(cases, settings, limits, on_stage, jobs),
+        verified,
         lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings, threads)),
     )
+    for result in results:
+        if told := diagnosis_told(result):
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {report / PAGE_NAME}, and VERIFICATION_REPORT.md beside it", soft_wrap=True)
     if compiled := sum(result.compiled_only for result in results):
         console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from harness.diagnose.deviation import Deviation, deviation
+from harness.diagnose.fault import Fault
 from harness.diagnose.flow import Flow, KernelCall
 from harness.diagnose.reference import Reference, region
 from harness.runtime.executable import TRANSFORM_PARAMETERS
@@ -39,6 +40,7 @@ class Comparison:
         shape: Shape of the result.
         local: The error of the call that was given PyTorch's own values.
         accumulated: The error of the call in the run.
+        fault: What is wrong with the result of the call that was given PyTorch's own values; None if nothing is.
     """
 
     position: int
@@ -48,6 +50,7 @@ class Comparison:
     shape: tuple[int, ...]
     local: Deviation
     accumulated: Deviation
+    fault: Fault | None
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,8 @@ class _Observer:
         near = array_of(self.reference.locally_exact(node, sources - {node}))
         exact = array_of(self.reference.exact(node))
         shape = tuple(int(extent) for extent in written.shape)
+        own = local[0].reshape(torch_value.shape)
+        made = deviation(own, torch_value, near)
         self.found.append(
             Comparison(
                 self.position,
@@ -240,8 +245,9 @@ class _Observer:
                 tuple(part.name for part in region(nodes[node], [nodes[name] for name in sources])),
                 between,
                 shape,
-                deviation(local[0].reshape(torch_value.shape), torch_value, near),
+                made,
                 deviation(written.numpy().reshape(torch_value.shape), torch_value, exact),
+                Fault.of(made, own, torch_value, near),
             )
         )
 

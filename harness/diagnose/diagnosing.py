@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,25 +14,36 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
-from harness.diagnose.diagnosis import Boundary, Coverage, Diagnosis, first_divergence
+from harness.diagnose.diagnosis import (
+    Boundary,
+    Cause,
+    Coverage,
+    Diagnosis,
+    first_divergence,
+)
 from harness.models.registry import models, subjects
 from harness.targets import HOST, TARGETS
 
 if TYPE_CHECKING:
     import torch
-    import tvm
 
     from harness.core.subject import Program
     from harness.diagnose.comparing import Compared
+    from harness.diagnose.compiler import Compiler
     from harness.diagnose.flow import Flow
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
-    from harness.schedules import Schedules
-    from harness.targets.target import Target
 
 
 def diagnose(
-    case: Case, settings: Settings, output: str | None = None, on_stage: Callable[[str], None] = lambda stage: None
+    case: Case,
+    settings: Settings,
+    output: str | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    *,
+    reproduce: bool = False,
+    timeout: float | None = None,
+    memory_limit_bytes: int | None = None,
 ) -> Diagnosis:
     """Diagnoses the main program of a component, in a process of its own.
 
@@ -41,6 +52,9 @@ def diagnose(
         settings: Weights, inputs, schedules and processors.
         output: Name of an output: only the calls on which it depends are reported. None for all.
         on_stage: Called with the name of each stage, soon after it was entered.
+        reproduce: Whether to make what shows the fault of the first divergent kernel without this project.
+        timeout: Seconds until it is given up; None for no limit.
+        memory_limit_bytes: Resident bytes above which it is given up; None for no limit.
 
     Raises:
         HarnessError: The case cannot be diagnosed, or does not get as far as running.
@@ -62,7 +76,14 @@ def diagnose(
         )
     if output is not None and output not in subject.outputs:
         raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
-    ended = run_isolated("harness.diagnose.diagnosing:diagnose_request", (case, settings, output), breadcrumb=on_stage)
+    request = (case, settings, output, reproduce)
+    ended = run_isolated(
+        "harness.diagnose.diagnosing:diagnose_request",
+        request,
+        timeout=timeout,
+        memory_limit_bytes=memory_limit_bytes,
+        breadcrumb=on_stage,
+    )
     if ended.kind is not WorkerEnd.OK:
         line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(f"cannot diagnose {case.id}: {ended.stage} {ended.kind.value.replace('_', ' ')}: {line}")
@@ -70,14 +91,14 @@ def diagnose(
     return diagnosis
 
 
-def diagnose_request(request: tuple[Case, Settings, str | None], announce: Callable[[str], None]) -> Diagnosis:
+def diagnose_request(request: tuple[Case, Settings, str | None, bool], announce: Callable[[str], None]) -> Diagnosis:
     """Calls `diagnose` as `harness.processes` calls functions, in this process."""
-    case, settings, output = request
+    case, settings, output, reproduce = request
     subject = subjects()[case.component]
     with models()[subject.model].context():
         announce(Stage.BUILD)
         program = next(iter(subject.open(case, settings).programs.values()))
-        return diagnose_program(program, case, settings, output, announce)
+        return diagnose_program(program, case, settings, output, announce, reproduce=reproduce)
 
 
 def diagnose_program(
@@ -86,6 +107,8 @@ def diagnose_program(
     settings: Settings,
     output: str | None = None,
     announce: Callable[[str], None] = lambda stage: None,
+    *,
+    reproduce: bool = False,
 ) -> Diagnosis:
     """Diagnoses one program on its example inputs, in this process.
 
@@ -95,7 +118,9 @@ def diagnose_program(
         settings: Schedules and processors.
         output: As for `diagnose`.
         announce: Called with the name of each stage as it begins.
+        reproduce: As for `diagnose`.
     """
+    from harness.diagnose.compiler import Compiler
     from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.route import Route
     from harness.tuning.database import chosen_schedules
@@ -113,13 +138,18 @@ def diagnose_program(
         inputs,
         graph,
         nodes_of(lowered.module),
-        target,
-        target.tvm_target(settings.processors),
-        chosen_schedules(settings.database, case.target, settings.processors).schedules,
+        Compiler(
+            target,
+            target.tvm_target(settings.processors),
+            chosen_schedules(settings.database, case.target, settings.processors).schedules,
+        ),
     )
     flow, compared = _run(imported, announce)
     found = _diagnosis(program, case, graph, flow, compared, output)
-    return found if found.first is None else _with_cause(found, imported, flow)
+    if found.first is None:
+        return found
+    announce("cause")
+    return _with_cause(found, imported, flow, compared, announce if reproduce else None)
 
 
 @dataclass(frozen=True)
@@ -131,18 +161,14 @@ class _Imported:
         inputs: Its inputs.
         graph: Its nodes.
         holding: The variable that holds each node's value (`nodes_of`).
-        target: What it is compiled for.
-        tvm_target: The same as TVM's.
-        schedules: What tuning found.
+        compiler: What it is compiled for.
     """
 
     lowered: Lowered
     inputs: Sequence[torch.Tensor]
     graph: Graph
     holding: Mapping[str, str]
-    target: Target
-    tvm_target: tvm.target.Target
-    schedules: Schedules
+    compiler: Compiler
 
 
 def _run(imported: _Imported, announce: Callable[[str], None]) -> tuple[Flow, Compared]:
@@ -152,25 +178,43 @@ def _run(imported: _Imported, announce: Callable[[str], None]) -> tuple[Flow, Co
     from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 
     announce(Stage.COMPILE)
-    module, target, kept = imported.lowered.module, imported.target, BeforeMemory()
-    code = lower_module(tagged(module), target, imported.tvm_target, imported.schedules, [kept])
+    module, compiler, kept = imported.lowered.module, imported.compiler, BeforeMemory()
+    code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [kept])
     flow = flow_of(kept.module, code, module, imported.holding, imported.graph.nodes)
     weights = list(imported.lowered.parameters().values())
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
-        build_library(code, imported.tvm_target, library)
+        build_library(code, compiler.tvm_target, library)
         announce(Stage.RUN)
-        return flow, compare(library, target.device(), weights, imported.inputs, flow, imported.graph)
+        return flow, compare(library, compiler.target.device(), weights, imported.inputs, flow, imported.graph)
 
 
-def _with_cause(found: Diagnosis, imported: _Imported, flow: Flow) -> Diagnosis:
-    from harness.diagnose.ablation import ablate, piece_of
+def _with_cause(
+    found: Diagnosis, imported: _Imported, flow: Flow, compared: Compared, announce: Callable[[str], None] | None
+) -> Diagnosis:
+    """Says why the first kernel diverges; if stages are announced, cuts it out as well."""
+    from harness.diagnose.ablation import ablate
+    from harness.diagnose.pieces import Pieces
+    from harness.diagnose.reproducing import reproduce
 
     assert found.first is not None
     wrong = found.first.boundary
-    sources, _ = flow.sources(wrong.position)
-    piece = piece_of(imported.lowered.module, imported.holding, imported.graph, imported.inputs, wrong.node, sources)
-    return replace(found, ablation=ablate(piece, imported.target, imported.tvm_target, imported.schedules))
+
+    def pieces(sources: Iterable[str]) -> Pieces:
+        module, holding, graph = imported.lowered.module, imported.holding, imported.graph
+        return Pieces(module, holding, graph, imported.inputs, wrong.node, sources)
+
+    kernel = pieces(flow.sources(wrong.position)[0])
+    ablation = ablate(kernel, imported.compiler)
+    told = replace(found, ablation=ablation)
+    if announce is None:
+        return told
+    announce("reproduction")
+    (fault,) = (made.fault for made in compared.comparisons if made.position == wrong.position)
+    assert fault is not None
+    own = ablation.cause not in (None, Cause.RUNTIME)  # otherwise what comes before the kernel is needed
+    shown = kernel if own else pieces(imported.graph.inputs)
+    return replace(told, reproduction=reproduce(told, shown, fault, imported.compiler))
 
 
 def _diagnosis(

@@ -6,7 +6,7 @@ Plain data; `harness.diagnose.diagnosing` makes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -117,6 +117,13 @@ WAYS = {
 """How the operators of a kernel are computed in the experiment that decides for a cause, from the plainest on."""
 
 
+class ImportWay(StrEnum):
+    """How the nodes of a kernel are imported once more, where their import is wrong."""
+
+    RAW = "imported without this project's workarounds"
+    ONNX = "imported by the frontend onnx"
+
+
 @dataclass(frozen=True)
 class Experiment:
     """The operators of a kernel, computed in another way.
@@ -133,16 +140,36 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class Import:
+    """The nodes of a kernel, imported in another way and compiled by TVM alone.
+
+    Attributes:
+        way: How they are imported.
+        result: Their error, given PyTorch's values; None if they could not be imported or compiled so.
+        problem: Why they could not be, in one line.
+    """
+
+    way: ImportWay
+    result: Deviation | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Ablation:
     """The experiments on one kernel and what they show.
 
     Attributes:
         experiments: In their order, up to the one that is wrong.
         cause: What makes the kernel wrong; `RUNTIME` if no experiment is, None if the last one could not be made.
+        imports: Other imports of the same nodes, if the cause is `IMPORTER`.
+        passes: If the cause is `FUSION`, the pass of the pipeline before which it is right and after which it is wrong;
+            several where nothing between them can be compiled, none where that was not found.
     """
 
     experiments: tuple[Experiment, ...]
     cause: Cause | None
+    imports: tuple[Import, ...] = ()
+    passes: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str:
@@ -155,7 +182,44 @@ class Ablation:
             return f"its operators are right in a module of their own{unknown}"
         before = [WAYS[made.decides] for made in self.experiments if made.result and made.result.excess <= 1]
         right = f", right with {before[-1]}" if before else ""
-        return f"its operators are wrong with {WAYS[self.cause]}{right}{unknown}"
+        turned = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
+        return f"its operators are wrong with {WAYS[self.cause]}{right}{unknown}{turned}{self._whose}"
+
+    @property
+    def whose(self) -> str:
+        """Whose fault a wrong import is, in words; nothing where that is not known."""
+        found = {made.way: made.result.excess > 1 for made in self.imports if made.result is not None}
+        raw, onnx = found.get(ImportWay.RAW), found.get(ImportWay.ONNX)
+        if raw is None:
+            return "this project's workarounds: TVM alone does not import it so" if onnx is False else ""
+        if not raw:
+            return "this project's workarounds"
+        if onnx is None:
+            return "TVM"
+        return "TVM's legalization of the operators, or PyTorch's decomposition" if onnx else "TVM's importer"
+
+    @property
+    def _whose(self) -> str:
+        if not self.imports:
+            return ""
+        told = ", ".join(
+            f"{made.way} {'not possible' if made.result is None else 'wrong' if made.result.excess > 1 else 'right'}"
+            for made in self.imports
+        )
+        return f"; {told}" + (f": the fault is in {self.whose}" if self.whose else "")
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What shows the fault of a kernel without this project.
+
+    Attributes:
+        files: Contents of its folder by name; nothing if it could not be made.
+        told: What it consists of, or why it could not be made; a clause.
+    """
+
+    files: Mapping[str, bytes]
+    told: str
 
 
 @dataclass(frozen=True)
@@ -171,6 +235,7 @@ class Diagnosis:
         first: The first kernel that diverges; None if none does.
         changed: Functions whose inputs are not what was written: the memory of these was given away too early.
         ablation: Why the first kernel that diverges does so.
+        reproduction: What shows that, if it was asked for; no part of the JSON.
     """
 
     case: Case
@@ -181,6 +246,7 @@ class Diagnosis:
     first: Divergence | None
     changed: tuple[str, ...]
     ablation: Ablation | None = None
+    reproduction: Reproduction | None = None
 
     @property
     def faulty(self) -> bool:

@@ -5,12 +5,15 @@
      "faulty": whether anything is wrong besides rounding,
      "boundaries": [{"position", "function", "at_load", "node", "source", "operators", "inside", "between", "shape",
                      "local": deviation, "accumulated": deviation, "own_share"}],
+     "shown": positions of the boundaries that matter most,
      "outputs": {name: deviation},
      "coverage": {"compared", "covered", "skipped": {node: reason}, "unnamed": {function: calls}},
      "first": {"boundary": as above, "confidence", "reason", "others": [positions]} or null,
      "changed": [functions],
      "ablation": {"cause": null if it is undecided, "reason": in words,
-                  "experiments": [{"decides": a cause, "result": deviation or null, "problem"}]} or null,
+                  "experiments": [{"decides": a cause, "result": deviation or null, "problem"}],
+                  "imports": [{"way", "result": deviation or null, "problem"}], "whose": in words, or "",
+                  "passes": [names]} or null,
      "budget": {kind of call: share of the squared errors}}
 
 A deviation is {"r_rms", "r_inf", "error", "torch_error", "wrong"}. Attributes of the same names in
@@ -21,13 +24,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from harness import files
 from harness.diagnose.diagnosis import Diagnosis, budget
-from harness.diagnose.table import summary
+from harness.diagnose.table import shown, summary
 
 ADVICE = "choose another file with --json"
 """Advice for the user where the file cannot be written."""
@@ -35,13 +38,15 @@ ADVICE = "choose another file with --json"
 
 def document(diagnosis: Diagnosis) -> dict[str, Any]:
     """Returns all that was found as data that JSON can hold."""
-    found = asdict(diagnosis)
+    found = asdict(replace(diagnosis, reproduction=None))
+    del found["reproduction"]
     for plain, boundary in zip(found["boundaries"], diagnosis.boundaries, strict=True):
         plain["own_share"] = boundary.own_share
     if diagnosis.first is not None:
         found["first"]["boundary"]["own_share"] = diagnosis.first.boundary.own_share
     if diagnosis.ablation is not None:
-        found["ablation"]["reason"] = diagnosis.ablation.reason
+        found["ablation"] |= {"reason": diagnosis.ablation.reason, "whose": diagnosis.ablation.whose}
+    found["shown"] = [boundary.position for boundary in shown(diagnosis)]
     found |= {"told": summary(diagnosis), "faulty": diagnosis.faulty, "budget": budget(diagnosis)}
     plain = _plain(found)
     assert isinstance(plain, dict)

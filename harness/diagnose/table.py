@@ -25,7 +25,7 @@ def render(diagnosis: Diagnosis, every: bool = False) -> Any:
         table.add_column(name, no_wrap=True)
     table.add_column("line")
     table.title = f"{diagnosis.case.id}: error against float64 in units of PyTorch fp32's (rms, largest)"
-    for boundary in diagnosis.boundaries if every else _chosen(diagnosis):
+    for boundary in diagnosis.boundaries if every else shown(diagnosis):
         wrong = boundary.local.excess > 1
         table.add_row(
             str(boundary.position),
@@ -77,7 +77,8 @@ def _finding(diagnosis: Diagnosis) -> str:
     )
 
 
-def _chosen(diagnosis: Diagnosis) -> list[Boundary]:
+def shown(diagnosis: Diagnosis) -> list[Boundary]:
+    """Returns the boundaries that matter most: those around the first divergence, or the least accurate ones."""
     boundaries = diagnosis.boundaries
     if diagnosis.first is not None:
         at = boundaries.index(diagnosis.first.boundary)

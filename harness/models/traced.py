@@ -11,8 +11,8 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.subject import Arrays, Program, Trace
-from harness.parity.distribution import with_distributions
 from harness.core.weights import Weights
+from harness.parity.distribution import with_distributions
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 

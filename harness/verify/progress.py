@@ -77,6 +77,13 @@ def line(result: Result) -> str:
     return text
 
 
+def diagnosis_told(result: Result) -> str:
+    """Says which kernel of a case diverges, or why that is not known; nothing where it was not looked for."""
+    if result.not_diagnosed:
+        return f"{result.case.id}: not diagnosed: {result.not_diagnosed}"
+    return f"{result.case.id}: {result.diagnosis['told']}" if result.diagnosis else ""
+
+
 def _escaped(text: str) -> str:
     from rich.markup import escape
 

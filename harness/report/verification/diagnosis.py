@@ -24,6 +24,7 @@ _FORM = {
     "program": str,
     "told": str,
     "boundaries": [_BOUNDARY],
+    "shown": [int],
     "first": (None, {"boundary": _BOUNDARY, "confidence": str, "reason": str, "others": [int]}),
     "ablation": (
         None,

@@ -46,9 +46,9 @@ from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
 from harness.core.outcome import Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.weights import Weights
 from harness.report.verification import diagnosis, distribution
 from harness.report.verification.numbers import jsonable
-from harness.core.weights import Weights
 
 if TYPE_CHECKING:
     from harness.core.case import Case

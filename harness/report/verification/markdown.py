@@ -62,6 +62,7 @@ def _rendered(template: str, report: Mapping[str, Any], *, linked: bool) -> str:
             for name in wording.distinct(case["component"] for case in cases)
         },
         unexpected=[case for case in cases if case["expected"] is False],
+        diagnosed=[case for case in cases if case.get("diagnosis") or case.get("not_diagnosed")],
         known=wording.known_causes(cases),
         skipped=[case for case in cases if case["expected"] is None],
         legend=wording.LEGEND,

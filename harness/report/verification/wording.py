@@ -268,8 +268,8 @@ def notes(case: Mapping[str, Any]) -> list[str]:
         )
     elif "weights" in case:
         told.append(
-            "Weights with the outliers of trained ones: strict, or judged by the oracle where PyTorch itself leaves the "
-            "strict gate against float64."
+            "Weights with the outliers of trained ones: strict, or judged by the oracle where PyTorch itself leaves "
+            "the strict gate against float64."
         )
     if used := kernels(case):
         told.append(used)

@@ -37,7 +37,8 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with target:
-            return tvm.transform.Sequential([*_to_loops(module, target, schedules), lower_to_vm(plan_memory())])(module)
+            passes = [*loop_passes(module, target, schedules), lower_to_vm(plan_memory())]
+            return tvm.transform.Sequential(passes)(module)
 
     return run
 
@@ -45,10 +46,11 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 def to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.IRModule:
     """Runs `cpu_pipeline` up to the virtual machine: Relax functions call compiled ones by `call_tir`."""
     with target, tvm.transform.PassContext(opt_level=3):
-        return tvm.transform.Sequential(_to_loops(module, target, schedules))(module)
+        return tvm.transform.Sequential(loop_passes(module, target, schedules))(module)
 
 
-def _to_loops(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules) -> list[tvm.transform.Pass]:
+def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules) -> list[tvm.transform.Pass]:
+    """Returns the passes from a module as imported to one that calls compiled functions by `call_tir`, in order."""
     return [
         relax.transform.CanonicalizeBindings(),
         widen(),

@@ -1,0 +1,49 @@
+"""A small program that is diagnosed with faults put into each layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from harness.core.case import Case
+from harness.core.settings import SEEDED
+from harness.core.subject import Program
+from harness.diagnose.diagnosing import diagnose_program
+from harness.diagnose.diagnosis import Cause, Diagnosis
+
+WIDTH = 64
+CASE = Case("block", "real", "llvm")
+
+
+class Block(nn.Module):
+    """Two products with an epilogue each, around a softmax over one of two axes of the same extent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.first(x))
+        weights = torch.softmax(hidden, dim=-1)
+        mixed = torch.sigmoid(self.second(weights @ hidden))
+        return self.last(self.norm(mixed + x)), weights
+
+
+def block_program() -> Program:
+    x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    return Program("block", Block().eval(), {"x": x}, ("mixed", "weights"))
+
+
+def block(output: str | None = None, *, reproduce: bool = False) -> Diagnosis:
+    return diagnose_program(block_program(), CASE, SEEDED, output, reproduce=reproduce)
+
+
+def cause_of(diagnosis: Diagnosis) -> Cause | None:
+    """Returns the cause, after the experiments before it were right."""
+    assert diagnosis.ablation is not None
+    *before, last = diagnosis.ablation.experiments
+    assert all(made.result is not None and made.result.excess <= 1 for made in before), diagnosis.ablation
+    assert last.decides is diagnosis.ablation.cause
+    return diagnosis.ablation.cause
