@@ -23,8 +23,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = ("test_components.py", "test_end_to_end.py", "test_interactive_subject.py", "test_operators.py")
-"""Files that take minutes: the first that processes of pytest-xdist get."""
+LONGEST = (
+    "test_components.py",
+    "test_video.py",
+    "test_end_to_end.py",
+    "test_interactive_subject.py",
+    "test_tuning_search.py",
+    "test_operators.py",
+)
+"""Files that take minutes: the first that processes of pytest-xdist get.
+
+The first two are of different processes: one makes the arrays that `test_end_to_end.py` reads from the cache, the other
+one the artifact, for which everybody else would wait.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -74,17 +74,17 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
 
 @contextmanager
 def torch_side(case: Case) -> Iterator[Load]:
-    """Runs upstream's video model; its IoU of masks is a product of matrices, or NMS alone would take gigabytes."""
+    """Runs upstream's video model; masks are handled at once where it goes through them one by one (`quick_masks`)."""
     import torch
     from PIL import Image
 
     from harness.models.sam3.build import build_model, build_video_model
     from harness.models.sam3.images import preprocess
     from harness.models.sam3.upstream import upstream
-    from harness.models.sam3.video.upstream import masks_are_multiplied
+    from harness.models.sam3.video.upstream import quick_masks
 
     pictures = [Image.fromarray(picture) for picture in clip_frames()]
-    with upstream(), masks_are_multiplied():
+    with upstream(), quick_masks():
 
         def load() -> Calls:
             model = build_video_model(build_model(case.scale, case.seed, interactive=True), case.scale)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from harness.models.sam3.build import build_video_model
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.video.upstream import masks_are_multiplied
+from harness.models.sam3.video.upstream import quick_masks
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -42,6 +43,13 @@ class Answered:
     tracker_scores: npt.NDArray[np.float32]
 
 
+@contextmanager
+def running() -> Iterator[None]:
+    """What upstream's video model runs in on the CPU."""
+    with upstream(), quick_masks(), torch.inference_mode():
+        yield
+
+
 def video_model() -> Any:
     """Upstream's video model of the shallow scale."""
     return build_video_model(interactive_model(), "shallow")
@@ -58,7 +66,7 @@ class UpstreamSession:
         self._size = frames[0].shape[:2]
         self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self.model = model
-        with upstream(), masks_are_multiplied(), torch.inference_mode():
+        with running():
             pictures = [Image.fromarray(frame) for frame in frames]
             self.state = self.model.init_state(pictures, offload_video_to_cpu=True)
             self.state["input_batch"].img_batch = torch.cat([preprocess(picture) for picture in pictures])
@@ -73,7 +81,7 @@ class UpstreamSession:
 
     def prompt(self, frame: int, **prompt: Any) -> Answered:
         """Gives a prompt, as upstream's `add_prompt` takes it."""
-        with upstream(), masks_are_multiplied(), torch.inference_mode():
+        with running():
             return self._answered(*self.model.add_prompt(self.state, frame, **prompt))
 
     def click(self, frame: int, object_id: int, points: Sequence[Sequence[float]], labels: Sequence[int]) -> Answered:
@@ -112,7 +120,7 @@ class UpstreamSession:
 
     def propagate(self, start: int | None = None, limit: int | None = None, reverse: bool = False) -> list[Answered]:
         """Goes through the video."""
-        with upstream(), masks_are_multiplied(), torch.inference_mode():
+        with running():
             return [self._answered(*each) for each in self.model.propagate_in_video(self.state, start, limit, reverse)]
 
     def remove(self, object_id: int) -> None:

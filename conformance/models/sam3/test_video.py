@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from conformance.support.video_model import Answered, UpstreamSession, video_model
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
+from harness.models.sam3.video.upstream import areas_are_counted_together
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.errors import Sam3Error
@@ -431,6 +432,22 @@ def test_masks_are_resized_as_pytorch_resizes_them(height: int, width: int) -> N
     smooth = F.interpolate(tensor, (height, width), mode="bilinear", align_corners=False, antialias=True)[:, 0].numpy()
     np.testing.assert_allclose(resized(values, height, width), plain, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(resized_with_antialias(values, height, width), smooth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", [-9.0, -1.0, 0.0, 1.0, 9.0])
+def test_areas_are_those_that_upstream_counts_one_by_one(level: float) -> None:
+    """Of masks with hundreds of components, of an empty and of a full one: labels, areas and their dtypes."""
+    with upstream():
+        from sam3.perflib.connected_components import connected_components
+
+        noise = torch.randn(2, 1, 60, 70, generator=torch.Generator().manual_seed(0))
+        masks = (noise > level).to(torch.uint8)
+        expected = connected_components(masks)
+        with areas_are_counted_together():
+            found = connected_components(masks)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
 
 
 def test_upstream_fails_on_a_frame_without_a_new_object_and_is_patched() -> None:

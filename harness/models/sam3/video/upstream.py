@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
+from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
 from harness.models.sam3.video import STEP
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Tracking(nn.Module):
         pixels = [preprocess(picture) for picture in pictures]
         recorder = _Recorder(self.model, self._question.steps)
         with ExitStack() as stack:
-            for patch in (masks_are_multiplied(), _no_inference_mode(), recorder.recording()):
+            for patch in (quick_masks(), _no_inference_mode(), recorder.recording()):
                 stack.enter_context(patch)
             if self.found is not None:
                 stack.enter_context(replaced(self.model, "_postprocess_output", _nothing))
@@ -355,6 +356,17 @@ def _prompt(question: Question) -> dict[str, Any]:
 
 
 @contextmanager
+def quick_masks() -> Iterator[None]:
+    """What upstream does with masks on the CPU, computed at once where it goes through them one by one.
+
+    The results are the same integers. With untrained weights, whose masks are many and have up to a thousand connected
+    components each, most of upstream's time and memory would go there. Use it inside `upstream()`.
+    """
+    with masks_are_multiplied(), areas_are_counted_together():
+        yield
+
+
+@contextmanager
 def masks_are_multiplied() -> Iterator[None]:
     """The IoU of masks is of the same integers, without an array [N, M, pixels], which takes gigabytes and seconds."""
 
@@ -368,6 +380,25 @@ def masks_are_multiplied() -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.startswith("sam3.") and "mask_iou" in vars(module):
                 stack.enter_context(replaced(module, "mask_iou", mask_iou))
+        yield
+
+
+@contextmanager
+def areas_are_counted_together() -> Iterator[None]:
+    """The areas of all connected components are counted in one pass; upstream goes through a mask for each of them."""
+    from sam3.perflib import connected_components
+
+    def components(values: Tensor) -> tuple[Tensor, Tensor]:
+        from skimage.measure import label
+
+        labels = torch.from_numpy(label(values.cpu().numpy()))
+        areas = torch.bincount(labels.flatten())
+        areas[0] = 0
+        return labels, areas[labels]
+
+    with ExitStack() as stack:
+        if not HOLES_ARE_FILLED.needed():  # the function that `upstream()` puts there otherwise does so, too
+            stack.enter_context(replaced(connected_components, "connected_components_cpu_single", components))
         yield
 
 
