@@ -391,7 +391,7 @@ def areas_are_counted_together() -> Iterator[None]:
     def components(values: Tensor) -> tuple[Tensor, Tensor]:
         from skimage.measure import label
 
-        labels = torch.from_numpy(label(values.cpu().numpy()))
+        labels = torch.from_numpy(label(values.cpu().numpy()))  # type: ignore[no-untyped-call]
         areas = torch.bincount(labels.flatten())
         areas[0] = 0
         return labels, areas[labels]
