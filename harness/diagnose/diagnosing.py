@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
@@ -25,7 +25,9 @@ from harness.models.registry import models, subjects
 from harness.targets import HOST, TARGETS
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
+    import tvm
 
     from harness.core.subject import Program
     from harness.diagnose.comparing import Compared
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from harness.diagnose.flow import Flow
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
+
+
+Compiled = Callable[["tvm.IRModule", Path, "Sequence[npt.NDArray[Any]]"], None]
+"""Takes the lowered module of a program, its library, and the values of its weights as imported."""
 
 
 def diagnose(
@@ -109,6 +115,8 @@ def diagnose_program(
     announce: Callable[[str], None] = lambda stage: None,
     *,
     reproduce: bool = False,
+    exported: Any = None,
+    compiled: Compiled = lambda code, library, weights: None,
 ) -> Diagnosis:
     """Diagnoses one program on its example inputs, in this process.
 
@@ -119,6 +127,8 @@ def diagnose_program(
         output: As for `diagnose`.
         announce: Called with the name of each stage as it begins.
         reproduce: As for `diagnose`.
+        exported: What `Route.export` has made of the program; it is exported if there is none.
+        compiled: Called with what is to be followed, before it runs; what it raises ends the diagnosis.
     """
     from harness.diagnose.compiler import Compiler
     from harness.lowering.frontends.torch_export import nodes_of
@@ -127,8 +137,9 @@ def diagnose_program(
 
     route = Route.of(case)
     inputs = tuple(program.example.values())
-    announce(Stage.EXPORT)
-    exported = route.export(program.module, inputs, program.axes)
+    if exported is None:
+        announce(Stage.EXPORT)
+        exported = route.export(program.module, inputs, program.axes)
     graph = route.graph(exported)
     announce(Stage.IMPORT)
     lowered = route.lower(exported)
@@ -144,7 +155,7 @@ def diagnose_program(
             chosen_schedules(settings.database, case.target, settings.processors).schedules,
         ),
     )
-    flow, compared = _run(imported, announce)
+    flow, compared = _run(imported, announce, compiled)
     found = _diagnosis(program, case, graph, flow, compared, output)
     if found.first is None:
         return found
@@ -171,7 +182,7 @@ class _Imported:
     compiler: Compiler
 
 
-def _run(imported: _Imported, announce: Callable[[str], None]) -> tuple[Flow, Compared]:
+def _run(imported: _Imported, announce: Callable[[str], None], compiled: Compiled) -> tuple[Flow, Compared]:
     from harness.diagnose.comparing import compare
     from harness.diagnose.flow import BeforeMemory, flow_of
     from harness.schedules.common.origins import tagged
@@ -186,6 +197,7 @@ def _run(imported: _Imported, announce: Callable[[str], None]) -> tuple[Flow, Co
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
         build_library(code, compiler.tvm_target, library)
         announce(Stage.RUN)
+        compiled(code, library, weights)
         return flow, compare(library, compiler.target.device(), weights, imported.inputs, flow, imported.graph)
 
 

@@ -1,0 +1,180 @@
+"""A component that faults are put into: built, exported and referenced once, and right without a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, relax
+
+from conformance.support import recurrent_segmenter
+from conformance.support.diagnosed import block_program
+from harness.core.case import Case
+from harness.core.outcome import VerdictKind
+from harness.core.settings import SEEDED
+from harness.core.subject import Arrays, Program
+from harness.diagnose.diagnosing import diagnose_program
+from harness.diagnose.diagnosis import Diagnosis
+from harness.lowering.frontends.torch_export import nodes_of
+from harness.lowering.frontends.torch_export.graph import Graph
+from harness.lowering.route import Lowered, Route
+from harness.models.registry import models, subjects
+from harness.parity.oracle import oracle, reference
+from harness.parity.verdict import judge
+from harness.runtime.executable import Executable
+from harness.schedules.common.origins import bindings_of
+from harness.targets import HOST
+
+SMALL = ("box_head", "scoring_head", "object_pointers", "prompt_encoder", "mask_pointer", "mask_decoder")
+"""Components of SAM 3 that compile in seconds."""
+OWN = ("block", "clip")
+"""Small models of the test suite."""
+COMPONENTS = (*OWN, *SMALL)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the imported module.
+
+    Attributes:
+        name: Name of the Relax operator.
+        key: Its name with the types of what it reads: what makes calls of it alike.
+        node: The node whose value it computes, or helps to compute.
+    """
+
+    name: str
+    key: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A component without a fault.
+
+    Attributes:
+        case: How it is lowered.
+        program: The program.
+        exported: What `Route.export` made of it.
+        graph: Its nodes.
+        lowered: The imported module.
+        reference: PyTorch's outputs.
+        again: Those of a second run.
+        oracle: Float64's outputs.
+    """
+
+    case: Case
+    program: Program
+    exported: Any
+    graph: Graph
+    lowered: Lowered
+    reference: Arrays
+    again: Arrays
+    oracle: Arrays
+
+    @cached_property
+    def operators(self) -> list[Operator]:
+        """The operators of the imported module, in order."""
+        node_of = {variable: node for node, variable in reversed(list(nodes_of(self.lowered.module).items()))}
+        main = relax.transform.CanonicalizeBindings()(self.lowered.module)["main"]
+        found: list[Operator] = []
+        node = ""
+        for binding in reversed(list(bindings_of(main))):
+            node = node_of.get(binding.var.name, node)
+            if isinstance(binding.value, ir.Call) and isinstance(binding.value.op, ir.Op):
+                found.append(Operator(binding.value.op.name, key_of(binding.value), node))
+        return found[::-1]
+
+    def keys(self, wanted: Callable[[str], bool]) -> list[str]:
+        """Returns the keys of the operators whose names are wanted, each once."""
+        return list(dict.fromkeys(operator.key for operator in self.operators if wanted(operator.name)))
+
+    def nodes(self, key: str) -> frozenset[str]:
+        """Returns the nodes that operators of a key compute."""
+        return frozenset(operator.node for operator in self.operators if operator.key == key)
+
+
+def key_of(call: ir.Call) -> str:
+    """Returns the name of an operator with the types of what it reads."""
+    return f"{call.op.name}({', '.join(str(getattr(argument, 'ty', '')) for argument in call.args)})"
+
+
+@dataclass
+class Observed:
+    """What a run of the compiled program showed, before its calls were compared.
+
+    Attributes:
+        code: Hash of the lowered module; None until it was compiled.
+        outputs: Its outputs.
+    """
+
+    code: int | None = None
+    outputs: Arrays | None = None
+
+    def run(self, prepared: Prepared, code: tvm.IRModule, library: Path, weights: Sequence[np.ndarray]) -> None:
+        """Runs the library as verify does."""
+        self.code = tvm_ffi.structural_hash(code)
+        program = Executable(library, HOST.device(), weights)
+        results = program.run([value.numpy() for value in prepared.program.example.values()])
+        self.outputs = dict(zip(prepared.program.outputs, (array.copy() for array in results), strict=True))
+
+
+@contextmanager
+def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
+    """Yields a component, and what its run shows without a fault.
+
+    Raises:
+        RuntimeError: It is not right without a fault, so that nothing can be learned.
+    """
+    case = Case(component, "real", HOST.name)
+    with models()["sam3"].context():
+        program = _program(case)
+        inputs, names = tuple(program.example.values()), program.outputs
+        route = Route.of(case)
+        exported = route.export(program.module, inputs, program.axes)
+        first, again = (reference(program.module, inputs, names) for _ in range(2))
+        exact = oracle(program.module, inputs, names)
+        made = Prepared(case, program, exported, route.graph(exported), route.lower(exported), first, again, exact)
+        observed = Observed()
+        found = followed(made, lambda *compiled: observed.run(made, *compiled))
+        verdicts = judge(observed.outputs or {}, first, exact, reference_again=again)
+        wrong = [verdict.reason for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
+        if wrong or found.faulty:
+            raise RuntimeError(f"{component} is not right without a fault: {(wrong or ['a kernel diverges'])[0]}")
+        yield made, observed
+
+
+def followed(
+    component: Prepared,
+    compiled: Callable[..., None],
+    announce: Callable[[str], None] = lambda stage: None,
+    *,
+    reproduce: bool = False,
+) -> Diagnosis:
+    """Diagnoses a component; see `diagnose_program`."""
+    return diagnose_program(
+        component.program,
+        component.case,
+        SEEDED,
+        announce=announce,
+        reproduce=reproduce,
+        exported=component.exported,
+        compiled=compiled,
+    )
+
+
+def _program(case: Case) -> Program:
+    if case.component == "block":
+        return block_program()
+    if case.component == "clip":
+        workload = recurrent_segmenter.open_clip(case, SEEDED)
+        (program,) = workload.programs.values()
+        frame, memory = workload.trace[0].arguments
+        return replace(program, example={"frame": frame, "memory": memory})
+    return next(iter(subjects()[case.component].open(case, SEEDED).programs.values()))
