@@ -13,7 +13,8 @@ class Fault:
     """One fault; where it goes is found when the component is known.
 
     Attributes:
-        number: Its number among the faults of a seed.
+        seed: The seed that it is drawn from.
+        number: Its number among the faults of that seed.
         component: What it is put into.
         layer: Key of `layers.LAYERS`: the part of this project that is made wrong.
         kind: What is made wrong there.
@@ -22,6 +23,7 @@ class Fault:
         site: Which expression or loop of that function: a part of 1.
     """
 
+    seed: int
     number: int
     component: str
     layer: str
@@ -47,7 +49,7 @@ def drawn(seed: int, number: int, components: Sequence[str], layers: dict[str, t
     component = draw.choice(list(components))
     (layer,) = draw.choices(list(layers), [weight for weight, _ in layers.values()])
     kind = draw.choice(list(layers[layer][1]))
-    return Fault(number, component, layer, kind, draw.random(), draw.random(), draw.random())
+    return Fault(seed, number, component, layer, kind, draw.random(), draw.random(), draw.random())
 
 
 def picked(choices: Sequence[Any], part: float) -> Any:

@@ -18,7 +18,8 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from conformance.calibration.faults import Fault, picked
 from conformance.calibration.mutation import FACTORS, MUTATIONS, mutated
-from conformance.calibration.preparing import Prepared, key_of
+from conformance.calibration.preparing import Prepared
+from conformance.calibration.reaching import key_of
 from harness.core.subject import Arrays
 from harness.diagnose.diagnosis import Cause
 from harness.lowering.frontends.torch_export import defects
@@ -45,12 +46,14 @@ class Injected:
         nodes: Nodes of the exported program of which a right diagnosis names one.
         functions: Compiled functions of which a right diagnosis names one.
         again: What becomes of PyTorch's second run.
+        absent: Whether there turned out to be no place for it.
     """
 
     where: str = ""
     nodes: set[str] = field(default_factory=set)
     functions: set[str] = field(default_factory=set)
     again: Callable[[Arrays], Arrays] = lambda arrays: arrays
+    absent: bool = False
 
 
 Inject = Callable[[Fault, Prepared, Injected, ExitStack], None]
@@ -189,9 +192,7 @@ def _workaround(fault: Fault, prepared: Prepared, injected: Injected, stack: Exi
     defect = picked(defects.DEFECTS, fault.place)
     injected.where = defect.name
     injected.nodes |= {
-        node.name
-        for node in prepared.graph.nodes.values()
-        if getattr(node.target, "__name__", "") in defect.converters
+        node.name for node in prepared.graph.nodes.values() if getattr(node.target, "__name__", "") in defect.converters
     }
     rest = tuple(other for other in defects.DEFECTS if other is not defect)
     stack.enter_context(mock.patch.object(defects, "DEFECTS", rest))
@@ -217,8 +218,7 @@ def _mutate_new(builder: relax.BlockBuilder, before: set[str], fault: Fault) -> 
 
 def _legalization(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A function is wrong that an operator becomes, by this project's legalization or by TVM's."""
-    keys = prepared.keys(lambda name: name not in rewrite.KERNELS and ir.Op.get(name).has_attr("FLegalize"))
-    key = _some(keys, fault.place, "operator that is legalized")
+    key = _some(list(prepared.reached.legalized), fault.place, "operator that is legalized")
     name = key.partition("(")[0]
     right = pipeline.LEGALIZE.get(name, default)
     injected.where = key
@@ -236,7 +236,7 @@ def _legalization(fault: Fault, prepared: Prepared, injected: Injected, stack: E
 
 def _kernel(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A function is wrong that this project emits for a product, a convolution or an attention, or for its operands."""
-    key = _some(prepared.keys(rewrite.KERNELS.__contains__), fault.place, "operator with a kernel")
+    key = _some(list(prepared.reached.kernels), fault.place, "operator with a kernel")
     name = key.partition("(")[0]
     right = rewrite.KERNELS[name]
     injected.where = key
@@ -267,6 +267,22 @@ def _hash(function: tirx.PrimFunc) -> int:
     return int(tvm_ffi.structural_hash(tirx.PrimFunc(function.params, function.body)))
 
 
+def _is_loops(function: tirx.PrimFunc) -> bool:
+    info = info_of(function)
+    return info is None or info.kind is Kind.LOOPS
+
+
+def _mutable(module: tvm.IRModule, names: Sequence[str], fault: Fault, injected: Injected) -> str:
+    """Picks one of the functions that can be wrong in the way of a fault."""
+    able = [name for name in sorted(names) if mutated(module[name], fault.kind, fault.site) is not None]
+    if not able:
+        injected.absent = True  # TVM makes an exception of its own of those that its passes raise
+    name: str = _some(able, fault.place, "function that can be wrong so")
+    injected.where = name
+    injected.functions.add(name)
+    return name
+
+
 def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """Loops of TVM's, fused or not, are wrong after this project has scheduled them, wherever the same loops are."""
     right = elementwise.schedule_remaining
@@ -275,21 +291,13 @@ def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: Exit
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
         module = right()(module).clone()
-        loops = {}
-        for name, variable in sorted(_functions(module).items()):
-            info = info_of(module[variable])
-            if info is None or info.kind is Kind.LOOPS:
-                loops[name] = variable
+        loops = {name: v for name, v in _functions(module).items() if _is_loops(module[v])}
         if not chosen:  # the program
-            name = _some(list(loops), fault.place, "loops that are scheduled")
+            name = _mutable(module, list(loops), fault, injected)
             chosen.append(_hash(module[loops[name]]))
-            injected.where = name
-            injected.functions.add(name)
         for variable in loops.values():
             if _hash(module[variable]) == chosen[0]:
-                changed = mutated(module[variable], fault.kind, fault.site)
-                if changed is not None:
-                    module[variable] = changed
+                module[variable] = mutated(module[variable], fault.kind, fault.site)
         return module
 
     stack.enter_context(mock.patch.object(elementwise, "schedule_remaining", lambda: wrong))
@@ -301,7 +309,7 @@ def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: Exit
 def _folded(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A kernel reads an operand through an operator at wrong places."""
     rules = folding._RULES
-    key = _some(prepared.keys(rules.__contains__), fault.place, "operator that kernels can read through")
+    key = _some(list(prepared.reached.folded), fault.place, "operator that kernels can read through")
     name = key.partition("(")[0]
     right = rules[name]
     injected.where = key
@@ -338,8 +346,10 @@ _BINARY_FAULTS: dict[str, Callable[[Callable[[Any, Any], Any]], Callable[[Any, A
 
 def _epilogue(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A step that a kernel does before it stores a value is dropped or wrong, in every kernel that does it."""
-    steps = {operator.name for operator in prepared.operators} & {*epilogue.UNARY, *epilogue.BINARY}
-    name = _some(sorted(steps), fault.place, "operator that kernels do before they store")
+    steps = prepared.reached.steps
+    if fault.kind == "swapped step":
+        steps = [step for step in steps if step in ("relax.subtract", "relax.divide")]
+    name = _some(list(steps), fault.place, "such operator that kernels do before they store")
     injected.where = name
     injected.nodes |= {operator.node for operator in prepared.operators if operator.name == name}
     if name in epilogue.UNARY:
@@ -390,13 +400,8 @@ def _code(fault: Fault, _prepared: Prepared, injected: Injected, stack: ExitStac
     def change(module: tvm.IRModule) -> tvm.IRModule:
         module = module.clone()
         functions = _functions(module)
-        name = _some(sorted(functions), fault.place, "compiled function")
-        changed = mutated(module[functions[name]], fault.kind, fault.site)
-        if changed is None:
-            raise NoPlaceError(f"nothing of the kind in {name}")
-        module[functions[name]] = changed
-        injected.where = name
-        injected.functions.add(name)
+        name = _mutable(module, list(functions), fault, injected)
+        module[functions[name]] = mutated(module[name], fault.kind, fault.site)
         return module
 
     _whole(stack, change)
@@ -512,9 +517,7 @@ LAYERS: dict[str, Layer] = {
     "legalization": Layer(7, _CODE, frozenset((Cause.LEGALIZATION,)), _legalization),
     "kernel": Layer(7, _CODE, frozenset((Cause.SCHEDULE, Cause.FUSION)), _kernel),
     "schedule": Layer(5, _CODE, frozenset((Cause.SCHEDULE, Cause.FUSION)), _schedule),
-    "folding": Layer(
-        3, ("read at the next index", "read with axes swapped"), frozenset((Cause.FUSION,)), _folded
-    ),
+    "folding": Layer(3, ("read at the next index", "read with axes swapped"), frozenset((Cause.FUSION,)), _folded),
     "epilogue": Layer(3, tuple(_BINARY_FAULTS), frozenset((Cause.FUSION,)), _epilogue),
     "program": Layer(7, _CODE, frozenset((Cause.RUNTIME,)), _code),
     "memory": Layer(2, ("given away too early",), frozenset(), _memory),

@@ -19,7 +19,7 @@ from harness.diagnose.diagnosis import Diagnosis
 from harness.files import append_bytes
 from harness.parity.verdict import ORACLE_R_INF, judge
 
-UNREACHED, UNDETECTED, OUTPUTS = "not reached", "undetected", "outputs"
+UNREACHED, UNDETECTED, OUTPUTS, CRASHED = "not reached", "undetected", "outputs", "crashed"
 """How a fault ends besides the name of the stage that it breaks."""
 
 
@@ -70,16 +70,15 @@ def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: b
                     raise _Unreached
 
             found = followed(component, compiled, stages.append, reproduce=reproduce)
-    except (_Unreached, NoPlaceError) as error:
-        return record | {"where": made.where or str(error), "ended": UNREACHED, "seconds": _since(began)}
     except Exception as error:  # what the compiler refuses, or what a wrong program does
+        if made.absent or isinstance(error, _Unreached | NoPlaceError):
+            where = made.where or f"{error}"
+            return record | {"where": where, "ended": UNREACHED, "seconds": _since(began)}
         problem = f"{type(error).__name__}: {_line(error)}"
     record |= {"where": made.where, "problem": problem}
     if seen.outputs is None:
         return record | {"ended": stages[-1], "seconds": _since(began)}
-    verdicts = judge(
-        seen.outputs, component.reference, component.oracle, reference_again=made.again(component.again)
-    )
+    verdicts = judge(seen.outputs, component.reference, component.oracle, reference_again=made.again(component.again))
     record |= judged(verdicts) | {"changed": not _same(seen.outputs, right.outputs)}
     if found is not None:
         record["diagnosis"] = diagnosed(fault, made, found)
@@ -155,5 +154,3 @@ def _line(error: BaseException) -> str:
 
 def _since(began: float) -> float:
     return round(time.perf_counter() - began, 1)
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 
+from conformance.calibration.reaching import Reached, key_of, reached
 from conformance.support import recurrent_segmenter
 from conformance.support.diagnosed import block_program
 from harness.core.case import Case
@@ -67,6 +68,7 @@ class Prepared:
         reference: PyTorch's outputs.
         again: Those of a second run.
         oracle: Float64's outputs.
+        reached: The places that the pipeline comes to.
     """
 
     case: Case
@@ -77,6 +79,7 @@ class Prepared:
     reference: Arrays
     again: Arrays
     oracle: Arrays
+    reached: Reached = field(default_factory=Reached)
 
     @cached_property
     def operators(self) -> list[Operator]:
@@ -91,18 +94,9 @@ class Prepared:
                 found.append(Operator(binding.value.op.name, key_of(binding.value), node))
         return found[::-1]
 
-    def keys(self, wanted: Callable[[str], bool]) -> list[str]:
-        """Returns the keys of the operators whose names are wanted, each once."""
-        return list(dict.fromkeys(operator.key for operator in self.operators if wanted(operator.name)))
-
     def nodes(self, key: str) -> frozenset[str]:
         """Returns the nodes that operators of a key compute."""
         return frozenset(operator.node for operator in self.operators if operator.key == key)
-
-
-def key_of(call: ir.Call) -> str:
-    """Returns the name of an operator with the types of what it reads."""
-    return f"{call.op.name}({', '.join(str(getattr(argument, 'ty', '')) for argument in call.args)})"
 
 
 @dataclass
@@ -132,7 +126,7 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
     Raises:
         RuntimeError: It is not right without a fault, so that nothing can be learned.
     """
-    case = Case(component, "real", HOST.name)
+    case = Case(component, "lowering" if component == "clip" else "real", HOST.name)
     with models()["sam3"].context():
         program = _program(case)
         inputs, names = tuple(program.example.values()), program.outputs
@@ -142,12 +136,13 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
         exact = oracle(program.module, inputs, names)
         made = Prepared(case, program, exported, route.graph(exported), route.lower(exported), first, again, exact)
         observed = Observed()
-        found = followed(made, lambda *compiled: observed.run(made, *compiled))
+        with reached([operator.name for operator in made.operators]) as places:
+            found = followed(made, lambda *compiled: observed.run(made, *compiled))
         verdicts = judge(observed.outputs or {}, first, exact, reference_again=again)
         wrong = [verdict.reason for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
         if wrong or found.faulty:
             raise RuntimeError(f"{component} is not right without a fault: {(wrong or ['a kernel diverges'])[0]}")
-        yield made, observed
+        yield replace(made, reached=places), observed
 
 
 def followed(

@@ -209,7 +209,7 @@ def test_the_cause_is_found_where_an_extent_is_symbolic(monkeypatch: pytest.Monk
     assert cause_of(found) is Cause.LEGALIZATION
 
 
-@pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder"])
+@pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder", "object_pointers"])
 def test_components_are_right_at_every_kernel_and_nothing_is_left_out(name: str) -> None:
     found = diagnose(Case(name, "real", "llvm"), SEEDED)
     assert not found.faulty

@@ -209,7 +209,7 @@ class _Reader:
             number = self._new(value.ty)
             self.constants[number] = value.value.numpy()
             return (number,)
-        if isinstance(value, relax.Var):
+        if isinstance(value, relax.Var) and not isinstance(value.ty, ir.PrimType):  # a symbolic extent is no value
             return self.values[value]
         return ()
 

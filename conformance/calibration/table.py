@@ -1,0 +1,137 @@
+"""The confusion matrix of a calibration, and the faults that the judge let pass, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from conformance.calibration.measuring import OUTPUTS, UNDETECTED, UNREACHED
+
+Record = dict[str, Any]
+
+_COLUMNS = (
+    "layer",
+    "drawn",
+    "reached",
+    "stopped",
+    "wrong outputs",
+    "passed",
+    "of these below rounding",
+    "diverges",
+    "located",
+    "cause right",
+    "cut out",
+)
+
+
+def render(records: Sequence[Record]) -> str:
+    """Returns the tables of records, one by layer, one by kind, and the list of what passed."""
+    by_layer = _matrix(records, lambda record: str(record["fault"]["layer"]), "layer")
+    by_kind = _matrix(records, lambda record: str(record["fault"]["kind"]), "kind")
+    passed = [record for record in records if record["ended"] == UNDETECTED and not _is_below(record)]
+    wrong = [record for record in records if _diagnosis(record) and _is_wrong(record)]
+    return "\n\n".join((by_layer, by_kind, _listed("Passed, and not below rounding", passed), _misses(wrong)))
+
+
+def _matrix(records: Sequence[Record], name_of: Callable[[Record], str], first: str) -> str:
+    names = sorted({name_of(record) for record in records})
+    groups = [(name, [record for record in records if name_of(record) == name]) for name in names]
+    rows = [_row(name, group) for name, group in (*groups, ("all", records))]
+    return _table((first, *_COLUMNS[1:]), rows)
+
+
+def _row(name: str, records: Iterable[Record]) -> list[str]:
+    all_of_them = list(records)
+    reached = [record for record in all_of_them if record["ended"] != UNREACHED]
+    outputs = [record for record in reached if record["ended"] == OUTPUTS]
+    passed = [record for record in reached if record["ended"] == UNDETECTED]
+    followed = [record for record in outputs if _diagnosis(record)]
+    return [
+        name,
+        str(len(all_of_them)),
+        str(len(reached)),
+        str(len(reached) - len(outputs) - len(passed)),
+        str(len(outputs)),
+        str(len(passed)),
+        str(sum(map(_is_below, passed))),
+        _part(followed, "faulty"),
+        _part(followed, "located"),
+        _part(followed, "right"),
+        _part(reached, "reproduced"),
+    ]
+
+
+def _part(records: Iterable[Record], what: str) -> str:
+    told = [record["diagnosis"][what] for record in records if _diagnosis(record)]
+    known = [value for value in told if value is not None]
+    return f"{sum(known)}/{len(known)}" if known else ""
+
+
+def _diagnosis(record: Record) -> Record:
+    found: Record = record.get("diagnosis") or {}
+    return found
+
+
+def _is_below(record: Record) -> bool:
+    """Returns whether outputs are as accurate as PyTorch's, element by element, and no kernel diverges."""
+    return record["ended"] == UNDETECTED and not record["hole"] and not _diagnosis(record).get("faulty")
+
+
+def _is_wrong(record: Record) -> bool:
+    found = _diagnosis(record)
+    return record["ended"] == OUTPUTS and (not found["faulty"] or found["located"] is False or found["right"] is False)
+
+
+def _listed(title: str, records: Sequence[Record]) -> str:
+    columns = ("fault", "component", "layer", "kind", "where", "r_rms", "r_inf", "outputs", "diagnose names")
+    rows = [
+        [
+            *_named(record),
+            _number(record["r_rms"]),
+            _number(record["r_inf"]),
+            "differ" if record["changed"] else "the same",
+            _diagnosis(record).get("first") or ", ".join(_diagnosis(record).get("changed", [])) or "nothing",
+        ]
+        for record in records
+    ]
+    return f"{title}: {len(records)}\n\n{_table(columns, rows)}" if rows else f"{title}: none"
+
+
+def _misses(records: Sequence[Record]) -> str:
+    columns = ("fault", "component", "layer", "kind", "where", "r_rms", "diagnose names", "located", "cause")
+    rows = [
+        [
+            *_named(record),
+            _number(record["r_rms"]),
+            _diagnosis(record)["first"] or "nothing",
+            str(_diagnosis(record)["located"]),
+            str(_diagnosis(record)["cause"]),
+        ]
+        for record in records
+    ]
+    title = "Wrong outputs, and another kernel or cause named"
+    return f"{title}: {len(records)}\n\n{_table(columns, rows)}" if rows else f"{title}: none"
+
+
+def _named(record: Record) -> list[str]:
+    fault = record["fault"]
+    return [
+        f"{fault['seed']}/{fault['number']}",
+        fault["component"],
+        fault["layer"],
+        fault["kind"],
+        f"`{_short(record['where'])}`",
+    ]
+
+
+def _short(text: str) -> str:
+    return text.replace("R.Tensor", "").replace(', dtype="float32"', "").replace("|", "\\|")[:60]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
