@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from conformance.calibration.faults import Fault, picked
 from conformance.calibration.mutation import FACTORS, MUTATIONS, mutated
 from conformance.calibration.preparing import Prepared
-from conformance.calibration.reaching import key_of
+from conformance.calibration.reaching import built_by, functions_of, key_of, new_functions
 from harness.core.subject import Arrays
 from harness.diagnose.diagnosis import Cause
 from harness.lowering.frontends.torch_export import defects
@@ -31,6 +31,7 @@ from harness.schedules.common.graph import default
 from harness.schedules.common.kernel_info import Kind, info_of
 from harness.schedules.cpu import elementwise, epilogue, memory, pipeline, rewrite
 from harness.schedules.cpu.arena import Layout, Result, Value
+from harness.schedules.cpu.lowering import Lowering
 
 
 class NoPlaceError(Exception):
@@ -201,31 +202,33 @@ def _workaround(fault: Fault, prepared: Prepared, injected: Injected, stack: Exi
 # Legalizations, kernels, schedules
 
 
-def _functions(module: tvm.IRModule) -> dict[str, ir.GlobalVar]:
-    return {v.name_hint: v for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
-
-
 def _mutate_new(builder: relax.BlockBuilder, before: set[str], fault: Fault) -> None:
     """Changes one of the functions that a builder has got since."""
     module = builder.get()
-    new = sorted(set(_functions(module)) - before)
-    if new:
-        variable = _functions(module)[picked(new, fault.function)]
-        changed = mutated(module[variable], fault.kind, fault.site)
-        if changed is not None:
-            builder.update_func(variable, changed)
+    changed = {v: mutated(module[v], fault.kind, fault.site) for v in new_functions(builder, before)}
+    able = [variable for variable, function in changed.items() if function is not None]
+    if able:
+        variable = picked(able, fault.function)
+        builder.update_func(variable, changed[variable])
+
+
+def _key_of(places: Mapping[str, Sequence[tirx.PrimFunc]], fault: Fault) -> str:
+    """Picks one of the operators with a function that can be wrong in the way of a fault."""
+    able = [key for key, functions in places.items() if any(mutated(f, fault.kind, 0) is not None for f in functions)]
+    key: str = _some(able, fault.place, "function that can be wrong so")
+    return key
 
 
 def _legalization(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A function is wrong that an operator becomes, by this project's legalization or by TVM's."""
-    key = _some(list(prepared.reached.legalized), fault.place, "operator that is legalized")
+    key = _key_of(prepared.reached.legalized, fault)
     name = key.partition("(")[0]
     right = pipeline.LEGALIZE.get(name, default)
     injected.where = key
     injected.nodes |= prepared.nodes(key)
 
     def wrong(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr:
-        before = set(_functions(builder.get()))
+        before = set(functions_of(builder.get()))
         result = right(builder, call)
         if key_of(call) == key:
             _mutate_new(builder, before, fault)
@@ -236,7 +239,7 @@ def _legalization(fault: Fault, prepared: Prepared, injected: Injected, stack: E
 
 def _kernel(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A function is wrong that this project emits for a product, a convolution or an attention, or for its operands."""
-    key = _some(list(prepared.reached.kernels), fault.place, "operator with a kernel")
+    key = _key_of(prepared.reached.kernels, fault)
     name = key.partition("(")[0]
     right = rewrite.KERNELS[name]
     injected.where = key
@@ -249,18 +252,14 @@ def _kernel(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitSta
     stack.enter_context(mock.patch.dict(rewrite.KERNELS, {name: wrong}))
 
 
-def _with_wrong_function(lowering: Any, fault: Fault) -> Any:
+def _with_wrong_function(lowering: Lowering, fault: Fault) -> Lowering:
     def build(builder: relax.BlockBuilder, inputs: Any, after: epilogue.Epilogue) -> relax.Expr:
-        before = set(_functions(builder.get()))
+        before = set(functions_of(builder.get()))
         result = lowering.build(builder, inputs, after)
         _mutate_new(builder, before, fault)
         return result
 
-    def permuted(axes: tuple[int, ...]) -> Any:
-        other = lowering.permuted(axes)
-        return None if other is None else _with_wrong_function(other, fault)
-
-    return replace(lowering, build=build, permuted=None if lowering.permuted is None else permuted)
+    return built_by(lowering, build, lambda other: _with_wrong_function(other, fault))
 
 
 def _hash(function: tirx.PrimFunc) -> int:
@@ -291,7 +290,7 @@ def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: Exit
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
         module = right()(module).clone()
-        loops = {name: v for name, v in _functions(module).items() if _is_loops(module[v])}
+        loops = {name: v for name, v in functions_of(module).items() if _is_loops(module[v])}
         if not chosen:  # the program
             name = _mutable(module, list(loops), fault, injected)
             chosen.append(_hash(module[loops[name]]))
@@ -399,7 +398,7 @@ def _code(fault: Fault, _prepared: Prepared, injected: Injected, stack: ExitStac
 
     def change(module: tvm.IRModule) -> tvm.IRModule:
         module = module.clone()
-        functions = _functions(module)
+        functions = functions_of(module)
         name = _mutable(module, list(functions), fault, injected)
         module[functions[name]] = mutated(module[name], fault.kind, fault.site)
         return module

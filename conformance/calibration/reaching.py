@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from tvm import ir, relax
+import tvm
+from tvm import ir, relax, tirx
 
 from harness.schedules.common import folding
 from harness.schedules.common.graph import default
 from harness.schedules.cpu import epilogue, pipeline, rewrite
+from harness.schedules.cpu.lowering import Build, Lowering
 
 
 @dataclass
@@ -20,14 +22,14 @@ class Reached:
     """Keys of operators (`key_of`), each once, in the order in which the pipeline comes to them.
 
     Attributes:
-        legalized: Those that are legalized.
-        kernels: Those that become kernels.
+        legalized: Those that are legalized, with the functions that they become.
+        kernels: Those that become kernels, with their functions.
         folded: Those that kernels read through.
         steps: Names of the operators that kernels do before they store.
     """
 
-    legalized: dict[str, None] = field(default_factory=dict)
-    kernels: dict[str, None] = field(default_factory=dict)
+    legalized: dict[str, list[tirx.PrimFunc]] = field(default_factory=dict)
+    kernels: dict[str, list[tirx.PrimFunc]] = field(default_factory=dict)
     folded: dict[str, None] = field(default_factory=dict)
     steps: dict[str, None] = field(default_factory=dict)
 
@@ -35,6 +37,32 @@ class Reached:
 def key_of(call: ir.Call) -> str:
     """Returns the name of an operator with the types of what it reads."""
     return f"{call.op.name}({', '.join(str(getattr(argument, 'ty', '')) for argument in call.args)})"
+
+
+def functions_of(module: tvm.IRModule) -> dict[str, ir.GlobalVar]:
+    """Returns the variables of the compiled functions of a module, by name."""
+    return {v.name_hint: v for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
+
+
+def new_functions(builder: relax.BlockBuilder, before: set[str]) -> list[ir.GlobalVar]:
+    """Returns the functions that a builder has got since, by name."""
+    after = functions_of(builder.get())
+    return [after[name] for name in sorted(set(after) - before)]
+
+
+def built_by(lowering: Lowering, build: Build, permuted: Callable[[Lowering], Lowering]) -> Lowering:
+    """Returns a lowering that is built in another way, also where a permutation follows."""
+
+    def moved(axes: tuple[int, ...]) -> Lowering | None:
+        other = None if lowering.permuted is None else lowering.permuted(axes)
+        return None if other is None else permuted(other)
+
+    return replace(lowering, build=build, permuted=None if lowering.permuted is None else moved)
+
+
+def _added(builder: relax.BlockBuilder, before: set[str]) -> list[tirx.PrimFunc]:
+    module = builder.get()
+    return [module[variable] for variable in new_functions(builder, before)]
 
 
 @contextmanager
@@ -50,17 +78,26 @@ def reached(operators: Sequence[str]) -> Iterator[Reached]:
         right = pipeline.LEGALIZE.get(name, default)
 
         def noted(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr:
-            found.legalized[key_of(call)] = None
-            return right(builder, call)
+            before = set(functions_of(builder.get()))
+            result = right(builder, call)
+            found.legalized.setdefault(key_of(call), []).extend(_added(builder, before))
+            return result
 
         return noted
+
+    def building(lowering: Lowering, functions: list[tirx.PrimFunc]) -> Lowering:
+        def build(builder: relax.BlockBuilder, inputs: Any, after: epilogue.Epilogue) -> relax.Expr:
+            before = set(functions_of(builder.get()))
+            result = lowering.build(builder, inputs, after)
+            functions.extend(_added(builder, before))
+            return result
+
+        return built_by(lowering, build, lambda other: building(other, functions))
 
     def kernel(right: Callable[..., Any]) -> Callable[..., Any]:
         def noted(context: Any, call: ir.Call) -> Any:
             lowering = right(context, call)
-            if lowering is not None:
-                found.kernels[key_of(call)] = None
-            return lowering
+            return lowering if lowering is None else building(lowering, found.kernels.setdefault(key_of(call), []))
 
         return noted
 

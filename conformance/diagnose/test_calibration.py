@@ -1,0 +1,59 @@
+"""The calibration: a fault is seen for what it is, none is seen where there is none, and a run goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.calibration.__main__ import main
+from conformance.calibration.faults import Fault, drawn
+from conformance.calibration.layers import LAYERS
+from conformance.calibration.measuring import OUTPUTS, UNREACHED, add, measured, records
+from conformance.calibration.preparing import Observed, Prepared, prepared
+
+SEED = 0
+
+
+@pytest.fixture(scope="module")
+def component() -> Iterator[tuple[Prepared, Observed]]:
+    with prepared("block") as found:
+        yield found
+
+
+def found(layer: str, kind: str, component: tuple[Prepared, Observed]) -> dict[str, Any]:
+    return measured(Fault(SEED, 0, "block", layer, kind, 0.5, 0.9, 0.5), *component)
+
+
+def test_no_fault_is_not_seen(component: tuple[Prepared, Observed]) -> None:
+    assert found("nothing", "nothing", component)["ended"] == UNREACHED
+
+
+def test_faults_are_judged_located_and_explained(component: tuple[Prepared, Observed]) -> None:
+    legalized = found("legalization", "swapped operands", component)
+    assert legalized["ended"] == OUTPUTS, legalized
+    assert legalized["diagnosis"]["located"] and legalized["diagnosis"]["right"], legalized
+    tiny = found("program", "factor 1 + 1e-7", component)
+    assert tiny["ended"] != UNREACHED and tiny["changed"] is not None
+    assert tiny["r_rms"] < 1.5 or tiny["ended"] == OUTPUTS
+    unstable = found("reference", "differs from itself", component)
+    assert unstable["ended"] == OUTPUTS and "differs from its own second run" in unstable["reason"]
+    assert not unstable["changed"]
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "calibration.jsonl"
+    layers = {name: (layer.weight, layer.kinds) for name, layer in LAYERS.items()}
+    first, second = (drawn(SEED, n, ["block"], layers) for n in range(2))
+    add(file, {"fault": first.to_json(), "where": "", "ended": UNREACHED})
+    with file.open("a") as half:
+        half.write('{"fault": {"seed"')
+    asked = ["--faults", "2", "--component", "block", "--file", str(file), "--seed", str(SEED)]
+    assert main(asked) == 0
+    assert [record["fault"] for record in records(file)] == [first.to_json(), second.to_json()]
+    printed = capsys.readouterr().out
+    assert "fault 1 of 2" in printed and "fault 0 of 2" not in printed
+    assert main([*asked, "--table"]) == 0
+    assert capsys.readouterr().out.strip() in printed
