@@ -23,6 +23,10 @@ UNREACHED, UNDETECTED, OUTPUTS, CRASHED = "not reached", "undetected", "outputs"
 """How a fault ends besides the name of the stage that it breaks."""
 
 
+_VALUES = ("memory", "packing", "weights")
+"""Layers whose faults are no kernel's: a right diagnosis says which values are not what they should be."""
+
+
 @dataclass(frozen=True)
 class Request:
     """Faults of one component.
@@ -108,16 +112,16 @@ def diagnosed(fault: Fault, made: Injected, found: Diagnosis) -> dict[str, Any]:
     located = None
     if made.functions or made.nodes:
         located = not made.functions.isdisjoint(named) or not made.nodes.isdisjoint(nodes)
-    elif fault.layer in ("memory", "packing"):
-        located = bool(found.changed)
+    elif fault.layer in _VALUES:
+        located = bool(found.changed or found.altered)
     return {
         "faulty": found.faulty,
         "first": None if first is None else f"{first.function} ({first.node})",
         "excess": None if first is None or not math.isfinite(first.local.excess) else first.local.excess,
-        "changed": list(found.changed),
+        "changed": [*found.changed, *found.altered],
         "located": located,
         "cause": None if cause is None else str(cause),
-        "right": cause in causes if first is not None and causes else located if fault.layer == "packing" else None,
+        "right": cause in causes if first is not None and causes else located if fault.layer in _VALUES else None,
         "reason": "" if found.ablation is None else found.ablation.reason,
         "reproduced": None if found.reproduction is None else bool(found.reproduction.files),
     }

@@ -10,6 +10,9 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+_LARGEST = 1e38
+"""Constants that are larger stand for the largest number, of which there is no 1 % more."""
+
 Change = Callable[[Any], Any]
 """Takes a node; returns the changed one, or None where there is nothing to change."""
 
@@ -58,7 +61,8 @@ def _is_call(node: Any, name: str) -> bool:
 
 def _constant(node: tirx.FloatImm) -> Any:
     value = float(node.value)
-    return tirx.FloatImm(str(node.ty.dtype), 1.01 * value) if value and math.isfinite(value) else None
+    able = value and abs(value) < _LARGEST
+    return tirx.FloatImm(str(node.ty.dtype), 1.01 * value) if able else None
 
 
 def _next(indices: Any, buffer: Any) -> list[Any] | None:

@@ -25,6 +25,7 @@ from harness.core.subject import Axis, Program
 from harness.diagnose.diagnosing import diagnose, diagnose_program
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
 from harness.diagnose.table import summary
+from harness.lowering.route import Lowered
 from harness.schedules.common.kernel import fp32
 from harness.schedules.cpu import epilogue, rewrite
 from harness.schedules.cpu.arena import Value
@@ -143,6 +144,17 @@ def test_memory_that_is_given_away_too_early_is_no_kernels_fault(monkeypatch: py
     assert found.changed
     assert found.faulty
     assert "memory is given away too early" in summary(found)
+
+
+def test_a_weight_of_another_layer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Lowered.parameters
+    monkeypatch.setattr(Lowered, "parameters", lambda own: (v := right(own)) | {"second.bias": v["last.bias"]})
+    found = block()
+    assert found.first is None
+    assert found.changed == ()
+    assert found.altered == ("p_second_bias",)
+    assert found.faulty
+    assert "Another weight or input than PyTorch's is in the place of p_second_bias." in summary(found)
 
 
 def test_an_output_beyond_the_limits_without_a_divergent_kernel_is_told() -> None:

@@ -279,6 +279,18 @@ def test_a_strict_output_that_is_much_less_accurate_than_pytorch_fails():
     assert judged(noisy(MAX_R_RMS * 0.95e-6, seed=1), r, o).kind is VerdictKind.STRICT
 
 
+def test_a_strict_output_with_one_element_that_is_no_rounding_fails():
+    o, r, a = noisy(0), noisy(1e-7), noisy(1e-7, seed=1)
+    assert judged(a, r, o).kind is VerdictKind.STRICT
+    a["x"][17] += 9e-6
+    verdict = judged(a, r, o)
+    assert verdict.outside == 0
+    assert verdict.r_rms < MAX_R_RMS
+    assert verdict.kind is VerdictKind.FAILED
+    assert "r_inf" in verdict.reason
+    assert judged(a, r, o, max_r_rms=math.inf).kind is VerdictKind.STRICT
+
+
 def test_where_pytorch_is_exact_a_few_roundings_are_allowed_and_no_more():
     eps = float(np.finfo(np.float32).eps)
     rng = np.random.default_rng(3)

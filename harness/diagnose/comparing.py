@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,12 +78,15 @@ class Compared:
         unnamed: Numbers of the calls whose results are of no node.
         changed: Numbers of the calls whose inputs are not what was written, before the call or after it: memory was
             given away too early.
+        altered: Nodes of the weights and inputs whose values in the run are not PyTorch's, with the number of the
+            first call that reads them.
     """
 
     comparisons: tuple[Comparison, ...]
     results: tuple[Result, ...]
     unnamed: tuple[int, ...]
     changed: tuple[int, ...]
+    altered: Mapping[str, int]
 
 
 def compare(
@@ -146,13 +149,15 @@ class _Observer:
         self.position = 0
         self.found: list[Comparison] = []
         self.changed: list[int] = []
+        self.given = {value: node for value, node in flow.nodes.items() if graph.nodes[node].op == "placeholder"}
+        self.altered: dict[str, int] = {}
 
     def compared(self, outputs: Sequence[Array]) -> Compared:
         if self.position != len(self.flow.calls):
             raise RuntimeError(f"{self.position} calls were made instead of {len(self.flow.calls)}")
         unnamed = tuple(n for n, node in self.results.items() if node is None)
         results = tuple(map(self._result, self.outputs, outputs))
-        return Compared(tuple(self.found), results, unnamed, tuple(dict.fromkeys(self.changed)))
+        return Compared(tuple(self.found), results, unnamed, tuple(dict.fromkeys(self.changed)), self.altered)
 
     def note(self, function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         if name not in self.functions:
@@ -166,7 +171,7 @@ class _Observer:
         tensors = [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
         writes = tensors[len(call.inputs) :]
         for value, n in zip(call.outputs, writes, strict=True):
-            self.sums[value] = _checksum(arguments[n])
+            self.sums[value] = _checksum(arguments[n].numpy())
         local = self._called_locally(function, call, arguments, tensors)
         self._judge(call, arguments[writes[0]], local)
         for value in call.inputs:
@@ -194,7 +199,13 @@ class _Observer:
     def _check_inputs(self, call: KernelCall, arguments: Sequence[Any]) -> None:
         tensors = [argument for argument in arguments if hasattr(argument, "dtype")]
         for value, tensor in zip(call.inputs, tensors[: len(call.inputs)], strict=True):
-            if value in self.sums and self.sums[value] != _checksum(tensor):
+            if value in self.given and value not in self.sums:
+                self.sums[value] = _checksum(array_of(self.reference.fp32(self.given[value])))
+            if value not in self.sums or self.sums[value] == _checksum(tensor.numpy()):
+                continue
+            if value in self.given:
+                self.altered.setdefault(self.given[value], self.position)
+            else:
                 self.changed.append(self.position)
 
     def _called_locally(
@@ -261,5 +272,5 @@ def array_of(value: torch.Tensor) -> Array:
     return array
 
 
-def _checksum(tensor: Any) -> int:
-    return zlib.crc32(tensor.numpy().reshape(-1).view(np.uint8).data)
+def _checksum(array: Array) -> int:
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data)

@@ -273,7 +273,10 @@ def _diagnosis(
         unnamed=dict(Counter(flow.calls[n].function for n in compared.unnamed if n in calls)),
     )
     changed = tuple(flow.calls[n].function for n in compared.changed if n in calls)
-    return Diagnosis(case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed)
+    altered = tuple(node for node, n in compared.altered.items() if n in calls)
+    return Diagnosis(
+        case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed, altered
+    )
 
 
 def _operator(node: torch.fx.Node) -> str:

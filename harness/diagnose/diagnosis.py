@@ -234,6 +234,7 @@ class Diagnosis:
         coverage: How much of the exported program was compared.
         first: The first kernel that diverges; None if none does.
         changed: Functions whose inputs are not what was written: the memory of these was given away too early.
+        altered: Nodes of the weights and inputs whose values in the run are not PyTorch's.
         ablation: Why the first kernel that diverges does so.
         reproduction: What shows that, if it was asked for; no part of the JSON.
     """
@@ -245,13 +246,14 @@ class Diagnosis:
     coverage: Coverage
     first: Divergence | None
     changed: tuple[str, ...]
+    altered: tuple[str, ...] = ()
     ablation: Ablation | None = None
     reproduction: Reproduction | None = None
 
     @property
     def faulty(self) -> bool:
         """Whether anything is wrong besides rounding."""
-        return self.first is not None or bool(self.changed) or bool(self.beyond)
+        return self.first is not None or bool(self.changed) or bool(self.altered) or bool(self.beyond)
 
     @property
     def beyond(self) -> list[str]:

@@ -10,6 +10,7 @@
      "coverage": {"compared", "covered", "skipped": {node: reason}, "unnamed": {function: calls}},
      "first": {"boundary": as above, "confidence", "reason", "others": [positions]} or null,
      "changed": [functions],
+     "altered": [nodes of weights and inputs],
      "ablation": {"cause": null if it is undecided, "reason": in words,
                   "experiments": [{"decides": a cause, "result": deviation or null, "problem"}],
                   "imports": [{"way", "result": deviation or null, "problem"}], "whose": in words, or "",

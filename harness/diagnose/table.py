@@ -46,6 +46,9 @@ def summary(diagnosis: Diagnosis) -> str:
         lines.append(f"Cause: {diagnosis.ablation.cause or 'undecided'}: {diagnosis.ablation.reason}.")
     if diagnosis.changed:
         lines.append(f"{diagnosis.changed[0]} does not read what was written: memory is given away too early.")
+    if diagnosis.altered:
+        others = f" and {len(diagnosis.altered) - 1} more" if len(diagnosis.altered) > 1 else ""
+        lines.append(f"Another weight or input than PyTorch's is in the place of {diagnosis.altered[0]}{others}.")
     outputs = ", ".join(f"{name} {_ratio(deviation)}" for name, deviation in diagnosis.outputs.items())
     lines.append(f"Outputs (r_rms, r_inf): {outputs}.")
     owners = list(budget(diagnosis).items())[:_OWNERS]
@@ -65,7 +68,7 @@ def summary(diagnosis: Diagnosis) -> str:
 def _finding(diagnosis: Diagnosis) -> str:
     first = diagnosis.first
     if first is None and diagnosis.beyond:
-        grew = "" if diagnosis.changed else ", because rounding errors grow"
+        grew = "" if diagnosis.changed or diagnosis.altered else ", because rounding errors grow"
         return f"No kernel diverges by itself, but errors of {', '.join(diagnosis.beyond)} are beyond the limits{grew}."
     if first is None:
         return "No kernel diverges: each rounds like PyTorch or better when it is given PyTorch's own values."

@@ -22,6 +22,11 @@ MAX_R_RMS = 1.5
 Where PyTorch happens to be exact (constants, copies), the floor of 4 fp32 roundings stands in for its error, so there
 the gate means "within six roundings of the oracle, in rms" and not "exact".
 """
+MAX_R_INF = 5.0
+"""Part of the strict gate: the limit on r_inf, the largest error against float64 in units of PyTorch's own.
+
+It sees single elements that are as close to PyTorch as the gate asks and still far from rounding.
+"""
 ORACLE_R_RMS = 2.0
 """Limit of the oracle verdict on r_rms."""
 ORACLE_R_INF = 5.0
@@ -50,7 +55,8 @@ def judge(
         expectation: If it allows the oracle verdict, outputs outside the strict gate may pass on r_rms ≤ 2, r_inf ≤ 5.
         by_oracle: Whether every output may pass so, as in half precision.
         strained: Whether an output may pass so where PyTorch itself is outside the strict gate against float64.
-        max_r_rms: Limit on r_rms for strict outputs; see `MAX_R_RMS`. `math.inf` leaves the strict gate alone.
+        max_r_rms: Limit on r_rms for strict outputs; see `MAX_R_RMS`. `math.inf` leaves the strict gate alone, without
+            a limit on r_inf either.
 
     Returns:
         One verdict per output of the reference, in its order, then one per output that the reference does not have.
@@ -133,6 +139,11 @@ def _judge_values(measured: Verdict, oracle_allowed: bool, max_r_rms: float, own
         reason = (
             f"inside the strict gate, but r_rms {measured.r_rms:.3g} is above {max_r_rms:g}: "
             "less accurate than PyTorch against float64"
+        )
+    elif math.isfinite(max_r_rms) and measured.r_inf > MAX_R_INF:
+        reason = (
+            f"inside the strict gate, but r_inf {measured.r_inf:.3g} is above {MAX_R_INF:g}: "
+            "an element is far less accurate than PyTorch's worst against float64"
         )
     else:
         return measured
