@@ -240,7 +240,7 @@ GLOSSARY = (
         "the error against PyTorch float64, in units of PyTorch fp32's own. Below 1: the compiled code is more "
         "accurate.",
     ),
-    ("strict", "no element is outside, and r_rms ≤ 1.5."),
+    ("strict", "no element is outside, r_rms ≤ 1.5 and r_inf ≤ 5."),
     (
         "oracle",
         "r_rms ≤ 2 and r_inf ≤ 5, which is granted only to the known discrepancies, to half precision, where PyTorch's "
