@@ -158,7 +158,7 @@ def selected_cases(config: pytest.Config) -> tuple[Case, ...]:
             config.getoption("seed"),
             config.getoption("precision") or [DEFAULT_PRECISION],
             config.getoption("frontend") or [DEFAULT_FRONTEND],
-            config.getoption("weights") or [Weights.SEEDED],
+            config.getoption("weights") or [Weights.SEEDED.value],
         )
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from error
@@ -170,7 +170,7 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
     A test module that asks for one of them names the subject that it is about as `SUBJECT`.
     """
     components = config.getoption("component")
-    weights = config.getoption("weights") or [Weights.SEEDED]
+    weights = config.getoption("weights") or [Weights.SEEDED.value]
     whole = [
         name
         for name, subject in subjects().items()
