@@ -87,7 +87,7 @@ def named_case(subject: str, config: pytest.Config) -> Case:
         option("seed"),
         option("precision") or [DEFAULT_PRECISION],
         option("frontend") or [DEFAULT_FRONTEND],
-        option("weights") or [Weights.SEEDED],
+        option("weights") or [Weights.SEEDED.value],
     )
     return cases[0]
 
