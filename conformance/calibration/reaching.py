@@ -106,9 +106,14 @@ def reached(operators: Sequence[str]) -> Iterator[Reached]:
 
         def noted(scope: Any, call: ir.Call, shape: tuple[Any, ...]) -> Any:
             folded = right(scope, call, shape)
-            if folded is not None:
+            if folded is None:
+                return None
+
+            def element(reader: Any, at: Sequence[Any]) -> Any:
                 found.folded[key_of(call)] = None
-            return folded
+                return folded.element(reader, at)
+
+            return replace(folded, element=element)
 
         return noted
 

@@ -197,6 +197,26 @@ def test_a_call_with_several_results_is_judged_with_what_reads_them(monkeypatch:
     assert first.between == ("split",)
 
 
+class Fixed(nn.Module):
+    """A product of weights alone, which is computed when the model is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = (nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.left @ self.right)
+
+
+def test_the_cause_is_found_of_what_depends_on_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(epilogue.UNARY, "relax.nn.relu", lambda x: x)
+    program = Program("fixed", Fixed().eval(), {"x": torch.randn(WIDTH, WIDTH)}, ("y",))
+    found = diagnose_program(program, CASE, SEEDED)
+    assert first_of(found).at_load
+    assert cause_of(found) is Cause.FUSION
+
+
 class Rows(nn.Module):
     """A linear layer of any number of rows."""
 

@@ -138,6 +138,8 @@ class Pieces:
             else:
                 read[variable.name] = variable
         weights = {name for name in read if name in self._weights or self._node_of[name] in self._fixed}
+        if len(weights) == len(read):  # nothing would be left to do with every input
+            weights = set()
         parameters = sorted(read.values(), key=lambda variable: variable.name in weights)
         bindings = [binding for name, binding in self._bound.items() if name in kept]
         names = tuple(self._node_of[variable.name] for variable in parameters)
