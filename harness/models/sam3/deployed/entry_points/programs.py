@@ -29,6 +29,7 @@ def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Pro
         case.scale,
         case.seed,
         settings.checkpoint,
+        weights=case.weights,
         interactive=capacity.clicks > 0,
         allow_partial=settings.allow_partial,
     )
