@@ -15,9 +15,12 @@ from torch import Tensor
 
 from conformance.models.sam3.test_model_parameters import PARTS, matching, without_effect
 from conformance.support.shallow import drawn_by, interactive_model, photograph, shallow_model
+from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.settings import SEEDED
 from harness.core.weights import Weights
 from harness.models.sam3.build import build_architecture, build_model
+from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.outliers import (
     GAIN_SIGMA,
     LARGE_GAIN,
@@ -27,7 +30,9 @@ from harness.models.sam3.outliers import (
     concentrated_heads,
     outlier_weights,
 )
+from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import INVARIANT_PARAMETERS, UNREAD_PARAMETERS, is_norm, seed_weights
+from harness.runtime.manifest import DEFAULT_CAPACITY
 
 TRUNK = "backbone.vision_backbone.trunk"
 FC1 = f"{TRUNK}.blocks.0.mlp.fc1.weight"
@@ -215,6 +220,14 @@ def test_every_parameter_matters(part: str) -> None:
     names = [name for name in matching([PARTS[part][0]]) if name not in exempt]
     assert names
     assert without_effect(part, names) == []
+
+
+def test_a_compiled_model_has_the_weights_of_its_case() -> None:
+    case = Case("", "real", "llvm", "shallow", weights=Weights.OUTLIERS.value)
+    with upstream():
+        encoding = next(programs(case, SEEDED, DEFAULT_CAPACITY))
+    (found,) = [tensor for name, tensor in encoding.module.state_dict().items() if FC1.endswith(name)]
+    np.testing.assert_array_equal(found, named(FC1))
 
 
 def test_a_checkpoint_has_weights_of_its_own(tmp_path: Path) -> None:
