@@ -12,7 +12,7 @@ from harness.cli.console import console
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
-from harness.core.weights import Weights
+from harness.core.weights import WEIGHTS, Weights
 from harness.deployment.deployable import Deployable
 from harness.models.registry import models
 from harness.processes.threads import OPTION_VARIABLE
@@ -52,9 +52,7 @@ RemoteOption = Annotated[
 KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
 
 
-def chosen_weights(
-    names: Sequence[str], checkpoint: Path | None, known: Sequence[str] = tuple(Weights)
-) -> tuple[str, ...]:
+def chosen_weights(names: Sequence[str], checkpoint: Path | None, known: Sequence[str] = WEIGHTS) -> tuple[str, ...]:
     """What weights are drawn by: what is named of what the model knows, or evenly.
 
     Raises:

@@ -148,5 +148,5 @@ class Subject:
     long: bool = False
     symbolic: bool = False
     precisions: tuple[str, ...] = tuple(PRECISIONS)
-    weights: tuple[str, ...] = (Weights.SEEDED,)
+    weights: tuple[str, ...] = (Weights.SEEDED.value,)
     emulated: tuple[str, ...] = ()

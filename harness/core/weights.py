@@ -15,3 +15,7 @@ class Weights(StrEnum):
     def strain_fp32(self) -> bool:
         """Whether PyTorch fp32 itself may leave the strict gate; where it does, the oracle decides."""
         return self is Weights.OUTLIERS
+
+
+WEIGHTS = tuple(kind.value for kind in Weights)
+"""All kinds by name."""

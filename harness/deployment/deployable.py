@@ -72,4 +72,4 @@ class Deployable:
     knows_points: Callable[[Path], bool] = _always
     knows_clicks: Callable[[Path | None], bool] = _never
     grounding: tuple[str, ...] = ()
-    weights: tuple[str, ...] = (Weights.SEEDED,)
+    weights: tuple[str, ...] = (Weights.SEEDED.value,)

@@ -8,7 +8,7 @@ from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.weights import Weights
+from harness.core.weights import WEIGHTS, Weights
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
@@ -52,7 +52,7 @@ def select(
     strategies = checked("strategy", strategies, tuple(STRATEGIES))
     scales = checked("scale", scales, tuple(scale.value for scale in Scale))
     frontends = checked("frontend", frontends, tuple(FRONTENDS))
-    weights = checked("weights", weights, tuple(kind.value for kind in Weights))
+    weights = checked("weights", weights, WEIGHTS)
     possible = (
         Case(component, strategy, target, scale, seed, precision, frontend, drawn)
         for target in chosen

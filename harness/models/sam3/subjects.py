@@ -7,7 +7,7 @@ from functools import partial
 from harness.core.case import Case
 from harness.core.settings import Settings
 from harness.core.subject import Subject, Workload
-from harness.core.weights import Weights
+from harness.core.weights import WEIGHTS
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.end_to_end.subject import END_TO_END
@@ -28,7 +28,7 @@ def component_subject(component: Component) -> Subject:
         open=partial(open_component, component),
         model=NAME,
         uses_rope=component.uses_rope,
-        weights=tuple(Weights),
+        weights=WEIGHTS,
         emulated=component.emulated,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from harness.core.weights import Weights
+from harness.core.weights import WEIGHTS
 from harness.deployment.deployable import Deployable
 from harness.models.sam3.deployed.entry_points.grounding import GROUNDING
 from harness.models.sam3.deployed.entry_points.programs import programs
@@ -48,6 +48,6 @@ DEPLOYABLE = Deployable(
     knows_points=_knows_points,
     knows_clicks=_knows_clicks,
     grounding=tuple(entry_point.name for entry_point in GROUNDING),
-    weights=tuple(Weights),
+    weights=WEIGHTS,
 )
 """The whole model, as `sam3-tvm compile` makes a folder of it."""
