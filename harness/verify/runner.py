@@ -16,7 +16,7 @@ from harness.core.expectations import ANY, Expectation, expectation_for, load_ex
 from harness.core.outcome import Outcome, Stage, Status
 from harness.core.precision import PRECISIONS
 from harness.core.settings import SEEDED, Settings
-from harness.core.weights import WEIGHTS, Weights
+from harness.core.weights import WEIGHTS
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.model import Model
