@@ -206,7 +206,7 @@ class Fixed(nn.Module):
         self.left, self.right = (nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.relu(self.left @ self.right)
+        return x @ torch.relu(self.left @ self.right)
 
 
 def test_the_cause_is_found_of_what_depends_on_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
