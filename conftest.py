@@ -15,7 +15,7 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors
 from harness.core.remote import chosen_remote
 from harness.core.settings import Settings
-from harness.core.weights import Weights
+from harness.core.weights import WEIGHTS, Weights
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
@@ -34,7 +34,7 @@ MARKERS = {
     **{name: f"cases of strategy {name}" for name in STRATEGIES},
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
     **{name: f"cases in {name}" for name in PRECISIONS},
-    **{kind.value: f"cases with {kind} weights" for kind in Weights},
+    **{name: f"cases with {name} weights" for name in WEIGHTS},
 }
 
 CASES = pytest.StashKey[tuple[Case, ...]]()
@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--frontend", action="append", default=[], help=f"one of {', '.join(FRONTENDS)}; default: {DEFAULT_FRONTEND}"
     )
     group.addoption(
-        "--weights", action="append", default=[], help=f"one of {', '.join(Weights)}; default: {Weights.SEEDED}"
+        "--weights", action="append", default=[], help=f"one of {', '.join(WEIGHTS)}; default: {Weights.SEEDED}"
     )
     group.addoption("--seed", type=int, default=0, help="seed of the weights; default: 0")
     group.addoption(

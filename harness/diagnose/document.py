@@ -1,6 +1,7 @@
 """The JSON of a diagnosis: what `diagnose --json` writes, and what a verification report holds of a diagnosed case.
 
-    {"case": {"component", "strategy", "target", "scale", "seed", "precision", "frontend"}, "program",
+    {"case": {"component", "strategy", "target", "scale", "seed", "precision", "frontend", "weights"},
+     "program",
      "told": what was found, in sentences separated by newlines,
      "faulty": whether anything is wrong besides rounding,
      "boundaries": [{"position", "function", "at_load", "node", "source", "operators", "inside", "between", "shape",
@@ -23,7 +24,6 @@ A deviation is {"r_rms", "r_inf", "error", "torch_error", "wrong"}. Attributes o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Any
 from harness import files
 from harness.diagnose.diagnosis import Diagnosis, budget
 from harness.diagnose.table import shown, summary
+from harness.report.verification.numbers import jsonable
 
 ADVICE = "choose another file with --json"
 """Advice for the user where the file cannot be written."""
@@ -68,6 +69,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
+    return jsonable(value) if isinstance(value, float) else value

@@ -100,7 +100,10 @@ def render_page(report: Mapping[str, Any]) -> str:
         matrix=[(name, [placed.get((name, column)) for column in columns]) for name in components],
         components=[(name, [view for view in views if view.component == name]) for name in components],
         unexpected=[view for view in views if view.data["expected"] is False],
-        known=[(why, [placed[case["component"], title(case)] for case in some]) for why, some in _known(cases)],
+        known=[
+            (why, [placed[case["component"], title(case)] for case in some])
+            for why, some in wording.known_causes(cases).items()
+        ],
         skipped=[view for view in views if view.data["expected"] is None],
         cases=views,
         stages=[stage.value for stage in Stage],
@@ -180,10 +183,6 @@ def _missing(output: Mapping[str, Any], measured: bool) -> str:
     if measured:
         return "How the errors of this output are distributed was not measured."
     return "This report does not have how errors are distributed: verify again to see it."
-
-
-def _known(cases: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    return list(wording.known_causes(cases).items())
 
 
 def _trusted(text: str) -> Any:
