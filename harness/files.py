@@ -24,6 +24,16 @@ ADVICE = "free some space or choose another folder"
 """Advice for the user where a file cannot be written and the caller knows nothing better."""
 
 
+def cache_root() -> Path:
+    """Returns the folder of the cache: `SAM3_TVM_CACHE`, or the user's cache folder of this platform."""
+    configured = os.environ.get("SAM3_TVM_CACHE")
+    if configured:
+        return Path(configured).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("sam3-tvm"))
+
+
 def write_bytes(path: Path, content: bytes, *, advice: str = ADVICE, durable: bool = False) -> None:
     """Writes a file.
 

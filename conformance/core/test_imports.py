@@ -83,7 +83,7 @@ ENVIRONMENT = {
     "doctor/diagnosis.py": "which variables are set and have no effect",
     # Where something is on this machine, as PATH says where programs are.
     "models/registry.py": "modules that add models",
-    "parity/cache.py": "the folder of the cache",
+    "files.py": "the folder of the cache",
     "targets/linking.py": "the C compiler",
     "targets/cuda.py": "the CUDA compiler",
 }

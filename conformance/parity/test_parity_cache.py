@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import HarnessError
+from harness.files import cache_root
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
-from harness.parity.cache import ArrayCache, cache_root, versions
+from harness.parity.cache import ArrayCache, versions
 from harness.parity.saved import load_outputs, save_outputs
 
 REPOSITORY = Path(__file__).parents[2]

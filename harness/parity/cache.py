@@ -23,7 +23,7 @@ from harness.core.errors import HarnessError
 from harness.files import remove_unfinished
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
-__all__ = ["ArrayCache", "arrays_digest", "cache_root", "versions"]
+__all__ = ["ArrayCache", "arrays_digest", "versions"]
 
 Array = npt.NDArray[Any]
 
@@ -100,16 +100,6 @@ class ArrayCache:
                 with contextlib.suppress(OSError):
                     path.unlink()
                     total -= size
-
-
-def cache_root() -> Path:
-    """Returns the folder of the cache: `SAM3_TVM_CACHE`, or the user's cache folder of this platform."""
-    configured = os.environ.get("SAM3_TVM_CACHE")
-    if configured:
-        return Path(configured).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("sam3-tvm"))
 
 
 def versions() -> dict[str, str]:

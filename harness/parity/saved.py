@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.files import cache_root
 from harness.parity.arrays import CorruptFile, read_arrays, write_arrays
-from harness.parity.cache import cache_root
 
 _FILE = "outputs.safetensors"
 

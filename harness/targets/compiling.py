@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.code_generation import generate
 from harness.targets.kernels import examined
 from harness.targets.linking import MACOS_TRIPLE, link
+from harness.targets.objects import with_objects
 from harness.targets.serialized import EMBEDDED, with_modules
 from harness.targets.target import DeviceCode, Target
 
@@ -110,14 +112,35 @@ def build_library(
 
     host = tvm_target.host or tvm_target
     marked = _with_required_cpu(lowered, host)
-    with tvm_target, tvm.transform.PassContext(opt_level=3), examined(tvm_target) as kernels:
-        executable = generate(lambda chosen: relax.build(marked, chosen, relax_pipeline=None), tvm_target)
-    export_library(executable, tvm_target, library, keep_source=keep_source)
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
+        sources: list[str] = []
+        if str(tvm_target.kind.name) == "llvm":
+            objects = with_objects(marked, tvm_target, Path(folder))
+            marked = objects.rest
+            (Path(folder) / "kernels.c").write_text(objects.source())
+            sources = [str(Path(folder) / "kernels.c")]
+        with tvm_target, tvm.transform.PassContext(opt_level=3), examined(tvm_target) as kernels:
+            executable = generate(lambda chosen: relax.build(marked, chosen, relax_pipeline=None), tvm_target)
+        export_library(executable, tvm_target, library, keep_source=keep_source, sources=sources)
     return tuple(kernels)
 
 
-def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path, *, keep_source: bool = False) -> None:
+def export_library(
+    compiled: Any,
+    tvm_target: tvm.target.Target,
+    library: Path,
+    *,
+    keep_source: bool = False,
+    sources: Sequence[str] = (),
+) -> None:
     """Links what TVM compiled, an executable or a module, into a shared library.
+
+    Args:
+        compiled: The executable or module.
+        tvm_target: What it was compiled for.
+        library: Where to write; ends in `LIBRARY_SUFFIX`.
+        keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
+        sources: Files in C that the library has besides.
 
     Raises:
         RuntimeError: There is nothing to link with.
@@ -130,7 +153,23 @@ def export_library(compiled: Any, tvm_target: tvm.target.Target, library: Path, 
     options = {}
     if known is not None and known.device_code is not None and not keep_source:
         options["fpack_imports"] = partial(_packed_modules, tvm_target, known.device_code)
-    compiled.export_library(str(library), fcompile=partial(link, for_macos=for_macos), **options)
+    elif sources:
+        options["fpack_imports"] = partial(_embedded_modules, tvm_target)
+    linked = partial(link, for_macos=for_macos)
+    compiled.export_library(str(library), fcompile=linked, addons=list(sources), **options)
+
+
+def _embedded_modules(tvm_target: tvm.target.Target, module: Any, system: bool, prefix: str, folder: str) -> str:
+    """Writes an object file of all that the library embeds, as TVM does where a module of LLVM names the target.
+
+    The arguments from the module on are those of `export_library`'s `fpack_imports`.
+    """
+    import tvm_ffi
+
+    packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToLLVM")(module, system, str(tvm_target), prefix)
+    path = Path(folder) / "modules.o"
+    packed.write_to_file(str(path))
+    return str(path)
 
 
 def _packed_modules(

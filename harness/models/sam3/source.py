@@ -48,8 +48,9 @@ class Source:
         Raises:
             HarnessError: If checkpoint, photograph or cache cannot be used.
         """
+        from harness.files import cache_root
         from harness.models.sam3.build import build_architecture, give_weights
-        from harness.parity.cache import ArrayCache, cache_root
+        from harness.parity.cache import ArrayCache
 
         self.component = component
         self._case = case
@@ -142,7 +143,8 @@ def captured(capture: Capture, case: Case, settings: Settings, model: Any = None
     """
     import torch
 
-    from harness.parity.cache import ArrayCache, cache_root
+    from harness.files import cache_root
+    from harness.parity.cache import ArrayCache
 
     cache, inputs = ArrayCache(cache_root()), capture.load_inputs(settings.image)
 

@@ -82,7 +82,8 @@ class EndToEndSource:
         Raises:
             HarnessError: If questions or cache cannot be used.
         """
-        from harness.parity.cache import ArrayCache, cache_root
+        from harness.files import cache_root
+        from harness.parity.cache import ArrayCache
 
         precision = PRECISIONS[case.precision]
         questions = load_questions(image=settings.image)

@@ -54,7 +54,8 @@ class InteractiveSource:
         Raises:
             HarnessError: Questions or cache cannot be used.
         """
-        from harness.parity.cache import ArrayCache, cache_root
+        from harness.files import cache_root
+        from harness.parity.cache import ArrayCache
 
         self.questions = load_questions(image=settings.image)
         self._reference = reference_of(PRECISIONS[case.precision])

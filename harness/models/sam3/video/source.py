@@ -78,7 +78,8 @@ class VideoSource:
         Raises:
             HarnessError: The cache cannot be used.
         """
-        from harness.parity.cache import ArrayCache, cache_root
+        from harness.files import cache_root
+        from harness.parity.cache import ArrayCache
 
         self._case = case
         self._settings = settings
