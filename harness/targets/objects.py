@@ -85,7 +85,10 @@ def with_objects(module: tvm.IRModule, target: tvm.target.Target, folder: Path) 
     from tvm.runtime import load_static_library
 
     kept = ObjectCache(cache_root() / "kernels")
-    libraries, symbols, rest, made = [], {}, {}, 0
+    libraries: list[Any] = []
+    symbols: dict[str, str] = {}
+    rest: dict[Any, Any] = {}
+    made = 0
     for variable, function in module.functions.items():
         name = variable.name_hint
         if not _stands_alone(function):
