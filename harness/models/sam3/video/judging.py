@@ -23,8 +23,8 @@ from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
 Array = npt.NDArray[Any]
 
 NEAR = 1e-3
-"""Share of the largest logit of a frame by which logits are moved up and down: rounding of memories moved one a fifth as
-far in 36 frames."""
+"""Share of the largest logit of a frame by which logits are moved up and down: rounding of memories moved one a fifth
+of that in 36 frames."""
 MOST_UNDECIDED = 0.05
 """Share of the pixels of a video that may be undecided."""
 TIED = 1e-5
