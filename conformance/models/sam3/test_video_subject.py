@@ -150,6 +150,20 @@ def test_a_pixel_near_zero_is_undecided_and_counted(answer: Answer) -> None:
     assert masks.reason.startswith("1 pixels differ, all of which are undecided")
 
 
+@pytest.mark.parametrize(("outside", "kind"), [(-5.0, VerdictKind.STRICT), (-5.1, VerdictKind.FAILED)])
+def test_a_pixel_is_undecided_by_its_own_logit(answer: Answer, outside: float, kind: VerdictKind) -> None:
+    """A pixel of the video is the mean of two logits, which are far from zero."""
+    logits = answer.reference["2/unfilled"]
+    logits[0, :20, :5] = 5
+    logits[0, 7, 5] = outside
+    masks = shown(list(logits))
+    answer.reference["2/masks"], answer.reference["2/boxes"] = masks, boxes(masks)
+    actual = faultless(answer)
+    actual["2/masks"][0, 2, 2] ^= True
+    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    assert verdict.kind is kind
+
+
 def test_drift_is_measured_against_float64(answer: Answer) -> None:
     assert answer.exact is not None
     found = drift(answer.reference, answer.reference, answer.exact, "logits")

@@ -22,9 +22,10 @@ from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
 
 Array = npt.NDArray[Any]
 
-NEAR = 1e-2
-"""Share of the largest logit of a frame below which a pixel is undecided: rounding of memories moves logits so far."""
-MOST_UNDECIDED = 0.2
+NEAR = 1e-3
+"""Share of the largest logit of a frame by which logits are moved up and down: rounding of memories moved one a fifth
+of that in 36 frames."""
+MOST_UNDECIDED = 0.05
 """Share of the pixels of a video that may be undecided."""
 TIED = 1e-5
 """Difference of two tracker scores that rounding can turn around."""
@@ -40,8 +41,7 @@ class _Pixels:
 
     Attributes:
         inside: By id, the mask of each object that may be shown.
-        undecided: By id, the pixels where a logit is near zero, or which are in a hole or sprinkle that such a logit
-            makes.
+        undecided: By id, the pixels that are inside or not when all logits are moved a little, up or down.
         tied: The pixels that two objects claim whose tracker scores differ by a rounding error.
     """
 
@@ -58,9 +58,10 @@ class _Pixels:
         if not ids:
             return cls({}, {}, np.zeros((height, width), bool))
         near = NEAR * np.abs(np.where(np.abs(logits) < ABSENT_LOGIT, logits, 0)).max(axis=(1, 2), keepdims=True)
-        above, below = (without_holes_and_sprinkles(logits + shift) > 0 for shift in (near, -near))
-        inside = resized(without_holes_and_sprinkles(logits), height, width) > 0
-        undecided = resized((above != below).astype(np.float32), height, width) > 0
+        above, inside, below = (
+            resized(without_holes_and_sprinkles(logits + shift), height, width) > 0 for shift in (near, 0, -near)
+        )
+        undecided = above != below
         first, second = (
             np.sort(np.where(inside, scores[:, None, None], 0), axis=0)[::-1][:2] if len(ids) > 1 else (1, 0)
         )
