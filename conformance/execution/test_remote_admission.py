@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import socket
 import stat
@@ -28,6 +29,7 @@ from harness.execution.remote.description import INFO, PROTOCOL
 from harness.execution.remote.entering import begun, require_proof
 from harness.execution.remote.handshake import LONGEST_BYTES, SECONDS, Granted, RefusedError, TakenError, admit, enter
 from harness.execution.remote.secret import VARIABLE, Secret, make_secret, read_secret
+from harness.execution.remote.server import is_own
 from harness.execution.remote.tracker import Tracker, connected
 from harness.execution.remote.wire import Code, receive_json, send_json
 
@@ -267,6 +269,32 @@ def test_an_impostor_that_passes_everything_on_is_found_out(remote: Remote, serv
     ):
         registered(dataclasses.replace(remote, key=key))
     until(lambda: refusals(served, "which is not here: somebody passes connections on") == 1, 30)
+
+
+def test_a_session_leaves_no_file_open(remote: Remote, served: Served) -> None:
+    def opened() -> int:
+        gc.collect()
+        return len(list(Path("/dev/fd").iterdir()))
+
+    before = opened()
+    with DeviceSession(remote) as session:
+        assert session.description.threads
+    del session
+    assert opened() == before
+
+
+def test_a_servers_own_address_is_where_it_was_reached_or_what_it_advertises() -> None:
+    with socket.create_server((HERE, 0)) as listener, socket.create_connection(listener.getsockname()):
+        reached, _ = listener.accept()
+        port = listener.getsockname()[1]
+        translated = "192.0.2.7"  # for documentation (RFC 5737)
+        with reached:
+            assert is_own(HERE, port, reached, None)
+            assert not is_own(HERE, port + 1, reached, None)
+            assert not is_own(translated, port, reached, None)
+            assert is_own(translated, port, reached, translated)
+            assert not is_own(translated, port + 1, reached, translated)
+            assert not is_own(translated, port, reached, "no.such.host.invalid")
 
 
 def test_the_secret_is_nowhere_to_be_seen(served: Served, remote: Remote) -> None:

@@ -12,13 +12,14 @@ import contextlib
 import os
 import select
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from harness.execution.remote.handshake import SECONDS, Granted, address_of, enter
+from harness.execution.remote.handshake import SECONDS, Granted, enter
 from harness.execution.remote.secret import Secret
 from harness.execution.remote.tracker import CONNECT_SECONDS
 from harness.execution.remote.wire import keep_alive
@@ -83,7 +84,7 @@ class _Between:
 
     def __init__(self, far: socket.socket) -> None:
         self._far = far
-        self._address: tuple[str, int] | None = None
+        self._address: object = None
         self._listener = socket.create_server((_HERE, 0), backlog=1)
         self._listener.settimeout(CONNECT_SECONDS)
         self.port = int(self._listener.getsockname()[1])
@@ -120,11 +121,10 @@ class _Between:
     def _pass_on(self) -> None:
         with self._listener:
             try:
-                near, address = self._listener.accept()
+                near, self._address = self._listener.accept()
             except OSError:  # nobody came
                 return
         near.settimeout(None)
-        self._address = address_of(address)
         other = {near: self._far, self._far: near}
         with near, contextlib.suppress(OSError):
             while self._stopped not in (ready := select.select([near, self._far, self._stopped], [], [])[0]):
@@ -135,10 +135,12 @@ class _Between:
                     other[source].sendall(part)
 
 
-def _is_socket_at(descriptor: int, address: Any) -> bool:
+def _is_socket_at(descriptor: int, address: object) -> bool:
     """Whether a file descriptor of this process is that end of a connection."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as found:
-            return found.family == socket.AF_INET and address_of(found.getsockname()) == address
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return False
+        with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as found:
+            return bool(found.getsockname() == address)
     except OSError:
         return False

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from harness.core.errors import HarnessError
@@ -87,7 +88,8 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
         description = spare.describe(serving.processors)
         for line in (*told(description), _where(serving, port)):
             tell(line)
-        admission = Admission(listener, serving.secret, serving.remote.key, _is_own(serving.advertised), tell)
+        own = partial(is_own, advertised=serving.advertised)
+        admission = Admission(listener, serving.secret, serving.remote.key, own, tell)
         tracker = _registered(serving, description, port)
         tell(f"Serving as {serving.remote.key} on port {port}, registered at {serving.remote.address}.")
         while True:
@@ -199,14 +201,17 @@ def _advertised(serving: Serving) -> str | None:
     return serving.host if serving.advertised is None and _is_loopback(serving.host) else serving.advertised
 
 
-def _is_own(advertised: str | None) -> Callable[[str, int, socket.socket], bool]:
-    """What tells whether clients may mean this server by an address: it is its end of the connection, or advertised."""
+def is_own(host: str, port: int, connection: socket.socket, advertised: str | None) -> bool:
+    """Returns whether a client may mean this server by an address that it reached.
 
-    def is_own(host: str, port: int, connection: socket.socket) -> bool:
-        here, own_port = address_of(connection.getsockname())
-        return port == own_port and (host == here or host in _addresses(advertised))
-
-    return is_own
+    Args:
+        host: As numbers.
+        port: It must be that on which the server listens: where clients are told another one, they do not get here.
+        connection: The server's end of the client's connection; its address is the server's.
+        advertised: The address that clients are told where networks translate them.
+    """
+    here, own_port = address_of(connection.getsockname())
+    return port == own_port and (host == here or host in _addresses(advertised))
 
 
 def _addresses(host: str | None) -> set[str]:
