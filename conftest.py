@@ -66,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--threads",
         type=int,
         default=os.environ.get(OPTION_VARIABLE) or None,
-        help=f"threads of TVM and PyTorch in every process; default: {OPTION_VARIABLE}, or every CPU that may be used",
+        help=f"threads of TVM and PyTorch in every process; default: {OPTION_VARIABLE}, or what doctor tells",
     )
     group.addoption(
         "--cpu", metavar="NAME", help=f"CPU to compile for, as LLVM names it; default: {CPU_VARIABLE} or this one"

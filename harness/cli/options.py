@@ -29,7 +29,10 @@ WEIGHTS_HELP = f"{', '.join(Weights)}: what they are drawn by without a checkpoi
 WeightsOption = Annotated[str | None, typer.Option(help=WEIGHTS_HELP)]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(envvar=OPTION_VARIABLE, help="Threads of TVM and PyTorch. Default: every CPU that may be used."),
+    typer.Option(
+        envvar=OPTION_VARIABLE,
+        help="Threads of TVM and PyTorch. Default: one for each fast core that may be used, see doctor.",
+    ),
 ]
 DatabaseOption = Annotated[
     Path | None,
