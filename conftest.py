@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -65,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--threads",
         type=int,
         default=os.environ.get(OPTION_VARIABLE) or None,
-        help=f"threads of TVM and PyTorch in every process; default: {OPTION_VARIABLE}, or every CPU that may be used",
+        help=f"threads of TVM and PyTorch in every process; default: {OPTION_VARIABLE}, or what doctor tells",
     )
     group.addoption(
         "--cpu", metavar="NAME", help=f"CPU to compile for, as LLVM names it; default: {CPU_VARIABLE} or this one"
@@ -84,6 +85,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--remote", metavar="HOST:PORT", help="run the cases on a device that this RPC tracker knows, see serve-device"
     )
     group.addoption("--key", default="", help="what the devices are known by at the tracker")
+    group.addoption(
+        "--secret-file", metavar="FILE", type=Path, help="of the secret that the devices share; default: as for verify"
+    )
     group.addoption(
         "--require-target", action="append", default=[], help="fail instead of skip where this target cannot run"
     )
@@ -120,7 +124,7 @@ def chosen_settings(config: pytest.Config) -> Settings:
     """
     processors = chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch"))
     try:
-        remote = chosen_remote(config.getoption("remote"), config.getoption("key"))
+        remote = chosen_remote(*(config.getoption(name) for name in ("remote", "key", "secret_file")))
         if remote is not None:
             from harness.execution.remote.client import registered
 

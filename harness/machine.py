@@ -10,12 +10,13 @@ import os
 import platform
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
-from harness.processes.threads import thread_count
+from harness.processes.threads import reason, thread_count
+from harness.runtime.cores import cores
 from harness.runtime.cpu import cpu_model
-from harness.runtime.threads import cgroup_quota, usable_cpus
+from harness.runtime.system import ROOT, read_text
+from harness.runtime.threads import cgroup_cpuset, cgroup_quota, usable_cpus
 
 _PACKAGES = (
     "sam3-tvm",
@@ -38,17 +39,21 @@ def describe_machine() -> dict[str, Any]:
     """Returns CPU, vector features, usable cores, memory, system and Python of this process, JSON-able.
 
     `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota;
-    `threads` is what it does use.
+    `threads` is what it does use, and `threads_chosen` why.
     """
     memory, memory_limit = _memory_bytes(), _cgroup_memory_bytes()
+    cpuset, quota = cgroup_cpuset(), cgroup_quota()
     return {
         "cpu": cpu_model(),
         "features": _features(),
         "cpus": os.cpu_count(),
+        "cores": str(cores()),
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "cgroup_cpus": cgroup_quota(),
+        "control_group": control_group(cpuset, quota),
+        "cgroup_cpus": quota,
         "usable_cpus": usable_cpus(),
         "threads": thread_count(),
+        "threads_chosen": reason(),
         "memory_bytes": memory,
         "cgroup_memory_bytes": memory_limit,
         "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),
@@ -56,6 +61,17 @@ def describe_machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def control_group(cpuset: frozenset[int] | None, quota: float | None) -> str:
+    """Returns what the control groups of this process allow it, in words.
+
+    Args:
+        cpuset: The CPUs that they allow; None if they say nothing about that.
+        quota: The CPUs' worth of time that they grant; None without a limit.
+    """
+    time = "no quota of CPU time" if quota is None else f"a quota of {quota:g} CPUs' time"
+    return time if cpuset is None else f"{time}, {len(cpuset)} CPUs allowed"
 
 
 def versions() -> dict[str, str | None]:
@@ -70,7 +86,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _features() -> list[str]:
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read_text(ROOT / "proc/cpuinfo"), re.M)
     if match:
         names = match.group(1).split()
     elif platform.system() == "Darwin":
@@ -82,7 +98,7 @@ def _features() -> list[str]:
 
 
 def _memory_bytes() -> int | None:
-    match = re.search(r"^MemTotal:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
+    match = re.search(r"^MemTotal:\s*(\d+) kB$", read_text(ROOT / "proc/meminfo"), re.M)
     if match:
         return int(match.group(1)) * 1024
     size = _sysctl("hw.memsize")
@@ -90,7 +106,9 @@ def _memory_bytes() -> int | None:
 
 
 def _cgroup_memory_bytes() -> int | None:
-    text = _text("/sys/fs/cgroup/memory.max") or _text("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    text = read_text(ROOT / "sys/fs/cgroup/memory.max") or read_text(
+        ROOT / "sys/fs/cgroup/memory/memory.limit_in_bytes"
+    )
     try:
         limit = int(text)
     except ValueError:
@@ -108,10 +126,3 @@ def _run(command: list[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -73,6 +73,8 @@ def test_whoever_touches_it_is_found(source: str) -> None:
 ENVIRONMENT = {
     # Defaults of options, for the commands and pytest; what is below gets values.
     "core/processors.py": "the defaults of --cpu and --cuda-arch",
+    # A secret, which no command line and no value that may be printed has.
+    "execution/remote/secret.py": "the secret that devices and clients share",
     # What belongs to a process: a border sets it, and the libraries that the process loads obey.
     "processes/threads.py": "the number of threads, for TVM and OpenMP",
     "processes/memory.py": "how the C library keeps freed memory",

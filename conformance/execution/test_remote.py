@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from conformance.support.product import product_module
-from conformance.support.remotes import KEY, Served, device, end, free_port, tracker, tvm_server, until
+from conformance.support.remotes import KEY, Served, device, end, free_port, new_remote, tracker, tvm_server, until
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage, Status
@@ -59,14 +59,14 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def served(address: str, folder: Path) -> Iterator[Served]:
-    with device(address, folder / "store") as served:
+def remote(address: str, folder: Path) -> Remote:
+    return new_remote(address, folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served(remote: Remote, folder: Path) -> Iterator[Served]:
+    with device(remote, folder / "store") as served:
         yield served
-
-
-@pytest.fixture
-def remote(address: str, served: Served) -> Remote:
-    return Remote(address, KEY)
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +163,8 @@ def test_a_session_that_crashes_is_told_and_replaced(
 
 
 def test_verdicts_are_those_of_this_machine_and_a_killed_device_is_an_outcome(address: str, tmp_path: Path) -> None:
-    remote = Remote(address, "killed")
-    with device(address, tmp_path / "one", remote.key) as one:
+    remote = new_remote(address, tmp_path, "killed")
+    with device(remote, tmp_path / "one") as one:
         one.session().suspend()  # the case waits for it until it is killed
 
         def on_stage(case: Case, stage: str) -> None:
@@ -173,8 +173,9 @@ def test_verdicts_are_those_of_this_machine_and_a_killed_device_is_an_outcome(ad
 
         results = verify_cases([LOST, NEXT], Settings(remote=remote), UNLIMITED, on_stage)
         lost = next(results)
-        with device(address, tmp_path / "two", remote.key) as two:
+        with device(remote, tmp_path / "two", "--host", "0.0.0.0") as two:
             (passed,) = results
+            assert f"Listening at 0.0.0.0, port {two.port}: OTHER MACHINES REACH IT." in two.printed()
             ctrl_c_ends_it_with_its_session(two, remote)
     assert lost.outcome.status is Status.CRASHED
     assert lost.outcome.stage is Stage.LOAD
@@ -191,11 +192,11 @@ def ctrl_c_ends_it_with_its_session(served: Served, remote: Remote) -> None:
     with DeviceSession(remote) as session:
         family = [psutil.Process(served.process.pid), served.session()]
         served.process.send_signal(signal.SIGINT)
-        output, _ = served.process.communicate(timeout=120)
-        assert served.process.returncode == 0
+        assert served.process.wait(timeout=120) == 0
         with pytest.raises(DeviceLostError, match="ended before its work was done"):
             session.put(np.zeros(1))
     until(lambda: not any(member.is_running() for member in family))
+    output = served.printed()
     assert "llvm: " in output
     assert "A session of " in output
     assert output.splitlines()[-1].startswith("Stopped")
@@ -259,15 +260,17 @@ def one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
 def test_a_wrong_key_or_port_is_one_sentence(remote: Remote, shallow_artifact: Path, tmp_path: Path) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     verify = ("-m", "harness", "verify", "--component", "box_head", "--report", str(tmp_path / "report"))
-    done = command(*verify, "--remote", remote.address, "--key", "wrong")
+    wrong = dataclasses.replace(remote, key="wrong").flags
+    done = command(*verify, *wrong)
     one_sentence(done, "no server with key 'wrong'", f"the keys there are {KEY}", "sam3-tvm serve-device")
-    done = command(*verify, "--remote", nobody, "--key", KEY)
+    done = command(*verify, *dataclasses.replace(remote, address=nobody).flags)
     one_sentence(done, f"no RPC tracker answers at {nobody}")
     segment = ("-m", "harness", "segment", str(CAT), "--text", "cat", "--model", str(shallow_artifact))
-    done = command(*segment, "--out", str(tmp_path / "out"), "--remote", remote.address, "--key", "wrong")
+    done = command(*segment, "--out", str(tmp_path / "out"), *wrong)
     one_sentence(done, "no server with key 'wrong'")
     assert not (tmp_path / "out").exists()
-    done = command("-m", "harness", "serve-device", "--tracker", nobody, "--key", KEY, "--store", str(tmp_path))
+    serve = ("-m", "harness", "serve-device", "--store", str(tmp_path), "--secret-file", str(remote.secret_file))
+    done = command(*serve, "--tracker", nobody, "--key", KEY)
     one_sentence(done, f"no RPC tracker answers at {nobody}")
     done = command("-m", "harness", "verify", "--key", KEY)
     one_sentence(done, "says nothing without --remote")
@@ -275,18 +278,17 @@ def test_a_wrong_key_or_port_is_one_sentence(remote: Remote, shallow_artifact: P
 
 def test_pytest_has_the_options(remote: Remote) -> None:
     suite = ("-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", "conformance/verify/test_components.py")
-    done = command(*suite, "--component", "box_head", "--remote", f"127.0.0.1:{free_port()}", "--key", KEY)
+    nobody = dataclasses.replace(remote, address=f"127.0.0.1:{free_port()}")
+    done = command(*suite, "--component", "box_head", *nobody.flags)
     assert done.returncode == 4
     assert "ERROR: no RPC tracker answers" in done.stderr
-    done = command(
-        *suite[:-2], "conformance/verify/test_components.py", "--remote", remote.address, "--key", KEY, "-m", "llvm"
-    )
+    done = command(*suite[:-2], suite[-1], *remote.flags, "-m", "llvm")  # without -q, which hides the header
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"cases run on {remote}" in done.stdout
 
 
-def test_tvms_own_server_is_refused_with_a_sentence(address: str) -> None:
-    remote = Remote(address, "plain")
+def test_tvms_own_server_is_refused_with_a_sentence(address: str, tmp_path: Path) -> None:
+    remote = new_remote(address, tmp_path, "plain")
     with tvm_server(address, remote.key):
         until(lambda: Tracker(address, remote.key).workers() == 1)
         with pytest.raises(HarnessError, match=r"is not one of this version's `sam3-tvm serve-device`"):

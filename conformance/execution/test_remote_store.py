@@ -111,3 +111,8 @@ def test_options() -> None:
     assert remote.flags == ("--remote", "host:9190", "--key", "rack")
     with pytest.raises(HarnessError, match="--key rack says nothing without --remote"):
         chosen_remote(None, "rack")
+    named = chosen_remote("host:9190", "rack", Path("secret"))
+    assert named is not None
+    assert named.flags[4:] == ("--secret-file", "secret")
+    with pytest.raises(HarnessError, match="--secret-file says nothing without --remote"):
+        chosen_remote(None, "", Path("secret"))

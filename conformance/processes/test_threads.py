@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.processes.threads import OPTION_VARIABLE, checked, reason, tvm_threads
-from harness.runtime.threads import VARIABLE, usable_cpus
+from harness.processes.threads import OPTION_VARIABLE, checked, tvm_threads
+from harness.runtime.threads import VARIABLE, default_threads, usable_cpus
 
 COUNT = """
 import sys
@@ -48,9 +48,9 @@ def counted(*count: str, before: Callable[[], None] | None = None, **environment
     return done.stdout.strip().split("|")
 
 
-def test_every_usable_cpu_gets_a_thread_whatever_the_environment_says() -> None:
-    usable = str(usable_cpus())
-    assert counted(TVM_NUM_THREADS="1", OMP_NUM_THREADS="1")[:3] == [usable] * 3
+def test_the_machine_decides_whatever_the_environment_says() -> None:
+    choice = default_threads()
+    assert counted(TVM_NUM_THREADS="1", OMP_NUM_THREADS="1") == [str(choice.count)] * 3 + [choice.reason]
 
 
 @one_cpu
@@ -64,15 +64,6 @@ def test_an_affinity_mask_is_respected_and_told() -> None:
 
 def test_a_number_is_obeyed() -> None:
     assert counted("1") == ["1", "1", "1", "--threads or SAM3_TVM_THREADS says so"]
-
-
-def test_a_quota_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.processes.threads._chosen", None)
-    for module in ("harness.processes.threads", "harness.runtime.threads"):
-        monkeypatch.setattr(f"{module}.cgroup_quota", lambda: 0.5)
-    assert usable_cpus() == 1
-    monkeypatch.setattr("harness.processes.threads.affinity", lambda: 4)
-    assert reason() == f"the quota of the control group is 0.5 CPUs of {os.cpu_count()}"
 
 
 @pytest.mark.parametrize(

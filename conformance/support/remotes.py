@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from harness.core.errors import HarnessError
+from harness.core.remote import Remote
+from harness.execution.remote.secret import make_secret
 from harness.execution.remote.tracker import Tracker
 
 KEY = "a-machine"
@@ -42,11 +44,13 @@ def process(
 
 
 @contextmanager
-def without_torch(*command: str) -> Iterator[subprocess.Popen[str]]:
+def without_torch(
+    *command: str, output: int | None = subprocess.DEVNULL, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """A process on a machine without PyTorch, which TVM imports if it can: a start takes a third of the time."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "torch.py").write_text("raise ImportError('there is no PyTorch here')\n")
-        with process(*command, PYTHONPATH=folder) as started:
+        with process(*command, output=output, PYTHONPATH=folder, **environment) as started:
             yield started
 
 
@@ -106,22 +110,56 @@ def tvm_server(address: str, key: str = KEY) -> AbstractContextManager[subproces
 
 @dataclass(frozen=True)
 class Served:
-    """A server of `sam3-tvm serve-device`."""
+    """A server of `sam3-tvm serve-device`.
+
+    Attributes:
+        process: Its own.
+        port: On which it listens.
+        log: File of what it prints.
+    """
 
     process: subprocess.Popen[str]
+    port: int
+    log: Path
 
     def session(self) -> psutil.Process:
         """The process that serves a client, or waits for one."""
         (child,) = psutil.Process(self.process.pid).children()
         return child
 
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text()
+
+    def is_busy(self) -> bool:
+        """Whether somebody is connected."""
+        connections = psutil.Process(self.process.pid).net_connections()
+        return any(one.laddr.port == self.port and one.status == psutil.CONN_ESTABLISHED for one in connections)
+
+
+def new_remote(address: str, folder: Path, key: str = KEY) -> Remote:
+    """Devices that share a secret, in a file that is made."""
+    file = folder / "device-secret"
+    make_secret(file)
+    return Remote(address, key, file)
+
 
 @contextmanager
-def device(address: str, store: Path, key: str = KEY) -> Iterator[Served]:
-    """`sam3-tvm serve-device`, registered."""
-    before, port = Tracker(address, key).workers(), free_port()
-    given = ("--tracker", address, "--key", key, "--store", str(store), "--host", "127.0.0.1", "--port", str(port))
-    with process("-m", "harness", "serve-device", *given, output=subprocess.PIPE) as started:
-        until(lambda: Tracker(address, key).workers() > before or started.poll() is not None)
-        assert started.poll() is None, started.communicate()[0]
-        yield Served(started)
+def device(remote: Remote, store: Path, *options: str, **environment: str) -> Iterator[Served]:
+    """`sam3-tvm serve-device`, registered; without PyTorch, which a device does not need."""
+    tracker, port, log = Tracker(remote.address, remote.key), free_port(), store.with_name(f"{store.name}.log")
+    before = tracker.workers()
+    given = ("--tracker", remote.address, "--key", remote.key, "--store", str(store), "--port", str(port))
+    secret = () if remote.secret_file is None else ("--secret-file", str(remote.secret_file))
+    with (
+        log.open("wb") as output,
+        without_torch(
+            *("-m", "harness", "serve-device", *given, *secret, *options),
+            output=output.fileno(),
+            PYTHONUNBUFFERED="1",
+            **environment,
+        ) as started,
+    ):
+        until(lambda: tracker.workers() > before or started.poll() is not None)
+        assert started.poll() is None, log.read_text()
+        yield Served(started, port, log)

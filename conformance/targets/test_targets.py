@@ -21,6 +21,7 @@ from torch import nn
 from tvm import relax
 from tvm.target import codegen
 
+from conformance.support.machines import file_system
 from harness.core.errors import HarnessError
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.frontends.torch_export import export_program, import_program
@@ -563,14 +564,6 @@ def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert seen == {count: count for count in counts}
-
-
-def file_system(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 QUOTAS = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.support.remotes import KEY, tracker, tvm_server, until
-from harness.execution.remote.tracker import Tracker
+from conformance.support.remotes import device, new_remote, tracker
+from harness.core.remote import Remote
 from harness.tuning.database import current_conditions
 from harness.tuning.trials import Kind, read_trials
 
@@ -19,11 +19,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def address(one_thread: None) -> Iterator[str]:
-    """Of a tracker that knows two servers."""
-    with tracker() as made, tvm_server(made), tvm_server(made):
-        until(lambda: Tracker(made, KEY).workers() == 2)
-        yield made
+def servers(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    """A server, at a tracker."""
+    folder = tmp_path_factory.mktemp("servers")
+    with tracker() as address:
+        remote = new_remote(address, folder)
+        with device(remote, folder / "store"):
+            yield remote
 
 
 def tuned(folder: Path, *arguments: str) -> str:
@@ -39,8 +41,8 @@ def tuned(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_servers_measure_schedules(address: str, tmp_path: Path) -> None:
-    printed = tuned(tmp_path, "--remote", address, "--key", KEY, "--trials", "4")
+def test_servers_measure_schedules(servers: Remote, tmp_path: Path) -> None:
+    printed = tuned(tmp_path, *servers.flags, "--trials", "4")
     trials, notices = read_trials(tmp_path)
     assert notices == [] and len([trial for trial in trials if not trial.confirmed]) >= 4
     assert all(trial.kind is Kind.MEASURED and trial.conditions == current_conditions("llvm") for trial in trials)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
-import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import tvm
 
-from conformance.support.remotes import KEY, device, end, free_port, tracker, tvm_server, until
+from conformance.support.remotes import KEY, Served, device, end, free_port, new_remote, tracker, until
 from harness.core.errors import HarnessError
-from harness.core.remote import split_address
+from harness.core.remote import Remote, chosen_remote, split_address
 from harness.execution.remote.tracker import Tracker
 from harness.targets.linking import link
 from harness.tuning.local import LocalRunner
 from harness.tuning.measuring import Program, Rounds, RunError, Step
-from harness.tuning.remote import RemoteRunner
+from harness.tuning.remote import RemoteRunner, new_session
 
 ROUNDS = Rounds(2, 0.001)
 SHAPE = (64, 48)
@@ -69,17 +69,26 @@ def slow(folder: Path) -> Program:
     return built(folder, "slow", f"b[v, w] = a[v, w]\n            {loop}")
 
 
-def test_several_servers_measure_at_the_same_time_what_this_machine_measures(array: Path, twice: Program) -> None:
+@pytest.fixture(scope="module")
+def servers(folder: Path) -> Iterator[Remote]:
+    """Two of them, which share a secret."""
+    with tracker() as address:
+        remote = new_remote(address, folder)
+        with device(remote, folder / "one"), device(remote, folder / "other"):
+            yield remote
+
+
+def test_several_servers_measure_at_the_same_time_what_this_machine_measures(
+    array: Path, twice: Program, servers: Remote
+) -> None:
     local = LocalRunner()
     expected = local.run([twice], [array], ROUNDS)[0]
     local.close()
-    with tracker() as address, tvm_server(address), tvm_server(address):
-        until(lambda: Tracker(address, KEY).workers() == 2)
-        runner = RemoteRunner(address, KEY)
-        assert runner.workers == 2
-        with ThreadPoolExecutor(2) as threads:
-            runs = list(threads.map(lambda _: runner.run([twice, twice], [array], ROUNDS), range(4)))
-        runner.close()
+    runner = RemoteRunner(servers)
+    assert runner.workers == 2
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(lambda _: runner.run([twice, twice], [array], ROUNDS), range(4)))
+    runner.close()
     for run in runs:
         assert len(run) == 2
         for ran in run:
@@ -88,61 +97,56 @@ def test_several_servers_measure_at_the_same_time_what_this_machine_measures(arr
             np.testing.assert_array_equal(ran.result, expected.result)
 
 
-def test_what_a_vanished_server_was_doing_is_done_elsewhere_until_there_is_none(
-    array: Path, twice: Program, slow: Program
+def test_a_program_that_hangs_or_fails_is_named_and_the_server_is_used_again(
+    array: Path, twice: Program, slow: Program, servers: Remote
 ) -> None:
-    with tracker() as address, tvm_server(address) as one, tvm_server(address) as other:
-        until(lambda: Tracker(address, KEY).workers() == 2)
-        idle = {server.pid: len(_children(server.pid)) for server in (one, other)}
-        runner = RemoteRunner(address, KEY, wait=20)
+    runner = RemoteRunner(servers, seconds=6)
+    with pytest.raises(RunError, match="not done after 6 s"):
+        runner.run([slow], [array], Rounds(30, 0.0))
+    missing = Program(twice.library, (), (Step("missing", (0,), SHAPE, "float32"),), 1)
+    with pytest.raises(RunError, match="missing"):
+        runner.run([missing], [array], ROUNDS)
+    assert runner.run([twice], [array], ROUNDS)[0].seconds
+    with pytest.raises(HarnessError, match=rf"no server with key 'another' .* the keys there are {KEY}"):
+        RemoteRunner(dataclasses.replace(servers, key="another"))
+    runner.close()
 
-        def at_work() -> list[subprocess.Popen[str]]:
-            return [server for server in (one, other) if len(_children(server.pid)) > idle[server.pid]]
 
+def test_what_a_vanished_server_was_doing_is_done_elsewhere_until_there_is_none(
+    array: Path, slow: Program, servers: Remote, tmp_path: Path
+) -> None:
+    remote = dataclasses.replace(servers, key="vanishing")
+    with device(remote, tmp_path / "one") as one, device(remote, tmp_path / "other") as other:
+        runner = RemoteRunner(remote, wait=20)
+
+        def at_work() -> list[Served]:
+            return [server for server in (one, other) if server.is_busy()]
+
+        until(lambda: not at_work())
         with ThreadPoolExecutor(1) as threads:
             running = threads.submit(runner.run, [slow], [array], Rounds(1, 0.0))
             until(lambda: bool(at_work()))
             (first,) = at_work()
-            end(first)
+            end(first.process)
             assert running.result(timeout=300)[0].seconds[0] > 0
-        end(one)
-        end(other)
-        until(lambda: Tracker(address, KEY).workers() == 0)
+        end(one.process)
+        end(other.process)
+        until(lambda: Tracker(remote.address, remote.key).workers() == 0)
         runner.close()
         with pytest.raises(HarnessError, match="is left at the tracker"):
-            Tracker(address, KEY).session(5, wait=0.5)
-        with pytest.raises(HarnessError, match=r"no server with key 'a-machine' .* there are no servers at all"):
-            RemoteRunner(address, KEY)
+            new_session(remote, 5, wait=0.5)
+        with pytest.raises(HarnessError, match="no server with key 'vanishing'"):
+            RemoteRunner(remote)
 
 
-def _children(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def test_a_program_that_hangs_or_fails_is_named_and_the_server_is_used_again(
-    array: Path, twice: Program, slow: Program, tmp_path: Path
-) -> None:
-    with tracker() as address, device(address, tmp_path):
-        runner = RemoteRunner(address, KEY, seconds=6)
-        with pytest.raises(RunError, match="not done after 6 s"):
-            runner.run([slow], [array], Rounds(30, 0.0))
-        missing = Program(twice.library, (), (Step("missing", (0,), SHAPE, "float32"),), 1)
-        with pytest.raises(RunError, match="missing"):
-            runner.run([missing], [array], ROUNDS)
-        assert runner.run([twice], [array], ROUNDS)[0].seconds
-        with pytest.raises(HarnessError, match=r"no server with key 'another' .* the keys there are a-machine"):
-            RemoteRunner(address, "another")
-        runner.close()
-
-
-def test_an_address_without_a_tracker_is_one_sentence() -> None:
+def test_an_address_without_a_tracker_is_one_sentence(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(HarnessError, match=r"no RPC tracker answers at 127\.0\.0\.1:"):
-        RemoteRunner(f"127.0.0.1:{free_port()}", KEY)
+        RemoteRunner(new_remote(f"127.0.0.1:{free_port()}", tmp_path))
     assert time.monotonic() - start < 30
 
 
-def test_what_is_no_tracker_is_one_sentence() -> None:
+def test_what_is_no_tracker_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -154,7 +158,7 @@ def test_what_is_no_tracker_is_one_sentence() -> None:
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         with pytest.raises(HarnessError, match="is no RPC tracker"):
-            RemoteRunner(f"127.0.0.1:{listening.getsockname()[1]}", KEY)
+            RemoteRunner(new_remote(f"127.0.0.1:{listening.getsockname()[1]}", tmp_path))
         thread.join()
 
 
@@ -173,4 +177,4 @@ def test_addresses() -> None:
 
 def test_a_key_must_be_given() -> None:
     with pytest.raises(HarnessError, match="needs --key"):
-        RemoteRunner("127.0.0.1:9190", "")
+        chosen_remote("127.0.0.1:9190", "")

@@ -26,7 +26,12 @@ from harness.cli.verify import verify
 from harness.core.errors import HarnessError
 from harness.runtime.errors import Sam3Error
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Prove that SAM 3 compiled by TVM is SAM 3.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # they may be secrets
+    help="Prove that SAM 3 compiled by TVM is SAM 3.",
+)
 
 
 @app.callback(invoke_without_command=True)

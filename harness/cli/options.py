@@ -14,6 +14,7 @@ from harness.core.names import checked
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
 from harness.deployment.deployable import Deployable
+from harness.execution.remote.secret import VARIABLE
 from harness.models.registry import models
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
@@ -28,7 +29,10 @@ WEIGHTS_HELP = f"{', '.join(Weights)}: what they are drawn by without a checkpoi
 WeightsOption = Annotated[str | None, typer.Option(help=WEIGHTS_HELP)]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(envvar=OPTION_VARIABLE, help="Threads of TVM and PyTorch. Default: every CPU that may be used."),
+    typer.Option(
+        envvar=OPTION_VARIABLE,
+        help="Threads of TVM and PyTorch. Default: one for each fast core that may be used, see doctor.",
+    ),
 ]
 DatabaseOption = Annotated[
     Path | None,
@@ -50,6 +54,13 @@ RemoteOption = Annotated[
     typer.Option(help="HOST:PORT of an RPC tracker: run on a device that it knows, see serve-device."),
 ]
 KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
+SecretFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"File of the secret that devices and clients share, mode 600. Default: {VARIABLE} has the secret itself, "
+        "or device-secret in the user's folder for configuration."
+    ),
+]
 
 
 def chosen_weights(names: Sequence[str], checkpoint: Path | None, known: Sequence[str] = WEIGHTS) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.console import complain
-from harness.cli.options import KeyOption, RemoteOption, ThreadsOption
+from harness.cli.options import KeyOption, RemoteOption, SecretFileOption, ThreadsOption
 from harness.core.errors import HarnessError
 from harness.core.remote import chosen_remote
 
@@ -42,6 +42,7 @@ def segment(
     threads: ThreadsOption = None,
     remote: RemoteOption = None,
     key: KeyOption = "",
+    secret_file: SecretFileOption = None,
 ) -> None:
     """Find what texts, boxes and points mean in images: overlays, masks, and a data set in COCO's format.
 
@@ -61,7 +62,7 @@ def segment(
     prompts = make_prompts(texts, *geometry) if clicked is None else [clicked]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
-    devices = chosen_remote(remote, key)
+    devices = chosen_remote(remote, key, secret_file)
     configure_threads(threads)
     failed = failures(do(folder, job, devices))
     for sentence in failed:

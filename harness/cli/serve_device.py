@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.console import console
-from harness.cli.options import CpuOption, ThreadsOption
+from harness.cli.options import CpuOption, SecretFileOption, ThreadsOption
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
 from harness.core.remote import Remote
-from harness.execution.remote.server import Serving, serve
+from harness.execution.remote.secret import forget_variable, make_secret, read_secret
+from harness.execution.remote.server import LOOPBACK, Serving, serve
 from harness.execution.remote.store import Store
 from harness.execution.remote.tracker import connected
 
@@ -22,7 +23,7 @@ from harness.execution.remote.tracker import connected
 def serve_device(
     tracker: Annotated[str, typer.Option(help="HOST:PORT of the RPC tracker to register with.")],
     key: Annotated[str, typer.Option(help="What to be known by there.")],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines connect.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. Default: any.")] = 0,
     advertise: Annotated[
         str | None, typer.Option(help="Address that clients are told. Default: the one that the tracker sees.")
@@ -30,18 +31,32 @@ def serve_device(
     store: Annotated[
         Path | None, typer.Option(help="Folder for the weights and code that clients send. Default: the user's cache.")
     ] = None,
+    secret_file: SecretFileOption = None,
     threads: ThreadsOption = None,
     cpu: CpuOption = None,
 ) -> None:
-    """Let others run what they compile on this machine's devices, until Ctrl-C.
+    """Let who knows the secret run what they compile on this machine's devices, until Ctrl-C.
 
-    Whoever reaches the port can run any code here, as with TVM's own RPC server: use it in a network that you trust.
+    Who knows it can run any code here as this user. It is made where there is none, and never sent; all else is sent as
+    it is, without encryption: docs/REMOTE.md shows the way through SSH.
     """
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
     remote, folder = Remote(tracker, key), store or default_store()
-    serve_until_stopped(Serving(remote, folder, host, port, advertise, Processors(cpu)))
+    made = make_secret(secret_file)
+    secret = read_secret(secret_file)
+    forget_variable()
+    if made is not None:
+        tell(f"Made a secret in {made}: copy that file to the machines of those who may use this one.")
+    else:
+        tell(f"Clients need the secret in {secret.source}.")
+    serve_until_stopped(Serving(remote, folder, secret, host, port, advertise, Processors(cpu)))
+
+
+def tell(sentence: str) -> None:
+    """Prints a sentence as it is."""
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def default_store() -> Path:
@@ -61,9 +76,6 @@ def serve_until_stopped(serving: Serving) -> None:
         raise HarnessError("tvm is not installed, which runs what clients send: pip install 'apache-tvm>=0.27,<0.28'")
     connected(serving.remote.address).close()
     Store(serving.store).trim()
-
-    def tell(sentence: str) -> None:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
     def interrupt(_number: int, _frame: Any) -> None:
         raise KeyboardInterrupt

@@ -9,9 +9,10 @@ import typer
 
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
-from harness.cli.options import CpuOption, ThreadsOption
+from harness.cli.options import CpuOption, KeyOption, RemoteOption, SecretFileOption, ThreadsOption
 from harness.core.case import Scale
 from harness.core.processors import Processors
+from harness.core.remote import chosen_remote
 from harness.targets import HOST, TARGETS
 from harness.tuning.request import Request
 
@@ -29,10 +30,9 @@ def tune_command(
         Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
-    remote: Annotated[
-        str | None, typer.Option(help="HOST:PORT of an RPC tracker: measure on the machines that it knows.")
-    ] = None,
-    key: Annotated[str, typer.Option(help="What those machines are known by at the tracker.")] = "",
+    remote: RemoteOption = None,
+    key: KeyOption = "",
+    secret_file: SecretFileOption = None,
     threads: ThreadsOption = None,
     cpu: CpuOption = None,
 ) -> None:
@@ -45,7 +45,8 @@ def tune_command(
     from harness.tuning.session import tune
 
     configure_threads(threads)
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, remote, key, Processors(cpu))
+    devices = chosen_remote(remote, key, secret_file)
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, devices, Processors(cpu))
     code = tune(console, request)
     if code:
         raise typer.Exit(code)

@@ -20,6 +20,7 @@ from harness.cli.options import (
     KeyOption,
     PartialOption,
     RemoteOption,
+    SecretFileOption,
     SeedOption,
     ThreadsOption,
     UntunedOption,
@@ -82,6 +83,7 @@ def verify(
     cuda_arch: CudaArchOption = None,
     remote: RemoteOption = None,
     key: KeyOption = "",
+    secret_file: SecretFileOption = None,
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
@@ -122,7 +124,7 @@ def verify(
     make_folder(report, advice=ADVICE)
     if image is not None:
         load_image(image)
-    devices = chosen_remote(remote, key)
+    devices = chosen_remote(remote, key, secret_file)
     processors = Processors(cpu, cuda_arch)
     where: dict[str, str] = {}
     if devices is not None:

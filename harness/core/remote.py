@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.core.errors import HarnessError
 
@@ -14,10 +15,12 @@ class Remote:
     Attributes:
         address: HOST:PORT of the tracker.
         key: What the devices are known by.
+        secret_file: File of the secret that they share with this user; None for where it lies by default.
     """
 
     address: str
     key: str
+    secret_file: Path | None = None
 
     def __post_init__(self) -> None:
         split_address(self.address)
@@ -29,14 +32,15 @@ class Remote:
     @property
     def flags(self) -> tuple[str, ...]:
         """The options that mean the same on the command line."""
-        return "--remote", self.address, "--key", self.key
+        secret = () if self.secret_file is None else ("--secret-file", str(self.secret_file))
+        return "--remote", self.address, "--key", self.key, *secret
 
     def __str__(self) -> str:
         return f"{self.key} at {self.address}"
 
 
-def chosen_remote(address: str | None, key: str) -> Remote | None:
-    """Reads the options --remote and --key; None means to stay on this machine.
+def chosen_remote(address: str | None, key: str, secret_file: Path | None = None) -> Remote | None:
+    """Reads the options --remote, --key and --secret-file; None means to stay on this machine.
 
     Raises:
         HarnessError: The address is none, or one of the options lacks the other.
@@ -44,8 +48,10 @@ def chosen_remote(address: str | None, key: str) -> Remote | None:
     if address is None:
         if key:
             raise HarnessError(f"--key {key} says nothing without --remote HOST:PORT, the tracker that knows it")
+        if secret_file is not None:
+            raise HarnessError("--secret-file says nothing without --remote HOST:PORT, the tracker of the devices")
         return None
-    return Remote(address, key)
+    return Remote(address, key, secret_file)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.doctor.known_bad import PACKAGES, installed_versions, known_bad
 from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, reason, thread_count
-from harness.runtime.threads import VARIABLE, usable_cpus
+from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usable_cpus
 
 _PROBE_SECONDS = 120.0
 
@@ -73,6 +73,8 @@ def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
 def _machine() -> list[Finding]:
     import psutil
 
+    from harness.machine import control_group
+    from harness.runtime.cores import cores
     from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model
     from harness.targets.linking import linker
 
@@ -83,6 +85,7 @@ def _machine() -> list[Finding]:
         Finding("machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         Finding("machine", f"{psutil.virtual_memory().total / 2**30:.1f} GiB of memory"),
         Finding("CPU", f"{cpu_model()}, {usable_cpus()} CPUs usable by this process"),
+        Finding("CPU", f"{cores()}; control group: {control_group(cgroup_cpuset(), cgroup_quota())}"),
         Finding("CPU", f"features: {features}"),
         Finding("linker", " ".join(command) if command else "none, so nothing can be compiled"),
     ]

@@ -104,14 +104,18 @@ class RemoteExecutor:
 
         Raises:
             DeviceLostError: No device is registered any more.
+            RefusedError: It does not share the secret of this user.
         """
         from harness.core.errors import HarnessError
         from harness.execution.remote.client import registered
         from harness.execution.remote.errors import DeviceLostError
+        from harness.execution.remote.handshake import RefusedError
         from harness.targets.compiling import platform_of
 
         try:
             description = registered(self._remote)
+        except RefusedError:
+            raise
         except HarnessError as error:
             raise DeviceLostError(str(error)) from error
         if target in description.problems:

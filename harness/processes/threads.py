@@ -1,7 +1,8 @@
-"""How many threads this process runs on, how many CPUs it may use, and making TVM and torch use that many.
+"""How many threads this process runs on, and making TVM and torch use that many.
 
-The number is an option of the commands and of pytest, and `SAM3_TVM_THREADS` has its default; without either, every
-usable CPU gets a thread. Processes that `harness.processes` starts are told the number of the process that starts them.
+The number is an option of the commands and of pytest, and `SAM3_TVM_THREADS` has its default; without either,
+`harness.runtime.threads.default_threads` chooses. Processes that `harness.processes` starts are told the number of the
+process that starts them.
 
 TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many
 virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is
@@ -11,13 +12,12 @@ not once the pool runs. The pool never has more threads than there are CPUs.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
 
 from harness.core.errors import HarnessError
-from harness.runtime.threads import VARIABLE, affinity, cgroup_quota, usable_cpus
+from harness.runtime.threads import VARIABLE, default_threads, leave_placing_to_the_system, usable_cpus
 
 OPTION_VARIABLE = "SAM3_TVM_THREADS"
 """The environment variable with the default of the option --threads; commands and pytest read it, and nothing else."""
@@ -31,8 +31,8 @@ _chosen: int | None = None
 
 
 def thread_count() -> int:
-    """The number of threads that this process runs on: the one that was chosen, otherwise every usable CPU."""
-    return usable_cpus() if _chosen is None else _chosen
+    """The number of threads that this process runs on: the one that was chosen, otherwise the default."""
+    return default_threads().count if _chosen is None else _chosen
 
 
 def choose_threads(count: int | None) -> None:
@@ -64,12 +64,7 @@ def reason() -> str:
     """Why a run uses `thread_count()` threads, as part of a sentence."""
     if _chosen is not None:
         return f"--threads or {OPTION_VARIABLE} says so"
-    cpus, allowed, quota = os.cpu_count() or 1, affinity(), cgroup_quota()
-    if quota is not None and math.ceil(quota) < allowed:
-        return f"the quota of the control group is {quota:g} CPUs of {cpus}"
-    if allowed < cpus:
-        return f"the affinity mask allows {allowed} of {cpus} CPUs"
-    return "one for each CPU"
+    return default_threads().reason
 
 
 def configure_threads(count: int | None = None) -> int:
@@ -87,6 +82,7 @@ def configure_threads(count: int | None = None) -> int:
     count = thread_count()
     os.environ[VARIABLE] = str(count)
     os.environ[OPENMP_VARIABLE] = str(count)
+    leave_placing_to_the_system(count)
     if (torch := sys.modules.get("torch")) is not None:  # otherwise it reads OMP_NUM_THREADS when it is imported
         torch.set_num_threads(count)
     return count

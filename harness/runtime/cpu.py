@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+
+from harness.runtime.arm import arm_model
+from harness.runtime.system import ROOT, read_text, sysctl
 
 VECTOR_FEATURES = (
     "popcnt",
@@ -111,10 +113,14 @@ _MACOS_ARM = {
 }
 
 
-def cpu_model() -> str:
-    """Returns the name of the processor as its vendor writes it, or the architecture where it is not to be found."""
-    name = _cpuinfo(_text(Path("/proc/cpuinfo"))).get("model name") or _sysctl("-n", "machdep.cpu.brand_string")
-    return name or platform.processor() or platform.machine()
+def cpu_model(root: Path = ROOT) -> str:
+    """Returns the name of the processor as its vendor writes it, or the architecture where it is not to be found.
+
+    Args:
+        root: Where `proc` and `sys` are; the file system's root except in tests.
+    """
+    told = _cpuinfo(read_text(root / "proc/cpuinfo")).get("model name") or arm_model(root)
+    return told or sysctl("-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
 def architecture() -> str:
@@ -130,8 +136,8 @@ def normalized(machine: str) -> str:
 def cpu_features() -> frozenset[str] | None:
     """Returns the features of this machine's processor in LLVM's spelling; None where the system does not tell."""
     if platform.system() == "Darwin":
-        return features_of_macos(_sysctl("hw.optional", "machdep.cpu"))
-    return features_of_linux(_text(Path("/proc/cpuinfo")))
+        return features_of_macos(sysctl("hw.optional", "machdep.cpu"))
+    return features_of_linux(read_text(Path("/proc/cpuinfo")))
 
 
 def features_of_linux(cpuinfo: str) -> frozenset[str] | None:
@@ -178,17 +184,3 @@ def _cpuinfo(text: str) -> Mapping[str, str]:
     """Returns the first processor of `/proc/cpuinfo`."""
     pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _sysctl(*arguments: str) -> str:
-    if platform.system() != "Darwin":
-        return ""
-    answer = subprocess.run(["/usr/sbin/sysctl", *arguments], capture_output=True, text=True, check=False)
-    return answer.stdout.strip()

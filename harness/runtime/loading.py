@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.runtime.cpu import architecture, common_cpu, cpu_features, cpu_model
 from harness.runtime.errors import Sam3Error
-from harness.runtime.threads import use_every_cpu
+from harness.runtime.threads import use_default_threads
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -87,7 +87,7 @@ def load_runtime(folder: Path | None = None) -> None:
     Raises:
         LoadError: It is not to be found.
     """
-    use_every_cpu()
+    use_default_threads()
     import tvm_ffi
 
     # Two copies of the library in one process would register everything twice.

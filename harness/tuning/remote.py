@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -16,6 +17,11 @@ import numpy as np
 from tvm import rpc
 
 from harness.core.errors import HarnessError
+from harness.core.remote import Remote
+from harness.execution.remote.client import registered
+from harness.execution.remote.entering import begun
+from harness.execution.remote.handshake import RefusedError
+from harness.execution.remote.secret import read_secret
 from harness.execution.remote.tracker import CONNECT_SECONDS, WAIT_SECONDS, Tracker
 from harness.processes.timed_calls import CallError, TimedCalls, last_line
 from harness.tuning.measuring import Program, Rounds, RunError, RunResult, run_interleaved
@@ -42,22 +48,23 @@ class _Unmeasured:
 class RemoteRunner:
     """Runs programs on the servers of a tracker; several threads may use it at once, each with another server."""
 
-    def __init__(self, address: str, key: str, seconds: float = 60.0, wait: float = WAIT_SECONDS) -> None:
+    def __init__(self, remote: Remote, seconds: float = 60.0, wait: float = WAIT_SECONDS) -> None:
         """Makes a runner.
 
         Args:
-            address: HOST:PORT of the tracker.
-            key: Key under which the tracker knows the servers.
+            remote: Where the servers are found.
             seconds: Time limit of one `run`, transfers included.
             wait: Time limit of the wait for a free server.
 
         Raises:
-            HarnessError: There is no tracker, or it knows no server with this key.
+            RefusedError: The servers do not share the secret of this user.
+            HarnessError: There is no secret, no tracker, or no server of `sam3-tvm serve-device` with this key.
         """
-        self._tracker = Tracker(address, key)
+        self._remote = remote
         self._seconds = seconds
         self._wait = wait
-        self.workers = self._tracker.require_workers()
+        registered(remote)
+        self.workers = Tracker(remote.address, remote.key).workers()
         # The client is a process of its own, because a connection to a machine that is switched off may wait for ever.
         self._idle: SimpleQueue[TimedCalls] = SimpleQueue()
 
@@ -81,7 +88,7 @@ class RemoteRunner:
         except Empty:
             client = TimedCalls()
         limit = self._wait + self._seconds + CONNECT_SECONDS
-        task = (self._tracker.address, self._tracker.key, self._seconds, self._wait)
+        task = (self._remote, self._seconds, self._wait)
         paths = [str(path) for path in arrays]
         try:
             ran: list[RunResult] | _Unmeasured = client.call(
@@ -99,8 +106,7 @@ class RemoteRunner:
 
 
 def _in_session(
-    address: str,
-    key: str,
+    remote: Remote,
     seconds: float,
     wait: float,
     programs: Sequence[Program],
@@ -109,7 +115,7 @@ def _in_session(
 ) -> list[RunResult] | _Unmeasured:
     """Runs programs in a session of their own; the client process calls this function."""
     try:
-        session = Tracker(address, key).session(seconds, wait)
+        session = new_session(remote, seconds, wait)
     except HarnessError as error:
         return _Unmeasured(str(error), nobody=True)
     start = time.monotonic()
@@ -119,6 +125,34 @@ def _in_session(
         if time.monotonic() - start > 0.95 * seconds:
             return _Unmeasured(f"it was not done after {seconds:g} s")
         return _Unmeasured(last_line(error), session_ended=_is_gone(session))
+
+
+def new_session(remote: Remote, seconds: float, wait: float) -> rpc.RPCSession:
+    """Returns a new session on a free server.
+
+    Args:
+        remote: Where the servers are found.
+        seconds: When the server ends it.
+        wait: How long to wait for a free server.
+
+    Raises:
+        RefusedError: The server does not share the secret of this user.
+        HarnessError: No server was free in time, or the tracker is gone.
+    """
+    secret = read_secret(remote.secret_file)
+    tracker = Tracker(remote.address, remote.key)
+    deadline = time.monotonic() + wait
+    while True:
+        host, port, match_key = tracker.request(deadline - time.monotonic())
+        try:
+            # The tracker may not know yet that a server is gone.
+            return begun(host, port, match_key, secret, partial(rpc.connect, session_timeout=seconds))
+        except RefusedError:
+            raise
+        except Exception as error:
+            if time.monotonic() >= deadline:
+                raise HarnessError(tracker.nobody()) from error
+            time.sleep(0.2)
 
 
 def _run(

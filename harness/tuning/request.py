@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.processors import THIS_MACHINE, Processors
+from harness.core.remote import Remote
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.targets import HOST, TARGETS
@@ -25,8 +26,7 @@ class Request:
         trials: Largest number of schedules to try; None for no limit.
         folder: Folder of the database; None for the one in `fixtures/tuned` that fits this machine.
         seed: Seed of candidates and inputs.
-        remote: HOST:PORT of an RPC tracker; None to measure on this machine.
-        key: Key under which the tracker knows the servers.
+        remote: The devices to measure on; None for this machine.
         processors: The processors to compile for.
     """
 
@@ -37,8 +37,7 @@ class Request:
     trials: int | None = None
     folder: Path | None = None
     seed: int = 0
-    remote: str | None = None
-    key: str = ""
+    remote: Remote | None = None
     processors: Processors = THIS_MACHINE
 
     def cases(self) -> tuple[Case, ...]:

@@ -66,8 +66,8 @@ def tune(console: Console, request: Request) -> int:
         from harness.tuning.remote import RemoteRunner
 
         # Before any work, because there may be no tracker or no server.
-        runner = RemoteRunner(request.remote, request.key)
-        machine = f"servers known as {request.key}"
+        runner = RemoteRunner(request.remote)
+        machine = f"servers known as {request.remote.key}"
     tasks = _collect_all_tasks(console, cases, request.processors)
     states = begin(tasks, vector_unit(target), conditions, trials, opened.records)
     earlier = sum(len(state.trials) for state in states)

@@ -22,7 +22,10 @@ import numpy.typing as npt
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.execution.remote.description import INFO, PROTOCOL, Description
+from harness.execution.remote.entering import begun, require_proof
 from harness.execution.remote.errors import DeviceLostError, RemoteError
+from harness.execution.remote.handshake import RefusedError, TakenError
+from harness.execution.remote.secret import read_secret
 from harness.execution.remote.tracker import NobodyFreeError, Tracker
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError, load_runtime
@@ -76,20 +79,38 @@ class Content:
 
 
 def registered(remote: Remote) -> Description:
-    """Returns what the first of the devices told the tracker.
+    """Returns what the first of the devices that prove themselves told the tracker.
 
     Raises:
-        HarnessError: There is no tracker, no device with this key, or a server that is not `sam3-tvm serve-device`.
+        RefusedError: None of the devices that answer shares the secret of this user.
+        HarnessError: There is no secret, no tracker, no device with this key, none that answers, or only servers that
+            are not `sam3-tvm serve-device`.
     """
+    secret = read_secret(remote.secret_file)
     tracker = Tracker(remote.address, remote.key)
     tracker.require_workers()
-    descriptions = [server[INFO] for server in tracker.servers() if INFO in server]
-    if not descriptions or descriptions[0].get("protocol") != PROTOCOL:
-        raise HarnessError(
-            f"the server {remote} is not one of this version's `sam3-tvm serve-device`, which keeps weights and tells "
-            f"what it is: start it with sam3-tvm serve-device --tracker {remote.address} --key {remote.key}"
-        )
-    return Description.of(descriptions[0])
+    problem = HarnessError(
+        f"the server {remote} is not one of this version's `sam3-tvm serve-device`, which proves who it is, keeps "
+        f"weights and tells what it is: start it with sam3-tvm serve-device --tracker {remote.address} "
+        f"--key {remote.key}"
+    )
+    for server in tracker.servers():
+        if server.get(INFO, {}).get("protocol") != PROTOCOL:
+            continue
+        host, port = server["addr"]
+        try:
+            require_proof(host, port, secret)
+        except RefusedError as error:
+            problem = error
+        except OSError as error:
+            if not isinstance(problem, RefusedError):
+                problem = HarnessError(
+                    f"the device {remote} does not answer at {host}, port {port}, which it told the tracker "
+                    f"({error.strerror or error}): it may listen on its own loopback, see docs/REMOTE.md"
+                )
+        else:
+            return Description.of(server[INFO])
+    raise problem
 
 
 class DeviceSession:
@@ -111,7 +132,8 @@ class DeviceSession:
 
         Raises:
             DeviceLostError: There is none, or it is gone.
-            HarnessError: The server is another one.
+            RefusedError: It does not share the secret of this user.
+            HarnessError: This user has no secret.
         """
         load_runtime()
         self.remote = remote
@@ -121,13 +143,7 @@ class DeviceSession:
         self._dropped: dict[str, list[int]] = {"release": [], "unload": []}
         self._lock = threading.RLock()
         self._session: Any = _connected(remote, gone_seconds)
-        try:
-            self.description = Description.of(self._ask("describe"))
-        except AttributeError as error:
-            raise HarnessError(
-                f"the server {remote} is TVM's own, which neither keeps weights nor tells what it is: "
-                f"start it with sam3-tvm serve-device --tracker {remote.address} --key {remote.key}"
-            ) from error
+        self.description = Description.of(self._ask("describe"))
 
     def __enter__(self) -> Self:
         return self
@@ -324,9 +340,11 @@ def _connected(remote: Remote, gone_seconds: float) -> Any:
 
     Raises:
         DeviceLostError: No device is registered any more, or no tracker answers.
+        RefusedError: It does not share the secret of this user.
     """
     import tvm_ffi
 
+    secret = read_secret(remote.secret_file)
     tracker = Tracker(remote.address, remote.key)
     connect = tvm_ffi.get_global_func("rpc.Connect")
     well = time.monotonic()
@@ -336,8 +354,10 @@ def _connected(remote: Remote, gone_seconds: float) -> Any:
             if tracker.workers():
                 host, port, match_key = tracker.request(_ASK_SECONDS)
                 problem = f"the device {remote} does not answer at {host}, port {port}"
-                return connect(host, port, match_key, False)
-        except NobodyFreeError:  # others use them; whether they are still there, the next round tells
+                return begun(host, port, match_key, secret, lambda *where: connect(*where, False))
+        except RefusedError:
+            raise
+        except (NobodyFreeError, TakenError):  # others use them; whether they are still there, the next round tells
             well = time.monotonic()
         except HarnessError as error:
             problem = str(error)

@@ -11,7 +11,7 @@ from typing import Any
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime.cpu import architecture
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of what clients and `sam3-tvm serve-device` say to each other."""
 INFO = "sam3_tvm"
 """Where a server's description stands among what it tells the tracker."""

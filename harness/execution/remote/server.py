@@ -1,15 +1,17 @@
 """What `sam3-tvm serve-device` runs: registers with a tracker and gives every client a session, one after another.
 
 TVM's own server ends when the process of a session crashes, waits for ever for a client that connects and says nothing,
-and keeps nothing from one session to the next. This one speaks the same protocol.
+asks nobody who they are, and keeps nothing from one session to the next. This one speaks the same protocol with clients
+that have proved themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
-import random
+import secrets
 import select
 import signal
 import socket
@@ -18,27 +20,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
+from harness.execution.remote.admission import Admission, Client
 from harness.execution.remote.description import DESCRIBE, INFO, Description
+from harness.execution.remote.handshake import address_of
+from harness.execution.remote.secret import Secret
 from harness.execution.remote.store import Store
 from harness.execution.remote.tracker import CONNECT_SECONDS, connected
-from harness.execution.remote.wire import (
-    MAGIC,
-    MISMATCH,
-    Code,
-    receive,
-    receive_json,
-    receive_number,
-    send_json,
-    send_number,
-)
+from harness.execution.remote.wire import Code, receive_json, send_json
 from harness.processes import kill_and_collect, start_python
 from harness.processes.threads import thread_count
 
+LOOPBACK = "127.0.0.1"
+"""The address that no other machine reaches."""
 _PING_SECONDS = 2.0
 """How often the tracker is asked whether a session was given away."""
 _UNCLAIMED_SECONDS = 6.0
@@ -57,6 +56,7 @@ class Serving:
     Attributes:
         remote: The tracker, and the key to be known by.
         store: Folder for what clients send.
+        secret: What clients must know.
         host: Address to listen at.
         port: To listen on; 0 for any.
         advertised: The address that clients are told; None for the one that the tracker sees.
@@ -65,7 +65,8 @@ class Serving:
 
     remote: Remote
     store: Path
-    host: str = "0.0.0.0"
+    secret: Secret
+    host: str = LOOPBACK
     port: int = 0
     advertised: str | None = None
     processors: Processors = THIS_MACHINE
@@ -85,21 +86,23 @@ def serve(serving: Serving, tell: Callable[[str], None]) -> None:
     with _listening(serving.host, serving.port) as listener, _spare() as spare:
         port = int(listener.getsockname()[1])
         description = spare.describe(serving.processors)
-        for line in told(description):
+        for line in (*told(description), _where(serving, port)):
             tell(line)
+        own = partial(is_own, advertised=serving.advertised)
+        admission = Admission(listener, serving.secret, serving.remote.key, own, tell)
         tracker = _registered(serving, description, port)
         tell(f"Serving as {serving.remote.key} on port {port}, registered at {serving.remote.address}.")
         while True:
             try:
-                client, seconds = _awaited(listener, tracker, serving, port)
+                client = _awaited(admission, tracker, serving, port)
             except OSError as error:
                 tracker.close()
                 tell(f"The tracker {serving.remote.address} is gone ({error}): trying again until it is back.")
                 tracker = _registered_again(serving, description, port)
                 tell(f"Registered at {serving.remote.address} again.")
                 continue
-            with client:
-                end = spare.serve(client, seconds, serving.store, description)
+            with client.connection as connection:
+                end = spare.serve(connection, client.seconds, serving.store, description)
             tell(end)
             Store(serving.store).trim()
 
@@ -132,7 +135,7 @@ def _registered(serving: Serving, description: Description, port: int) -> socket
     tracker = connected(serving.remote.address)
     info = {
         "key": f"server:{serving.remote.key}",
-        "addr": (serving.advertised, port),
+        "addr": (_advertised(serving), port),
         INFO: asdict(description),
     }
     try:
@@ -157,36 +160,27 @@ def _ask(tracker: socket.socket, question: list[object]) -> object:
     return receive_json(tracker)
 
 
-def _awaited(
-    listener: socket.socket, tracker: socket.socket, serving: Serving, port: int
-) -> tuple[socket.socket, float | None]:
-    """The connection of a client that the tracker sent, and the time limit that it set.
+def _awaited(admission: Admission, tracker: socket.socket, serving: Serving, port: int) -> Client:
+    """The client that the tracker sent.
 
     Raises:
         OSError: The tracker is gone.
     """
 
     def offer() -> str:
-        match_key = f"{serving.remote.key}:{random.random()}"
-        _ask(tracker, [Code.PUT, serving.remote.key, (port, match_key), serving.advertised])
+        match_key = f"{serving.remote.key}:{secrets.token_hex(16)}"
+        admission.promise(match_key)
+        _ask(tracker, [Code.PUT, serving.remote.key, (port, match_key), _advertised(serving)])
         return match_key
 
     match_key, claimed = offer(), None
     while True:
-        ready, _, _ = select.select([listener, tracker], [], [], _PING_SECONDS)
-        if tracker in ready:  # it only speaks when asked
+        ready, _, _ = select.select([admission.fileno(), tracker.fileno()], [], [], _PING_SECONDS)
+        if tracker.fileno() in ready:  # it only speaks when asked
             raise OSError("the connection ended")
-        if listener in ready:
-            client, _address = listener.accept()
-            try:
-                client.settimeout(CONNECT_SECONDS)
-                seconds = _greet(client, match_key, serving.remote.key)
-            except (OSError, ValueError):
-                client.close()
-                continue
-            client.settimeout(None)
-            _keep_alive(client)
-            return client, seconds
+        if admission.fileno() in ready:
+            admission.promise(None)
+            return admission.client()
         pending = _ask(tracker, [Code.GET_PENDING_MATCHKEYS])
         if isinstance(pending, list) and match_key in pending:
             claimed = None
@@ -196,32 +190,51 @@ def _awaited(
             match_key, claimed = offer(), None
 
 
-def _greet(client: socket.socket, match_key: str, key: str) -> float | None:
-    """The handshake; returns the seconds that the client wants at most, None for no limit.
+def _is_loopback(host: str) -> bool:
+    """Whether an address that can be listened at is one that no other machine reaches."""
+    address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    return ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
-    Raises:
-        OSError, ValueError: It is no client, or not the one that the tracker sent.
+
+def _advertised(serving: Serving) -> str | None:
+    """The address that clients are told; None for the one that the tracker sees."""
+    return serving.host if serving.advertised is None and _is_loopback(serving.host) else serving.advertised
+
+
+def is_own(host: str, port: int, connection: socket.socket, advertised: str | None) -> bool:
+    """Returns whether a client may mean this server by an address that it reached.
+
+    Args:
+        host: As numbers.
+        port: It must be that on which the server listens: where clients are told another one, they do not get here.
+        connection: The server's end of the client's connection; its address is the server's.
+        advertised: The address that clients are told where networks translate them.
     """
-    if receive_number(client) != MAGIC:
-        raise OSError("another protocol")
-    said, *options = receive(client, receive_number(client)).decode().split()
-    if said != f"client:{match_key}":
-        send_number(client, MISMATCH)
-        raise OSError("another session")
-    own = f"server:{key}".encode()
-    send_number(client, MAGIC)
-    send_number(client, len(own))
-    client.sendall(own)
-    limits = [float(option.removeprefix("-timeout=")) for option in options if option.startswith("-timeout=")]
-    return limits[0] if limits else None
+    here, own_port = address_of(connection.getsockname())
+    return port == own_port and (host == here or host in _addresses(advertised))
 
 
-def _keep_alive(client: socket.socket) -> None:
-    """Notices within minutes that the client's machine is gone."""
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
-        if hasattr(socket, name):
-            client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+def _addresses(host: str | None) -> set[str]:
+    """Every address of a host; none where its name is not known here."""
+    if host is None:
+        return set()
+    try:
+        return {address_of(info[4])[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()
+
+
+def _where(serving: Serving, port: int) -> str:
+    """Who reaches the server, in a sentence."""
+    if _is_loopback(serving.host):
+        return (
+            f"Listening at {serving.host}, port {port}: only this machine reaches it, and what comes through SSH "
+            "(docs/REMOTE.md); --host 0.0.0.0 lets others connect."
+        )
+    return (
+        f"Listening at {serving.host}, port {port}: OTHER MACHINES REACH IT. Only who knows the secret is let in, and "
+        "then runs any code here as this user; what is sent is not encrypted."
+    )
 
 
 class _Process:

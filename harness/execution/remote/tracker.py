@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote, split_address
 from harness.execution.remote.wire import Code, greet_tracker, receive_json, send_json
-
-if TYPE_CHECKING:
-    from tvm import rpc
 
 CONNECT_SECONDS = 5.0
 """How long to wait for a tracker to answer."""
@@ -87,29 +83,6 @@ class Tracker:
             host, port, match_key = answer[1]
             return str(host), int(port), str(match_key)
 
-    def session(self, seconds: float, wait: float = WAIT_SECONDS) -> rpc.RPCSession:
-        """Returns a new session on a free server.
-
-        Args:
-            seconds: When the server ends it.
-            wait: How long to wait for a free server.
-
-        Raises:
-            HarnessError: No server was free in time, or the tracker is gone.
-        """
-        from tvm import rpc
-
-        deadline = time.monotonic() + wait
-        while True:
-            host, port, match_key = self.request(deadline - time.monotonic())
-            try:
-                # The tracker may not know yet that a server is gone.
-                return rpc.connect(host, port, match_key, session_timeout=seconds)
-            except Exception as error:
-                if time.monotonic() >= deadline:
-                    raise HarnessError(self._nobody()) from error
-                time.sleep(0.2)
-
     def _summary(self) -> list[Mapping[str, Any]]:
         with self._asked([Code.SUMMARY], CONNECT_SECONDS) as answer:
             return list(answer[1]["server_info"])
@@ -123,12 +96,13 @@ class Tracker:
                 send_json(connection, question)
                 answer = receive_json(connection)
             except OSError as error:
-                raise NobodyFreeError(self._nobody()) from error
+                raise NobodyFreeError(self.nobody()) from error
             if answer[0] != Code.SUCCESS:
                 raise HarnessError(f"the tracker {self.address} refuses a session with key {self.key!r}: {answer}")
             yield answer
 
-    def _nobody(self) -> str:
+    def nobody(self) -> str:
+        """Returns the sentence for a server that is not there, or never free."""
         return (
             f"no server with key {self.key!r} is left at the tracker {self.address}, or none is ever free: "
             "start one with sam3-tvm serve-device, then run this again"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from enum import IntEnum
 from typing import Any
 
@@ -37,31 +38,54 @@ def send_number(connection: socket.socket, number: int) -> None:
     connection.sendall(struct.pack("<i", number))
 
 
-def receive_number(connection: socket.socket) -> int:
-    """Receives a number.
-
-    Raises:
-        OSError: The connection ended.
-    """
-    (number,) = struct.unpack("<i", receive(connection, 4))
+def receive_number(connection: socket.socket, deadline: float | None = None) -> int:
+    """Receives a number; see `receive`."""
+    (number,) = struct.unpack("<i", receive(connection, 4, deadline))
     return int(number)
 
 
-def receive(connection: socket.socket, size: int) -> bytes:
+def receive(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
     """Receives so many bytes.
 
+    Args:
+        connection: Whence.
+        size: How many.
+        deadline: When all must have arrived, as `time.monotonic` counts; None for the time limit of the connection.
+
     Raises:
-        OSError: The connection ended, or nobody sends messages of that size.
+        OSError: The connection ended, it took too long, or nobody sends messages of that size.
     """
     if not 0 <= size <= _LONGEST:
         raise OSError(f"a message of {size} bytes")
     parts = bytearray()
     while len(parts) < size:
+        if deadline is not None:
+            limit_wait(connection, deadline)
         part = connection.recv(size - len(parts))
         if not part:
             raise OSError("the connection ended")
         parts += part
     return bytes(parts)
+
+
+def limit_wait(connection: socket.socket, deadline: float) -> None:
+    """Lets the next call on a connection wait until a deadline, as `time.monotonic` counts.
+
+    Raises:
+        TimeoutError: It has passed.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    connection.settimeout(left)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Notices within minutes that the machine at the other end is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def send_json(connection: socket.socket, value: Any) -> None:

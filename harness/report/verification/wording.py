@@ -170,7 +170,7 @@ def fact(key: str, value: Any) -> tuple[str, str]:
     if key.endswith("bytes"):
         return name, size(value)
     if value is None:
-        return name, "not known"
+        return name, "no limit" if key == "cgroup_cpus" else "not known"
     return name, " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
