@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _TRANSLATIONS = {"cuda": cuda_to_cpp, "metal": metal_to_cpp}
 
 _NATIVE = "-march=native" if architecture() == "x86_64" else "-mcpu=native"
-OPTIONS = ("-O1", "-fPIC", _NATIVE, "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden")
+_SPEED = ("-O2", "-fno-vectorize", _NATIVE)
+OPTIONS = ("-fPIC", *_SPEED, "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden")
 """nvcc and Metal's compiler fuse a multiplication with the addition after it, and so does clang if it is told to."""
 
 
