@@ -22,8 +22,13 @@ _TRANSLATIONS = {"cuda": cuda_to_cpp, "metal": metal_to_cpp}
 
 _NATIVE = "-march=native" if architecture() == "x86_64" else "-mcpu=native"
 _SPEED = ("-O2", "-fno-vectorize", _NATIVE)
-OPTIONS = ("-fPIC", *_SPEED, "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden")
-"""nvcc and Metal's compiler fuse a multiplication with the addition after it, and so does clang if it is told to."""
+"""Unrolled loops make better vectors of a product than loops of vectors, which gather and scatter."""
+_UNDEFINED = ("-Xclang", "-no-enable-noundef-analysis")
+"""A thread may shuffle no value, as in TVM's reductions for CUDA; in C++ it may not, and clang would make use of that."""
+_ARITHMETIC = ("-ffp-contract=fast", "-fno-math-errno", "-Xclang", "-ffloat16-excess-precision=none")
+"""nvcc and Metal's compiler fuse a multiplication with the addition after it, and so does clang if it is told to; each
+operation on halves is rounded, as on a GPU."""
+OPTIONS = ("-fPIC", "-fvisibility=hidden", *_SPEED, *_UNDEFINED, *_ARITHMETIC)
 
 
 def install(kind: str) -> None:

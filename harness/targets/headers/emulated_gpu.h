@@ -13,6 +13,7 @@ int TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message);
 namespace emulated {
 
 constexpr unsigned WARP = 32, MAX_THREADS = 1024, STACK_BYTES = 256 * 1024;
+constexpr unsigned BUFFER_ALIGNMENT = 64;  // kAllocAlignment of tvm/runtime/device_api.h
 constexpr long MAX_DYNAMIC_BYTES = 227 * 1024;  // shared memory of a block, on sm_90 (CUDA Programming Guide)
 
 struct Index {
@@ -64,7 +65,7 @@ static bool synchronizes;
 #ifdef __AVX512F__
 #define MORE_REGISTERS                                                                                              \
   , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",    \
-      "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+      "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
 #else
 #define MORE_REGISTERS
 #endif
@@ -240,9 +241,19 @@ static unsigned append(char* text, unsigned length, const char* more) {
   return length;
 }
 
-// Args: the trailing arguments of the host's call are extents in the order of `tags`: b, g for block and grid, x, y, z;
-// last, for s, the bytes of dynamic shared memory.
-static int launch(const char* name, void (*kernel)(), bool waits, const Any* extents, const char* tags) {
+// Whether some of the first arguments are places inside of a buffer: Metal takes buffers from their beginning, which
+// TVM's allocator aligns.
+static bool some_inside(const Any* arguments, unsigned count) {
+  for (unsigned i = 0; i < count; ++i)
+    if ((unsigned long)arguments[i].v_ptr % BUFFER_ALIGNMENT) return true;
+  return false;
+}
+
+// Args: the first `whole` of the host's arguments are whole buffers; those from `first_extent` on are extents in the
+// order of `tags`: b, g for block and grid, x, y, z; last, for s, the bytes of dynamic shared memory.
+static int launch(const char* name, void (*kernel)(), bool waits, const Any* values, unsigned whole,
+                  unsigned first_extent, const char* tags) {
+  const Any* extents = values + first_extent;
   block_size = grid_size = {1, 1, 1};
   long dynamic_bytes = 0;
   for (unsigned i = 0; tags[2 * i]; ++i) {
@@ -258,6 +269,7 @@ static int launch(const char* name, void (*kernel)(), bool waits, const Any* ext
   unsigned long count = (unsigned long)block_size.x * block_size.y * block_size.z;
   const char* problem = count > MAX_THREADS                 ? "a block has more than 1024 threads"
                         : dynamic_bytes > MAX_DYNAMIC_BYTES ? "a block has more than 227 KiB of dynamic shared memory"
+                        : some_inside(values, whole)        ? "an argument is a place inside of a buffer"
                                                             : run_grid();
   if (!problem) return 0;
   char message[512];
@@ -281,6 +293,22 @@ template <typename T>
 struct Exact<T*> {
   static T* of(const Any& any) { return (T*)any.v_ptr; }
 };
+
+// A scalar as TVM hands it to Metal: in the first bytes of a cell of 64 bits (ArgUnion64 of TVM's runtime/pack_args.h).
+template <typename T>
+static unsigned long cell(const Any& any) {
+  T value = Exact<T>::of(any);
+  unsigned long result = 0;
+  __builtin_memcpy(&result, &value, sizeof(T));
+  return result;
+}
+
+// The struct that a kernel reads cells as.
+template <typename T, unsigned COUNT>
+static T fields(const unsigned long (&cells)[COUNT]) {
+  static_assert(sizeof(T) == sizeof(cells), "a kernel's scalars lie where the host puts them");
+  return __builtin_bit_cast(T, cells);
+}
 
 }  // namespace emulated
 
