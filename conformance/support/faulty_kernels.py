@@ -1,4 +1,4 @@
-"""A component's generated kernels, broken on purpose before the CPU runs them, and what the judge says of the results."""
+"""A component's generated kernels, broken before the CPU runs them, and what the judge says of the results."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ HEALTHY = Fault("no fault", "", "")
 def judged(
     request: tuple[Case, Sequence[Fault]], _announce: Callable[[str], None]
 ) -> tuple[DeviceModule, Mapping[str, tuple[Verdict, ...] | str]]:
-    """Compiles a component of one program once, and runs it with each fault; the verdicts, or what the emulation refused.
+    """Compiles a component of one program once, and runs it with each fault.
 
-    Returns the healthy kernels too.
+    Returns the healthy kernels, and for each fault the verdicts or what the emulation refused.
     """
     case, faults = request
     subject, target = subjects()[case.component], TARGETS[case.target]
