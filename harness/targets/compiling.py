@@ -88,12 +88,13 @@ def target_for(target: Target, processors: Processors, *, for_emulation: bool = 
     """
     import tvm
 
-    from harness.targets.llvm import cpu_name
+    from harness.targets import HOST
 
     chosen = target.tvm_target(processors)
     if not for_emulation:
         return chosen
-    return tvm.target.Target(chosen, tvm.target.Target({"kind": "llvm", "mcpu": cpu_name(processors)}))
+    cpu = str(HOST.tvm_target(processors).attrs["mcpu"])
+    return tvm.target.Target(chosen, tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
 
 
 def lower_module(
