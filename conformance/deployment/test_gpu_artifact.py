@@ -55,7 +55,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if problem:
         pytest.skip(problem)
     folder, case = tmp_path_factory.mktemp(target), Case("sam3", "real", target, precision=precision)
-    return folder, compile_into(DEPLOYABLE, case, folder, only=(ENCODE_TEXT.name,), keep_source=True)
+    return folder, compile_into(DEPLOYABLE, case, folder, only=(ENCODE_TEXT.name,), for_emulation=target == "cuda")
 
 
 for_gpus = pytest.mark.parametrize("compiled", GPUS, indirect=True)

@@ -246,12 +246,12 @@ def test_only_cheap_components_are_emulated_and_never_beside_a_device(monkeypatc
         case = Case(component, "real", target, precision=precision)
         return emulates(case, subjects()[component].emulated, every)
 
-    if TARGETS["cuda"].run_problem() is not None:
-        cheap = {name for name in subjects() if emulated(name, "cuda")}
-        assert len(cheap) == 8 and not cheap & {"vit", "vision_backbone", "image_encoder", "end_to_end"}
-        assert emulated("vit", "cuda", every=True)
-        assert {name for name in cheap if not emulated(name, "cuda", "fp16")} == {"transformer_encoder"}
-    assert not emulated("vit", "metal", every=True)
-    assert not emulated("box_head", "metal") and not emulated("box_head", "llvm")
-    monkeypatch.setitem(TARGETS, "cuda", TARGETS["llvm"])  # a target that runs here
-    assert not emulated("box_head", "cuda")
+    for kind in ("cuda", "metal"):
+        if TARGETS[kind].run_problem() is not None:
+            cheap = {name for name in subjects() if emulated(name, kind)}
+            assert len(cheap) == 8 and not cheap & {"vit", "vision_backbone", "image_encoder", "end_to_end"}
+            assert emulated("vit", kind, every=True)
+            assert {name for name in cheap if not emulated(name, kind, "fp16")} == {"transformer_encoder"}
+        monkeypatch.setitem(TARGETS, kind, TARGETS["llvm"])  # a target that runs here
+        assert not emulated("box_head", kind)
+    assert not emulated("box_head", "llvm", every=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ from conformance.support.operators import EPSILON, rms
 from harness.core.processors import Processors
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.processes import WorkerEnd, run_isolated
-from harness.targets import TARGETS, llvm
-from harness.targets.compiling import build_library, lower_module
+from harness.targets import TARGETS
+from harness.targets.compiling import build_library, lower_module, target_for
 
 KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]
 """What a test of both kinds is parametrized with."""
@@ -60,8 +59,7 @@ def skip_unless_emulated(kind: str) -> None:
 
 def target_of(kind: str, processors: Processors = ONE_ARCHITECTURE) -> tvm.target.Target:
     """TVM's target with this machine's CPU as its host."""
-    exported = copy.deepcopy(TARGETS[kind].tvm_target(processors).export())
-    return tvm.target.Target({**exported, "host": {"kind": "llvm", "mcpu": llvm.cpu_name()}})
+    return target_for(TARGETS[kind], processors, for_emulation=True)
 
 
 def lowered(expressions: Sequence[Expression], kind: str, before: Sequence[tvm.transform.Pass] = ()) -> tvm.IRModule:

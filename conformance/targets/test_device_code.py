@@ -126,7 +126,7 @@ def test_a_named_architecture_is_the_only_one(nvcc, tmp_path):
 
 @pytest.mark.cuda
 def test_source_is_kept_for_emulation(nvcc, tmp_path):
-    compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so", keep_source=True)
+    compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so", for_emulation=True)
     module = read_device_module("cuda", modules_of(tmp_path / "model.so")["cuda"])
     assert [launch.name for launch in module.launches] == ["matmul_kernel"]
     assert "__global__" in module.source

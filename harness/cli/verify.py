@@ -75,7 +75,7 @@ def verify(
         list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
     ] = None,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run all CUDA kernels on the CPU where there is no GPU: minutes each.")
+        bool, typer.Option("--emulate", help="Run all GPU kernels on the CPU where there is no GPU: minutes each.")
     ] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,

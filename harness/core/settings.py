@@ -28,7 +28,7 @@ class Settings:
         database: Folder of a tuning database whose schedules to compile with; None for the default schedules.
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
         remote: Devices to run on; None for this machine.
-        emulate: Whether every component's CUDA kernels run on the CPU where there is no device, and not only the cheap
+        emulate: Whether every component's GPU kernels run on the CPU where there is no device, and not only the cheap
             ones; it takes minutes.
         processors: The processors that code is compiled for.
     """

@@ -164,7 +164,7 @@ def compile_into(
     announce: Announce = lambda stage: None,
     only: Sequence[str] = (),
     without: Sequence[str] = (),
-    keep_source: bool = False,
+    for_emulation: bool = False,
 ) -> Compiled:
     """Compiles a whole model in this process and fills an empty folder with it.
 
@@ -178,7 +178,7 @@ def compile_into(
         announce: Called with the name of each stage as it begins.
         only: Names of the entry points to compile, all if there is none; functions written as kernels come in any case.
         without: Names of entry points to leave out.
-        keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
+        for_emulation: Whether the CPU of this machine is to run a GPU's kernels.
 
     Raises:
         HarnessError: The machine cannot compile for the target or the processors, or the checkpoint does not fit.
@@ -186,7 +186,7 @@ def compile_into(
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
     from harness.runtime.devices import runtime_libraries
-    from harness.targets.compiling import platform_of
+    from harness.targets.compiling import platform_of, target_for
 
     target = case.target
     problem = TARGETS[target].compile_problem()
@@ -194,7 +194,7 @@ def compile_into(
         raise HarnessError(f"cannot compile for {target}: {problem}")
     imported = list(_imported(deployable, case, settings, capacity, announce, only, without))
     announce("compile")
-    tvm_target = TARGETS[target].tvm_target(settings.processors)
+    tvm_target = target_for(TARGETS[target], settings.processors, for_emulation=for_emulation)
     modules = {item.name: item.module for item in imported}
     outputs = {item.name: item.outputs for item in imported}
     for kernel in deployable.kernels:
@@ -204,7 +204,7 @@ def compile_into(
         name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
     }
     del modules
-    machine, kernels, lost = _build(whole, target, tvm_target, tuple(entries), folder, schedules, keep_source)
+    machine, kernels, lost = _build(whole, target, tvm_target, tuple(entries), folder, schedules, for_emulation)
     announce("pack")
     files: dict[str, File] = {}
     for name, parameters in _taken(imported):

@@ -36,7 +36,7 @@ def emulates(case: Case, cheap_in: Collection[str], every: bool = False, process
 class EmulatedExecutor:
     """Runs a GPU's kernels on the CPU; see `harness.execution.executors.Executor`."""
 
-    reads_source = True
+    emulates = True
 
     def __init__(self, processors: Processors = THIS_MACHINE) -> None:
         self._processors = processors

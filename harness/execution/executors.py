@@ -32,10 +32,10 @@ class Executor(Protocol):
     """Runs what was compiled here, on a machine that it knows.
 
     Attributes:
-        reads_source: Whether it takes the source of a GPU's kernels, and no machine code.
+        emulates: Whether it runs a GPU's kernels on the CPU of this machine, from their source.
     """
 
-    reads_source: bool
+    emulates: bool
 
     def run_problem(self, target: str) -> str | None:
         """Returns the reason why it cannot run code that was compiled here for a target, or None."""
@@ -56,7 +56,7 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs code on this machine."""
 
-    reads_source = False
+    emulates = False
 
     def __init__(self, processors: Processors = THIS_MACHINE) -> None:
         self._processors = processors
@@ -90,7 +90,7 @@ class RemoteExecutor:
     A session begins when the first thing is loaded, so that nobody waits for the device before.
     """
 
-    reads_source = False
+    emulates = False
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

@@ -63,7 +63,7 @@ class Run:
                         libraries[name],
                         self.schedules.schedules,
                         processors=self.settings.processors,
-                        keep_source=self.executor.reads_source,
+                        for_emulation=self.executor.emulates,
                     )
                     self.progress.kernels += compiled.kernels
                     self.progress.lost_schedules += compiled.lost_schedules

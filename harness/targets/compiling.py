@@ -48,7 +48,7 @@ def compile_module(
     schedules: Schedules = UNTUNED,
     *,
     processors: Processors = THIS_MACHINE,
-    keep_source: bool = False,
+    for_emulation: bool = False,
 ) -> Compiled:
     """Compiles an imported module with the target's pipeline and writes the library.
 
@@ -58,7 +58,7 @@ def compile_module(
         library: Where to write; ends in `LIBRARY_SUFFIX`.
         schedules: What tuning found for the target.
         processors: The processors to compile for.
-        keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
+        for_emulation: Whether the CPU of this machine is to run a GPU's kernels, see `target_for`.
 
     Returns:
         The result; the code is in the library.
@@ -70,10 +70,33 @@ def compile_module(
     """
     from harness.schedules.common.kernel_info import lost_schedules
 
-    tvm_target = target.tvm_target(processors)
+    tvm_target = target_for(target, processors, for_emulation=for_emulation)
     lowered = lower_module(module, target, tvm_target, schedules)
-    kernels = build_library(lowered, tvm_target, library, keep_source=keep_source)
+    kernels = build_library(lowered, tvm_target, library, keep_source=for_emulation)
     return Compiled(kernels, lost_schedules(lowered))
+
+
+def target_for(target: Target, processors: Processors, *, for_emulation: bool = False) -> tvm.target.Target:
+    """Returns TVM's target for processors.
+
+    Args:
+        target: What to compile for.
+        processors: The processors to compile for.
+        for_emulation: Whether the CPU of this machine is to run a GPU's kernels: the kernels are those of the target,
+            and the host code is for this machine, where the target's own may be for another.
+
+    Raises:
+        HarnessError: There are no processors of such a name.
+    """
+    import tvm
+
+    from harness.targets import HOST
+
+    chosen = target.tvm_target(processors)
+    if not for_emulation:
+        return chosen
+    cpu = str(HOST.tvm_target(processors).attrs["mcpu"])
+    return tvm.target.Target(chosen, tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
 
 
 def lower_module(

@@ -276,5 +276,5 @@ CUDA = Target(
     device_code=device_code,
     architectures=compiled_architectures,
     precisions=("fp32", "fp16", "bf16"),
-    emulated=True,  # unlike Metal's, its host code is for this machine
+    emulated=True,
 )

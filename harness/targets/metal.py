@@ -96,4 +96,5 @@ METAL = Target(
     device=metal_device,
     examine=examine,
     precisions=("fp32", "fp16"),
+    emulated=True,
 )

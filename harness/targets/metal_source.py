@@ -64,7 +64,26 @@ WIDE_SHUFFLES = "\n".join(
 6.9.2; KhronosGroup/SPIRV-Cross#2538)."""
 
 
+_REDUCED = re.compile(r"^(\s*thread \w+ red_buf\d+\w*\[\d+\]);$", re.MULTILINE)
+"""What TVM's reductions declare for the value that a thread brings along."""
+
+
 def completed(source: str) -> str:
+    """Returns what the device compiles of what TVM generated, with what that leaves out; see `initialized`."""
+    return initialized(with_wide_shuffles(source))
+
+
+def initialized(source: str) -> str:
+    """Gives every thread of a reduction a value.
+
+    In its second step, over the first one's results, TVM gives a value to as many threads as there are results, and all
+    threads shuffle. Shuffling no value is undefined behaviour in C++ and so in Metal: clang drops the branch, and every
+    thread does what those do that have one.
+    """
+    return _REDUCED.sub(r"\1 = {};", source)
+
+
+def with_wide_shuffles(source: str) -> str:
     """Adds `WIDE_SHUFFLES` to kernels that shuffle: Metal's compiler finds the calls ambiguous without it."""
     start = "using namespace metal;\n"
     first, *others = source.split(start)

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 _TRANSLATIONS = {"cuda": cuda_to_cpp, "metal": metal_to_cpp}
 
 _NATIVE = "-march=native" if architecture() == "x86_64" else "-mcpu=native"
-OPTIONS = ("-O1", "-fPIC", _NATIVE, "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden")
-"""nvcc and Metal's compiler fuse a multiplication with the addition after it, and so does clang if it is told to."""
+_SPEED = ("-O2", "-fno-vectorize", _NATIVE)
+"""Unrolled loops make better vectors of a product than loops of vectors, which gather and scatter."""
+_UNDEFINED = ("-Xclang", "-no-enable-noundef-analysis")
+"""A thread may shuffle no value, as in TVM's reductions for CUDA: in C++ it may not, of which clang would make use."""
+_ARITHMETIC = ("-ffp-contract=fast", "-fno-math-errno", "-Xclang", "-ffloat16-excess-precision=none")
+"""nvcc and Metal's compiler fuse a multiplication with the addition after it, and so does clang if it is told to; each
+operation on halves is rounded, as on a GPU."""
+OPTIONS = ("-fPIC", "-fvisibility=hidden", *_SPEED, *_UNDEFINED, *_ARITHMETIC)
 
 
 def install(kind: str) -> None:

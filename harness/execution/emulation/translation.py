@@ -61,30 +61,34 @@ def metal_to_cpp(module: DeviceModule) -> str:
         scalars = re.search(rf"^struct {launch.name}_args_t {{\n(.*?)^}};", text, re.S | re.M)
         before = ""
         if scalars:
-            fields = re.findall(r"(\w+)(?:\[2\])?;", scalars[1])
-            before = f"static {launch.name}_args_t scalars;"
-            before += "".join(
-                f" emulated_store(scalars.{field}, arguments[{i}]);" for i, field in enumerate(fields, len(buffers))
-            )
+            kinds = re.findall(r"^\s*(\w+) \w+(?:\[2\])?;", scalars[1], re.M)
+            cells = (f"emulated::cell<{kind}>(arguments[{i}])" for i, kind in enumerate(kinds, len(buffers)))
+            before = f"const unsigned long cells[] = {{{', '.join(cells)}}};"
+            before += f" {launch.name}_args_t scalars = emulated::fields<{launch.name}_args_t>(cells);"
             values.append("scalars")
         for kind, index in re.findall(r"\b(uint[23]?) (?:blockIdx|threadIdx) \[\[(\w+)\]\]", text):
             place = "emulated::block_index" if index == "threadgroup_position_in_grid" else "emulated::thread_index"
             axes = "xyz"[: int(kind[4:] or 1)]
             values.append(f"make_{kind}({', '.join(f'{place}.{axis}' for axis in axes)})" if kind[4:] else f"{place}.x")
-        parts.append(_packed(launch, f"{before} {launch.name}({', '.join(values)});", text))
+        parts.append(_packed(launch, f"{before} {launch.name}({', '.join(values)});", text, whole=len(buffers)))
     return "\n".join(parts)
 
 
-_PACKED = """
-static const emulated::Any* arguments;
-template <typename T>
-static void emulated_store(T& field, const emulated::Any& any) { field = emulated::Exact<T>::of(any); }
-template <typename T>
-static void emulated_store(T (&field)[2], const emulated::Any& any) { field[0] = emulated::Exact<T>::of(any); }
-"""
+_PACKED = "static const emulated::Any* arguments;"
 
 
-def _packed(launch: Launch, call: str, kernel: str) -> str:
+def _packed(launch: Launch, call: str, kernel: str, whole: int = 0) -> str:
+    """Returns the packed function of a kernel.
+
+    Args:
+        launch: How the host calls it.
+        call: Runs a thread.
+        kernel: Its source.
+        whole: How many of its arguments, from the first on, must be whole buffers.
+
+    Raises:
+        RuntimeError: The launch is not emulated.
+    """
     extents = launch.extents
     if extents[-1:] == (_DYNAMIC_BYTES,):
         extents = extents[:-1]
@@ -101,6 +105,6 @@ extern "C" __attribute__((visibility("default"))) int __tvm_ffi_{name}(
     void*, const emulated::Any* values, int, emulated::Any* result) {{
   arguments = values;
   *result = {{}};
-  return emulated::launch("{name}", body_of_{name}, {waits}, values + {launch.arguments}, "{tags}");
+  return emulated::launch("{name}", body_of_{name}, {waits}, values, {whole}, {launch.arguments}, "{tags}");
 }}
 """

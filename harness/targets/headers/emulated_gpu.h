@@ -13,6 +13,7 @@ int TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message);
 namespace emulated {
 
 constexpr unsigned WARP = 32, MAX_THREADS = 1024, STACK_BYTES = 256 * 1024;
+constexpr unsigned BUFFER_ALIGNMENT = 64;  // kAllocAlignment of tvm/runtime/device_api.h
 constexpr long MAX_DYNAMIC_BYTES = 227 * 1024;  // shared memory of a block, on sm_90 (CUDA Programming Guide)
 
 struct Index {
@@ -30,8 +31,10 @@ struct Any {
   };
 };
 
+#define CHANGING __attribute__((visibility("hidden")))
 // Visible to the linker, so that the compiler expects them to change wherever a thread waits.
-__attribute__((visibility("hidden"))) Index thread_index, block_index, block_size, grid_size;
+CHANGING Index thread_index, block_index, block_size, grid_size;
+CHANGING unsigned current;  // the thread that runs
 
 enum State { READY, AT_BARRIER, AT_SHUFFLE, FINISHED };
 
@@ -49,35 +52,50 @@ struct Warp {
 
 static Thread threads[MAX_THREADS];
 static Warp warps[MAX_THREADS / WARP];
-static unsigned thread_count, current, stacks_made;
+static unsigned thread_count, stacks_made;
+static unsigned first_lane, lane_count, turns_taken;  // of the warp that runs
 static void* scheduler_stack;
 static void (*body)();
 static bool synchronizes;
 
-// Saves what a call must keep on the stack, leaves the stack pointer in *save and goes on with another stack.
-void switch_stack(void** save, void* to) asm("sam3_tvm_switch_stack");
+#define INLINE static inline __attribute__((always_inline))
+
+// Leaves the stack pointer in *save and goes on with another stack, on which every register may be another.
 #if defined(__x86_64__)
-asm(R"(
-.text
-sam3_tvm_switch_stack:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-)");
-constexpr unsigned SAVED_WORDS = 8, RETURN_WORD = 6;  // six registers, where to return to, the caller's frame
+#ifdef __AVX512F__
+#define MORE_REGISTERS                                                                                              \
+  , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",    \
+      "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#else
+#define MORE_REGISTERS
+#endif
+// It jumps: a processor predicts where `ret` goes from the calls before it, which were another thread's. The red zone
+// below the stack pointer may be in use.
+INLINE void switch_stack(void** save, void* to) {
+  asm volatile(R"(
+  subq $128, %%rsp
+  pushq %%rbp
+  pushq %%rbx
+  leaq 1f(%%rip), %%rax
+  pushq %%rax
+  movq %%rsp, (%%rdi)
+  movq %%rsi, %%rsp
+  popq %%rax
+  jmpq *%%rax
+1:
+  popq %%rbx
+  popq %%rbp
+  addq $128, %%rsp
+)"
+               : "+D"(save), "+S"(to)
+               :
+               : "memory", "cc", "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0",
+                 "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12",
+                 "xmm13", "xmm14", "xmm15" MORE_REGISTERS);
+}
+constexpr unsigned SAVED_WORDS = 2, RETURN_WORD = 0;  // where to go on, the caller's frame
 #elif defined(__aarch64__)
+void switch_stack(void** save, void* to) asm("sam3_tvm_switch_stack");
 asm(R"(
 .text
 .balign 4
@@ -114,9 +132,31 @@ constexpr unsigned SAVED_WORDS = 20, RETURN_WORD = 11;
 #error "threads can be emulated on x86-64 and on arm64"
 #endif
 
-static void wait_as(State state) {
-  threads[current].state = state;
-  switch_stack(&threads[current].stack_pointer, scheduler_stack);
+// In which order the threads of a warp, and the warps of a block, take turns: a kernel that lacks a barrier computes
+// something else in the other order.
+#ifdef EMULATED_DESCENDING
+INLINE unsigned turn(unsigned i, unsigned count) { return count - 1 - i; }
+#else
+INLINE unsigned turn(unsigned i, unsigned) { return i; }
+#endif
+
+// The stack of the next thread of the warp whose turn it is, which is then the one that runs; null if there is none.
+INLINE void* next_stack() {
+  while (++turns_taken < lane_count) {
+    unsigned thread = first_lane + turn(turns_taken, lane_count);
+    if (threads[thread].state != READY) continue;
+    current = thread;
+    thread_index = threads[thread].index;
+    return threads[thread].stack_pointer;
+  }
+  return nullptr;
+}
+
+INLINE void wait_as(State state) {
+  Thread& waiting = threads[current];
+  waiting.state = state;
+  void* next = next_stack();
+  switch_stack(&waiting.stack_pointer, next ? next : scheduler_stack);
 }
 
 static void run_forever() {
@@ -136,30 +176,15 @@ static void make_stacks(unsigned count) {
   }
 }
 
-static void resume(unsigned thread) {
-  current = thread;
-  thread_index = threads[thread].index;
-  threads[thread].state = READY;
-  switch_stack(&scheduler_stack, threads[thread].stack_pointer);
-}
-
-// In which order the threads of a warp, and the warps of a block, take turns: a kernel that lacks a barrier computes
-// something else in the other order.
-#ifdef EMULATED_DESCENDING
-static unsigned turn(unsigned i, unsigned count) { return count - 1 - i; }
-#else
-static unsigned turn(unsigned i, unsigned) { return i; }
-#endif
-
 // Runs the threads of a warp until each is finished or waits for the block.
 static void run_warp(unsigned warp) {
   unsigned first = warp * WARP, lanes = thread_count - first < WARP ? thread_count - first : WARP;
+  first_lane = first;
+  lane_count = lanes;
   for (;;) {
     unsigned exchanging = 0;
-    for (unsigned i = 0; i < lanes; ++i) {
-      unsigned thread = first + turn(i, lanes);
-      if (threads[thread].state == READY) resume(thread);
-    }
+    turns_taken = -1u;
+    if (void* next = next_stack()) switch_stack(&scheduler_stack, next);
     for (unsigned lane = 0; lane < lanes; ++lane) {
       if (threads[first + lane].state != AT_SHUFFLE) continue;
       exchanging |= 1u << lane;
@@ -216,9 +241,19 @@ static unsigned append(char* text, unsigned length, const char* more) {
   return length;
 }
 
-// Args: the trailing arguments of the host's call are extents in the order of `tags`: b, g for block and grid, x, y, z;
-// last, for s, the bytes of dynamic shared memory.
-static int launch(const char* name, void (*kernel)(), bool waits, const Any* extents, const char* tags) {
+// Whether some of the first arguments are places inside of a buffer: Metal takes buffers from their beginning, which
+// TVM's allocator aligns.
+static bool some_inside(const Any* arguments, unsigned count) {
+  for (unsigned i = 0; i < count; ++i)
+    if ((unsigned long)arguments[i].v_ptr % BUFFER_ALIGNMENT) return true;
+  return false;
+}
+
+// Args: the first `whole` of the host's arguments are whole buffers; those from `first_extent` on are extents in the
+// order of `tags`: b, g for block and grid, x, y, z; last, for s, the bytes of dynamic shared memory.
+static int launch(const char* name, void (*kernel)(), bool waits, const Any* values, unsigned whole,
+                  unsigned first_extent, const char* tags) {
+  const Any* extents = values + first_extent;
   block_size = grid_size = {1, 1, 1};
   long dynamic_bytes = 0;
   for (unsigned i = 0; tags[2 * i]; ++i) {
@@ -234,6 +269,7 @@ static int launch(const char* name, void (*kernel)(), bool waits, const Any* ext
   unsigned long count = (unsigned long)block_size.x * block_size.y * block_size.z;
   const char* problem = count > MAX_THREADS                 ? "a block has more than 1024 threads"
                         : dynamic_bytes > MAX_DYNAMIC_BYTES ? "a block has more than 227 KiB of dynamic shared memory"
+                        : some_inside(values, whole)        ? "an argument is a place inside of a buffer"
                                                             : run_grid();
   if (!problem) return 0;
   char message[512];
@@ -258,18 +294,34 @@ struct Exact<T*> {
   static T* of(const Any& any) { return (T*)any.v_ptr; }
 };
 
+// A scalar as TVM hands it to Metal: in the first bytes of a cell of 64 bits (ArgUnion64 of TVM's runtime/pack_args.h).
+template <typename T>
+static unsigned long cell(const Any& any) {
+  T value = Exact<T>::of(any);
+  unsigned long result = 0;
+  __builtin_memcpy(&result, &value, sizeof(T));
+  return result;
+}
+
+// The struct that a kernel reads cells as.
+template <typename T, unsigned COUNT>
+static T fields(const unsigned long (&cells)[COUNT]) {
+  static_assert(sizeof(T) == sizeof(cells), "a kernel's scalars lie where the host puts them");
+  return __builtin_bit_cast(T, cells);
+}
+
 }  // namespace emulated
 
-static inline void synchronize_block() {
+INLINE void synchronize_block() {
   if (!emulated::synchronizes) __builtin_trap();  // the translation overlooked it
   emulated::wait_as(emulated::AT_BARRIER);
 }
 
-static inline unsigned lane_in_warp() { return emulated::current % emulated::WARP; }
+INLINE unsigned lane_in_warp() { return emulated::current % emulated::WARP; }
 
 // The value of another lane; its own where that lane is out of the warp, all bits set where it takes no part.
 template <typename T>
-static inline T exchange_in_warp(T value, unsigned source_lane) {
+INLINE T exchange_in_warp(T value, unsigned source_lane) {
   static_assert(sizeof(T) <= 16, "a shuffle moves 16 bytes at most");
   if (!emulated::synchronizes) __builtin_trap();
   emulated::Warp& warp = emulated::warps[emulated::current / emulated::WARP];
@@ -283,7 +335,7 @@ static inline T exchange_in_warp(T value, unsigned source_lane) {
   return result;
 }
 
-static inline void synchronize_warp() { exchange_in_warp(0, lane_in_warp()); }
+INLINE void synchronize_warp() { exchange_in_warp(0, lane_in_warp()); }
 
 // Lanes that are not finished and do not wait for the block.
 static inline unsigned active_lanes() {

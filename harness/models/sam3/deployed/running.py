@@ -46,7 +46,7 @@ def deployed_model(
                 run.schedules,
                 announce=announce,
                 without=without,
-                keep_source=executor.reads_source,
+                for_emulation=executor.emulates,
             )
         progress.kernels += compiled.kernels
         progress.lost_schedules += compiled.lost_schedules
