@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.calibration.faults import Fault
+from conformance.calibration.folders import run
 from conformance.calibration.layers import LAYERS, Injected, NoPlaceError, injected
 from conformance.calibration.preparing import Observed, Prepared, followed, prepared
 from harness.core.outcome import Verdict, VerdictKind
@@ -73,7 +74,11 @@ def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: b
                 if is_same and made.again(component.again) is component.again:
                     raise _Unreached
 
-            found = followed(component, compiled, stages.append, reproduce=reproduce)
+            if made.folder is None:
+                found = followed(component, compiled, stages.append, reproduce=reproduce)
+            else:
+                stages.append("load")
+                seen.outputs = run(made.folder, component.program.example)
     except Exception as error:  # what the compiler refuses, or what a wrong program does
         if made.absent or isinstance(error, _Unreached | NoPlaceError):
             where = made.where or f"{error}"

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import tvm
 from torch import nn
 from tvm import ir, relax, te, topi
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 from typer.testing import CliRunner
 
+from conformance.calibration.mutation import mutated
 from conformance.support.diagnosed import CASE, WIDTH, block, cause_of
 from harness.cli.main import app
 from harness.core.case import Case
@@ -27,7 +29,7 @@ from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, b
 from harness.diagnose.table import summary
 from harness.lowering.route import Lowered
 from harness.schedules.common.kernel import fp32
-from harness.schedules.cpu import epilogue, rewrite
+from harness.schedules.cpu import elementwise, epilogue, rewrite
 from harness.schedules.cpu.arena import Value
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.pipeline import LEGALIZE
@@ -239,6 +241,80 @@ def test_the_cause_is_found_where_an_extent_is_symbolic(monkeypatch: pytest.Monk
     program = Program("rows", Rows().eval(), {"x": torch.randn(7, WIDTH)}, ("y",), symbolic={"x": {0: Axis("n", 1, 9)}})
     found = diagnose_program(program, CASE, SEEDED)
     assert cause_of(found) is Cause.LEGALIZATION
+
+
+class Shared(nn.Module):
+    """A value without a symbolic extent, which is repeated as often as one says."""
+
+    def forward(self, x: torch.Tensor, shared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(x), torch.sigmoid(shared).expand(x.shape[0], WIDTH)
+
+
+def test_the_cause_is_found_where_no_value_of_the_kernel_has_the_symbolic_extent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = LEGALIZE["relax.sigmoid"]
+
+    def mirrored(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return right(builder, relax.op.negative(call.args[0]))
+
+    monkeypatch.setitem(LEGALIZE, "relax.sigmoid", mirrored)
+    example = {"x": torch.randn(7, WIDTH), "shared": torch.randn(WIDTH)}
+    program = Program("shared", Shared(), example, ("rows", "repeated"), symbolic={"x": {0: Axis("n", 1, 9)}})
+    found = diagnose_program(program, CASE, SEEDED)
+    assert {"sigmoid", "expand"} <= set(first_of(found).operators)
+    assert cause_of(found) is Cause.LEGALIZATION
+
+
+class Centred(nn.Module):
+    """A mean, whose kernel gives it another shape, and loops that begin with giving it its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x - x.mean(1, keepdim=True))
+
+
+def test_loops_that_begin_with_the_end_of_an_operator_before_them_are_fused_in_an_experiment_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = elementwise.schedule_remaining
+
+    @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
+    def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        module = right()(module).clone()
+        for variable in module.get_global_vars():
+            if variable.name_hint.startswith("fused_reshape"):
+                module[variable] = mutated(module[variable], "factor 1 + 1e-2", 0.99)
+        return module
+
+    monkeypatch.setattr(elementwise, "schedule_remaining", lambda: wrong)
+    program = Program("centred", Centred(), {"x": torch.randn(1, 4, 16, 16)}, ("y",))
+    found = diagnose_program(program, CASE, SEEDED)
+    assert "reshape" in first_of(found).function
+    assert cause_of(found) is Cause.FUSION
+    assert found.ablation is not None
+    assert found.ablation.experiments[-1].with_before
+    assert found.ablation.passes == ("ScheduleRemaining",)
+
+
+class Column(nn.Module):
+    """A value that loses one of two axes of extent 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x).squeeze(0)
+
+
+def test_an_output_of_a_wrong_shape_is_a_fault_though_its_values_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    def squeeze(self: Any, node: torch.fx.Node) -> relax.Var:
+        return self.block_builder.emit(relax.op.squeeze(self.env[node.args[0]], 2))
+
+    monkeypatch.setattr(BaseFXGraphImporter, "_squeeze", squeeze)
+    program = Program("column", Column(), {"x": torch.randn(1, 7, 1, WIDTH)}, ("y",))
+    found = diagnose_program(program, CASE, SEEDED)
+    assert found.faulty
+    assert found.first is None
+    (wrong,) = found.misshapen
+    assert (wrong.output, wrong.shape, wrong.expected, wrong.node) == ("y", (1, 7, WIDTH), (7, 1, WIDTH), "squeeze")
+    assert "y has the shape 1 × 7 × 64 instead of 7 × 1 × 64: squeeze of" in summary(found)
 
 
 @pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder", "object_pointers"])
