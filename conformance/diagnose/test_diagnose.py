@@ -266,14 +266,7 @@ def test_the_cause_is_found_where_no_value_of_the_kernel_has_the_symbolic_extent
     assert cause_of(found) is Cause.LEGALIZATION
 
 
-class Centred(nn.Module):
-    """A mean, whose kernel gives it another shape, and loops that begin with giving it its own."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x - x.mean(1, keepdim=True))
-
-
-def test_loops_that_begin_with_the_end_of_an_operator_before_them_are_fused_in_an_experiment_as_well(
+def test_what_is_wrong_only_together_with_the_operators_before_it_is_fused_wrongly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = elementwise.schedule_remaining
@@ -281,19 +274,20 @@ def test_loops_that_begin_with_the_end_of_an_operator_before_them_are_fused_in_a
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
         module = right()(module).clone()
-        for variable in module.get_global_vars():
-            if variable.name_hint.startswith("fused_reshape"):
-                module[variable] = mutated(module[variable], "factor 1 + 1e-2", 0.99)
+        functions = {variable.name_hint: variable for variable in module.get_global_vars()}
+        softmax = next((name for name in functions if name.startswith("softmax")), None)
+        if softmax is not None and any(name.startswith("matmul") for name in functions):
+            module[functions[softmax]] = mutated(module[softmax], "factor 1 + 1e-2", 0.99)
         return module
 
     monkeypatch.setattr(elementwise, "schedule_remaining", lambda: wrong)
-    program = Program("centred", Centred(), {"x": torch.randn(1, 4, 16, 16)}, ("y",))
-    found = diagnose_program(program, CASE, SEEDED)
-    assert "reshape" in first_of(found).function
+    found = block()
+    assert "_softmax" in first_of(found).operators
     assert cause_of(found) is Cause.FUSION
     assert found.ablation is not None
-    assert found.ablation.experiments[-1].with_before
+    assert [made.with_before for made in found.ablation.experiments] == [False, False, False, False, True]
     assert found.ablation.passes == ("ScheduleRemaining",)
+    assert "together with those before it" in summary(found)
 
 
 class Column(nn.Module):
