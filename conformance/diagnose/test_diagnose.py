@@ -266,6 +266,24 @@ def test_the_cause_is_found_where_no_value_of_the_kernel_has_the_symbolic_extent
     assert cause_of(found) is Cause.LEGALIZATION
 
 
+class Normed(nn.Module):
+    """A normalization, which has several results in PyTorch and one in the imported module, before a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.layer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(self.norm(x)))
+
+
+def test_the_cause_is_found_of_what_reads_one_of_several_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(epilogue.UNARY, "relax.nn.relu", lambda x: x)
+    program = Program("normed", Normed().eval(), {"x": torch.randn(7, WIDTH)}, ("y",))
+    assert cause_of(diagnose_program(program, CASE, SEEDED)) is Cause.FUSION
+
+
 def test_what_is_wrong_only_together_with_the_operators_before_it_is_fused_wrongly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

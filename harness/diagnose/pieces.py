@@ -98,7 +98,11 @@ class Pieces:
         self.sources = frozenset(sources) - {node}
         self._graph = graph
         self._holding = holding
-        self._node_of = {variable: name for name, variable in reversed(list(holding.items()))}
+        self._node_of = {
+            variable: name
+            for name, variable in reversed(list(holding.items()))
+            if name in graph.nodes and isinstance(graph.nodes[name].meta.get("val"), torch.Tensor)
+        }
         self._module = module
         self._main = relax.transform.CanonicalizeBindings()(module)["main"]
         self._bound = {binding.var.name: binding for binding in bindings_of(self._main)}
