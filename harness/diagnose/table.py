@@ -17,13 +17,13 @@ _LONGEST = 24
 
 def render(diagnosis: Diagnosis, every: bool = False) -> Any:
     """Makes a table (rich) of the boundaries: all of them, or those that matter most."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table("call", "kernel", "node", highlight=False)
+    table = Table("call", "kernel", Column("node", overflow="fold"), highlight=False)
     for name in ("local", "accumulated", "own"):
         table.add_column(name, no_wrap=True)
-    table.add_column("line")
+    table.add_column("line", overflow="fold")
     table.title = f"{diagnosis.case.id}: error against float64 in units of PyTorch fp32's (rms, largest)"
     for boundary in diagnosis.boundaries if every else shown(diagnosis):
         wrong = boundary.local.excess > 1
