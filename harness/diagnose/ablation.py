@@ -40,14 +40,14 @@ def ablate(pieces: Pieces, before: Pieces, compiler: Compiler) -> Ablation:
             if cause is Cause.IMPORTER:
                 return replace(found, imports=tuple(_imports(pieces, piece, compiler)))
             return replace(found, passes=_passes(piece, compiler)) if cause is Cause.FUSION else found
-    cause = None if experiments[-1].result is None else Cause.RUNTIME
+    otherwise = None if experiments[-1].result is None else Cause.RUNTIME
     if before.sources != pieces.sources:
         piece = before.cut()
         result, problem = _tried(piece, partial(compiler.result, piece, Cause.FUSION))
         experiments.append(Experiment(Cause.FUSION, result, problem, with_before=True))
         if result is not None and result.excess > 1:
             return Ablation(tuple(experiments), Cause.FUSION, passes=_passes(piece, compiler))
-    return Ablation(tuple(experiments), cause)
+    return Ablation(tuple(experiments), otherwise)
 
 
 def _tried(piece: Piece, run: Callable[[], Arrays]) -> tuple[Deviation | None, str]:
