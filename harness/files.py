@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,29 @@ def whole(path: Path) -> Iterator[Path]:
 def temporary_name(path: Path) -> Path:
     """The name beside a file's under which this thread writes it."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
+
+
+def keep_within(limit_bytes: int, paths: Iterable[Path], keep: Path) -> None:
+    """Deletes the files that were not used for longest until the others are within a limit together.
+
+    Args:
+        limit_bytes: The limit.
+        paths: The files; one that another process deletes meanwhile is left out.
+        keep: The one that stays in any case.
+    """
+    files = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit_bytes:
+            return
+        if path != keep:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
 
 
 def remove_unfinished(path: Path) -> None:

@@ -80,7 +80,11 @@ def _missing(faults: Sequence[Fault], file: Path) -> list[Fault]:
 
 
 def _faults(asked: argparse.Namespace) -> list[Fault]:
-    layers = {name: (layer.weight, layer.kinds) for name, layer in LAYERS.items()}
+    layers = {
+        name: (max(layer.weight, 1) if asked.layer else layer.weight, layer.kinds)
+        for name, layer in LAYERS.items()
+        if name in (asked.layer or LAYERS)
+    }
     print(f"seed {asked.seed}")
     return [drawn(asked.seed, n, asked.component or COMPONENTS, layers) for n in range(asked.faults)]
 
@@ -90,6 +94,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the draw; default: 0")
     parser.add_argument("--faults", type=int, default=150, metavar="N", help="number of faults; default: 150")
     parser.add_argument("--component", action="append", choices=COMPONENTS, help="repeat for several; default: all")
+    parser.add_argument(
+        "--layer", action="append", choices=LAYERS, help="repeat for several; default: by their weights"
+    )
     parser.add_argument(
         "--file",
         type=Path,

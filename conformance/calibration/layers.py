@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -47,6 +49,7 @@ class Injected:
         nodes: Nodes of the exported program of which a right diagnosis names one.
         functions: Compiled functions of which a right diagnosis names one.
         again: What becomes of PyTorch's second run.
+        folder: The compiled model to load instead of what is compiled from the component.
         absent: Whether there turned out to be no place for it.
     """
 
@@ -54,6 +57,7 @@ class Injected:
     nodes: set[str] = field(default_factory=set)
     functions: set[str] = field(default_factory=set)
     again: Callable[[Arrays], Arrays] = lambda arrays: arrays
+    folder: Path | None = None
     absent: bool = False
 
 
@@ -501,6 +505,16 @@ def _reference(fault: Fault, prepared: Prepared, injected: Injected, _stack: Exi
     injected.again = again
 
 
+def _folder(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
+    """Some files of a compiled model's folder are those of another compile."""
+    from conformance.calibration.folders import mixed
+
+    if prepared.case.component != "clip":
+        raise NoPlaceError("no model with a folder of its own")
+    injected.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    injected.where = ", ".join(mixed(fault.place, injected.folder))
+
+
 _MUTATIONS = tuple(MUTATIONS)
 _CODE = (*(kind for kind in _MUTATIONS if kind not in FACTORS), *FACTORS)
 
@@ -523,5 +537,6 @@ LAYERS: dict[str, Layer] = {
     "packing": Layer(2, ("swapped blocks of a weight", "transposed weight"), frozenset((Cause.RUNTIME,)), _packing),
     "weights": Layer(1, ("weights of another layer",), frozenset(), _weights),
     "reference": Layer(1, ("differs from itself",), frozenset(), _reference),
+    "folder": Layer(0, ("files of another compile",), frozenset(), _folder),
 }
-"""Every layer by name, from the import on."""
+"""Every layer by name, from the import on; one of weight 0 is drawn only if it is asked for."""

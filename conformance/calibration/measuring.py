@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance.calibration.faults import Fault
+from conformance.calibration.folders import run
 from conformance.calibration.layers import LAYERS, Injected, NoPlaceError, injected
 from conformance.calibration.preparing import Observed, Prepared, followed, prepared
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.subject import Arrays
-from harness.diagnose.diagnosis import Diagnosis
+from harness.diagnose.diagnosis import Cause, Diagnosis
 from harness.files import append_bytes
 from harness.parity.verdict import ORACLE_R_INF, judge
 
@@ -73,7 +74,11 @@ def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: b
                 if is_same and made.again(component.again) is component.again:
                     raise _Unreached
 
-            found = followed(component, compiled, stages.append, reproduce=reproduce)
+            if made.folder is None:
+                found = followed(component, compiled, stages.append, reproduce=reproduce)
+            else:
+                stages.append("load")
+                seen.outputs = run(made.folder, component.program.example)
     except Exception as error:  # what the compiler refuses, or what a wrong program does
         if made.absent or isinstance(error, _Unreached | NoPlaceError):
             where = made.where or f"{error}"
@@ -109,6 +114,8 @@ def diagnosed(fault: Fault, made: Injected, found: Diagnosis) -> dict[str, Any]:
     cause = None if found.ablation is None else found.ablation.cause
     named = [] if first is None else [first.function, *first.between]
     nodes = set() if first is None else {first.node, *first.inside}
+    if first is None and found.misshapen:
+        nodes, cause = {wrong.node for wrong in found.misshapen}, Cause.IMPORTER
     located = None
     if made.functions or made.nodes:
         located = not made.functions.isdisjoint(named) or not made.nodes.isdisjoint(nodes)
@@ -121,7 +128,7 @@ def diagnosed(fault: Fault, made: Injected, found: Diagnosis) -> dict[str, Any]:
         "changed": [*found.changed, *found.altered],
         "located": located,
         "cause": None if cause is None else str(cause),
-        "right": cause in causes if first is not None and causes else located if fault.layer in _VALUES else None,
+        "right": cause in causes if cause is not None and causes else located if fault.layer in _VALUES else None,
         "reason": "" if found.ablation is None else found.ablation.reason,
         "reproduced": None if found.reproduction is None else bool(found.reproduction.files),
     }

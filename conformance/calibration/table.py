@@ -30,7 +30,7 @@ def render(records: Sequence[Record]) -> str:
     by_layer = _matrix(records, lambda record: str(record["fault"]["layer"]), "layer")
     by_kind = _matrix(records, lambda record: str(record["fault"]["kind"]), "kind")
     passed = [record for record in records if record["ended"] == UNDETECTED and not _is_below(record)]
-    wrong = [record for record in records if _diagnosis(record) and _is_wrong(record)]
+    wrong = [record for record in records if _is_wrong(record)]
     return "\n\n".join((by_layer, by_kind, _listed("Passed, and not below rounding", passed), _misses(wrong)))
 
 
@@ -46,7 +46,6 @@ def _row(name: str, records: Iterable[Record]) -> list[str]:
     reached = [record for record in all_of_them if record["ended"] != UNREACHED]
     outputs = [record for record in reached if record["ended"] == OUTPUTS]
     passed = [record for record in reached if record["ended"] == UNDETECTED]
-    followed = [record for record in outputs if _diagnosis(record)]
     return [
         name,
         str(len(all_of_them)),
@@ -56,17 +55,24 @@ def _row(name: str, records: Iterable[Record]) -> list[str]:
         str(len(passed)),
         str(sum(_is_below(record) and not record["changed"] for record in passed)),
         str(sum(_is_below(record) and record["changed"] for record in passed)),
-        _part(followed, "faulty"),
-        _part(followed, "located"),
-        _part(followed, "right"),
+        _part(outputs, "faulty"),
+        _part(outputs, "located"),
+        _part(outputs, "right"),
         _part(reached, "reproduced"),
     ]
 
 
 def _part(records: Iterable[Record], what: str) -> str:
-    told = [record["diagnosis"][what] for record in records if _diagnosis(record)]
-    known = [value for value in told if value is not None]
+    known = [told for record in records if (told := _told(record, what)) is not None]
     return f"{sum(known)}/{len(known)}" if known else ""
+
+
+def _told(record: Record, what: str) -> bool | None:
+    """Returns what a diagnosis says, False where it failed, None where there is no answer."""
+    if not _diagnosis(record):
+        return False if record["problem"] and record["ended"] == OUTPUTS and what != "reproduced" else None
+    told: bool | None = record["diagnosis"][what]
+    return told
 
 
 def _diagnosis(record: Record) -> Record:
@@ -80,8 +86,8 @@ def _is_below(record: Record) -> bool:
 
 
 def _is_wrong(record: Record) -> bool:
-    found = _diagnosis(record)
-    return record["ended"] == OUTPUTS and (not found["faulty"] or found["located"] is False or found["right"] is False)
+    told = (_told(record, what) for what in ("faulty", "located", "right"))
+    return record["ended"] == OUTPUTS and False in told
 
 
 def _listed(title: str, records: Sequence[Record]) -> str:
@@ -105,9 +111,9 @@ def _misses(records: Sequence[Record]) -> str:
         [
             *_named(record),
             _number(record["r_rms"]),
-            _diagnosis(record)["first"] or "nothing",
-            str(_diagnosis(record)["located"]),
-            str(_diagnosis(record)["cause"]),
+            _diagnosis(record).get("first") or record["problem"] or "nothing",
+            str(_told(record, "located")),
+            str(_diagnosis(record).get("cause")),
         ]
         for record in records
     ]

@@ -35,12 +35,22 @@ def test_faults_are_judged_located_and_explained(component: tuple[Prepared, Obse
     legalized = found("legalization", "swapped operands", component)
     assert legalized["ended"] == OUTPUTS, legalized
     assert legalized["diagnosis"]["located"] and legalized["diagnosis"]["right"], legalized
+    unwritten = found("legalization", "loop ends early", component)  # whatever memory held there
+    assert unwritten["diagnosis"]["located"] and unwritten["diagnosis"]["right"], unwritten
     tiny = found("program", "factor 1 + 1e-7", component)
     assert tiny["ended"] != UNREACHED and tiny["changed"] is not None
     assert tiny["r_rms"] < 1.5 or tiny["ended"] == OUTPUTS
     unstable = found("reference", "differs from itself", component)
     assert unstable["ended"] == OUTPUTS and "differs from its own second run" in unstable["reason"]
     assert not unstable["changed"]
+
+
+def test_a_folder_with_files_of_another_compile_is_refused_or_judged_as_wrong() -> None:
+    with prepared("clip") as (clip, right):
+        for place, ended in ((0.2, "load"), (0.99, OUTPUTS)):
+            record = measured(Fault(SEED, 0, "clip", "folder", "files of another compile", place, 0, 0), clip, right)
+            assert record["ended"] == ended, record
+    assert record["where"].count(",") == 2
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

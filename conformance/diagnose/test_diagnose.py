@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import tvm
 from torch import nn
 from tvm import ir, relax, te, topi
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 from typer.testing import CliRunner
 
+from conformance.calibration.mutation import mutated
 from conformance.support.diagnosed import CASE, WIDTH, block, cause_of
 from harness.cli.main import app
 from harness.core.case import Case
@@ -27,7 +29,7 @@ from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, b
 from harness.diagnose.table import summary
 from harness.lowering.route import Lowered
 from harness.schedules.common.kernel import fp32
-from harness.schedules.cpu import epilogue, rewrite
+from harness.schedules.cpu import elementwise, epilogue, rewrite
 from harness.schedules.cpu.arena import Value
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.pipeline import LEGALIZE
@@ -239,6 +241,92 @@ def test_the_cause_is_found_where_an_extent_is_symbolic(monkeypatch: pytest.Monk
     program = Program("rows", Rows().eval(), {"x": torch.randn(7, WIDTH)}, ("y",), symbolic={"x": {0: Axis("n", 1, 9)}})
     found = diagnose_program(program, CASE, SEEDED)
     assert cause_of(found) is Cause.LEGALIZATION
+
+
+class Shared(nn.Module):
+    """A value without a symbolic extent, which is repeated as often as one says."""
+
+    def forward(self, x: torch.Tensor, shared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(x), torch.sigmoid(shared).expand(x.shape[0], WIDTH)
+
+
+def test_the_cause_is_found_where_no_value_of_the_kernel_has_the_symbolic_extent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = LEGALIZE["relax.sigmoid"]
+
+    def twice(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return right(builder, relax.op.sigmoid(builder.emit(right(builder, call))))
+
+    monkeypatch.setitem(LEGALIZE, "relax.sigmoid", twice)
+    example = {"x": torch.randn(7, WIDTH), "shared": torch.randn(WIDTH)}
+    program = Program("shared", Shared(), example, ("rows", "repeated"), symbolic={"x": {0: Axis("n", 1, 9)}})
+    found = diagnose_program(program, CASE, SEEDED)
+    assert {"sigmoid", "expand"} <= set(first_of(found).operators)
+    assert cause_of(found) is Cause.LEGALIZATION
+
+
+class Normed(nn.Module):
+    """A normalization, which has several results in PyTorch and one in the imported module, before a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.layer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(self.norm(x)))
+
+
+def test_the_cause_is_found_of_what_reads_one_of_several_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(epilogue.UNARY, "relax.nn.relu", lambda x: x)
+    program = Program("normed", Normed().eval(), {"x": torch.randn(7, WIDTH)}, ("y",))
+    assert cause_of(diagnose_program(program, CASE, SEEDED)) is Cause.FUSION
+
+
+def test_what_is_wrong_only_together_with_the_operators_before_it_is_fused_wrongly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = elementwise.schedule_remaining
+
+    @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
+    def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        module = right()(module).clone()
+        functions = {variable.name_hint: variable for variable in module.get_global_vars()}
+        softmax = next((name for name in functions if name.startswith("softmax")), None)
+        if softmax is not None and any(name.startswith("matmul") for name in functions):
+            module[functions[softmax]] = mutated(module[softmax], "factor 1 + 1e-2", 0.99)
+        return module
+
+    monkeypatch.setattr(elementwise, "schedule_remaining", lambda: wrong)
+    found = block()
+    assert "_softmax" in first_of(found).operators
+    assert cause_of(found) is Cause.FUSION
+    assert found.ablation is not None
+    assert [made.with_before for made in found.ablation.experiments] == [False, False, False, False, True]
+    assert found.ablation.passes == ("ScheduleRemaining",)
+    assert "together with those before it" in summary(found)
+
+
+class Column(nn.Module):
+    """A value that loses one of two axes of extent 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x).squeeze(0)
+
+
+def test_an_output_of_a_wrong_shape_is_a_fault_though_its_values_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    def squeeze(self: Any, node: torch.fx.Node) -> relax.Var:
+        return self.block_builder.emit(relax.op.squeeze(self.env[node.args[0]], 2))
+
+    monkeypatch.setattr(BaseFXGraphImporter, "_squeeze", squeeze)
+    program = Program("column", Column(), {"x": torch.randn(1, 7, 1, WIDTH)}, ("y",))
+    found = diagnose_program(program, CASE, SEEDED)
+    assert found.faulty
+    assert found.first is None
+    (wrong,) = found.misshapen
+    assert (wrong.output, wrong.shape, wrong.expected, wrong.node) == ("y", (1, 7, WIDTH), (7, 1, WIDTH), "squeeze")
+    assert "y has the shape 1 × 7 × 64 instead of 7 × 1 × 64: squeeze of" in summary(found)
 
 
 @pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder", "object_pointers"])

@@ -22,7 +22,7 @@ from harness.core.errors import HarnessError
 from harness.files import cache_root
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 from harness.parity.cache import ArrayCache, versions
-from harness.parity.saved import load_outputs, save_outputs
+from harness.parity.saved import load_outputs, save_outputs, saved_root
 
 REPOSITORY = Path(__file__).parents[2]
 KEY = {"kind": "oracle", "scale": "shallow", "seed": 0}
@@ -315,6 +315,24 @@ def test_versions_name_what_a_result_depends_on():
 def test_saved_outputs_can_be_judged_again(tmp_path):
     save_outputs(tmp_path / "run", some_arrays())
     assert_same(some_arrays(), load_outputs(tmp_path / "run"))
+
+
+def test_the_saved_outputs_that_were_not_used_for_longest_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAM3_TVM_CACHE", str(tmp_path))
+    saved = {name: saved_root() / name / "answer" for name in ("old", "used", "young", "new")}
+    *before, new = saved.values()
+    big = {"x": np.zeros(1000)}
+    for age, folder in enumerate(before):
+        os.utime(save_outputs(folder, big), (1000 + age, 1000 + age))
+    ArrayCache(tmp_path).get_or_make(KEY, lambda: big)
+    load_outputs(saved["old"])  # used again: now `used` is the one that waited longest
+    save_outputs(new, big, limit_bytes=30_000)
+    for folder in (saved["old"], saved["young"], new):
+        assert_same(big, load_outputs(folder))
+    with pytest.raises(HarnessError, match="run the case first"):
+        load_outputs(saved["used"])
+    assert_same(big, ArrayCache(tmp_path).get_or_make(KEY, never))
+    assert_same(big, load_outputs(save_outputs(new, big, limit_bytes=0).parent))
 
 
 def test_saved_outputs_that_are_missing_or_damaged_end_in_one_sentence(tmp_path):

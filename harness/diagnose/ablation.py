@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from harness.diagnose.deviation import Deviation
 
 
-def ablate(pieces: Pieces, compiler: Compiler) -> Ablation:
+def ablate(pieces: Pieces, before: Pieces, compiler: Compiler) -> Ablation:
     """Computes the operators of a kernel in ways that have more and more of this project in them, until one is wrong.
 
     What is wrong without any of it is imported in other ways; where fusing makes it wrong, the pass is looked for.
+    Loops are fused otherwise where a kernel begins with the end of an operator before it: these are added at last.
+
+    Args:
+        pieces: Cuts out the operators of the kernel.
+        before: Cuts out these and those of the calls that make its inputs.
+        compiler: What the program is compiled for.
     """
     piece = pieces.cut()
     experiments: list[Experiment] = []
@@ -34,7 +40,14 @@ def ablate(pieces: Pieces, compiler: Compiler) -> Ablation:
             if cause is Cause.IMPORTER:
                 return replace(found, imports=tuple(_imports(pieces, piece, compiler)))
             return replace(found, passes=_passes(piece, compiler)) if cause is Cause.FUSION else found
-    return Ablation(tuple(experiments), None if experiments[-1].result is None else Cause.RUNTIME)
+    otherwise = None if experiments[-1].result is None else Cause.RUNTIME
+    if before.sources != pieces.sources:
+        piece = before.cut()
+        result, problem = _tried(piece, partial(compiler.result, piece, Cause.FUSION))
+        experiments.append(Experiment(Cause.FUSION, result, problem, with_before=True))
+        if result is not None and result.excess > 1:
+            return Ablation(tuple(experiments), Cause.FUSION, passes=_passes(piece, compiler))
+    return Ablation(tuple(experiments), otherwise)
 
 
 def _tried(piece: Piece, run: Callable[[], Arrays]) -> tuple[Deviation | None, str]:

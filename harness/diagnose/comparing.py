@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from harness.diagnose.deviation import Deviation, deviation
 from harness.diagnose.fault import Fault
 from harness.diagnose.flow import Flow, KernelCall
 from harness.diagnose.reference import Reference, region
+from harness.diagnose.unwritten import fill, tensors_of
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
 
@@ -60,11 +62,15 @@ class Result:
     Attributes:
         node: Name of the node.
         inside: Names of the nodes between the last call and the output: views.
-        accumulated: Its error.
+        shape: Its shape.
+        expected: PyTorch's.
+        accumulated: Its error, in any shape.
     """
 
     node: str
     inside: tuple[str, ...]
+    shape: tuple[int, ...]
+    expected: tuple[int, ...]
     accumulated: Deviation
 
 
@@ -168,7 +174,7 @@ class _Observer:
         self._check_inputs(call, arguments)
         if before:
             return
-        tensors = [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
+        tensors = tensors_of(arguments)
         writes = tensors[len(call.inputs) :]
         for value, n in zip(call.outputs, writes, strict=True):
             self.sums[value] = _checksum(arguments[n].numpy())
@@ -183,9 +189,13 @@ class _Observer:
         torch_value, exact = array_of(self.reference.fp32(name)), array_of(self.reference.exact(name))
         named = [self.reference.nodes[other] for other in self.flow.nodes.values()]
         inside = region(self.reference.nodes[name], named) if name not in self.flow.nodes.values() else []
-        return Result(
-            name, tuple(node.name for node in inside), deviation(output.reshape(torch_value.shape), torch_value, exact)
+        shape, expected = output.shape, torch_value.shape
+        found = (
+            deviation(output.reshape(expected), torch_value, exact)
+            if output.size == torch_value.size
+            else Deviation(math.inf, math.inf, math.inf, math.nan, output.size)
         )
+        return Result(name, tuple(node.name for node in inside), shape, expected, found)
 
     def _node_of_result(self, call: KernelCall) -> str | None:
         return self.flow.nodes.get(call.outputs[0]) if len(call.outputs) == 1 else None
@@ -221,6 +231,7 @@ class _Observer:
         writes = tensors[len(call.inputs) :]
         for n in writes:
             own[n] = tvm.runtime.empty(tuple(arguments[n].shape), str(arguments[n].dtype), self.device)
+            fill(own[n])
         function(*own)
         results = [own[n].numpy() for n in writes]
         for value, array in zip(call.outputs, results, strict=True):

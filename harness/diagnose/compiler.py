@@ -9,16 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tvm
 from tvm import ir, relax
 
 from harness.diagnose.diagnosis import Cause
-from harness.diagnose.pieces import Piece, module_of, without_weights
-from harness.lowering.frontends.running import run_module
+from harness.diagnose.flow import BeforeMemory
+from harness.diagnose.pieces import Piece, module_of, unsaid_extents, values_read, without_weights
+from harness.diagnose.unwritten import filling, results_of
 from harness.runtime.executable import Executable
 from harness.schedules.common.origins import bindings_of
 from harness.schedules.common.vm import lower_to_vm
-from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+from harness.targets.compiling import LIBRARY_SUFFIX, build_library
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,14 +53,16 @@ class Compiler:
         if way is Cause.IMPORTER:
             return self.run_plainly(piece.module, piece.arguments)
         if way is Cause.LEGALIZATION:
-            return run_module(self.legalized(piece.module), piece.arguments, self.tvm_target, lower_to_vm())
+            return self._run(self.legalized(piece.module), lower_to_vm(), piece.arguments, len(piece.arguments))
         if way is Cause.SCHEDULE:
             return _one_by_one(piece, self.run)
         return self.run(piece.module, piece.arguments)
 
     def run_plainly(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
         """Compiles a module as TVM does by default."""
-        return run_module(without_weights(module), arguments, self.tvm_target)
+        return self._run(
+            without_weights(module), relax.get_default_pipeline(self.tvm_target), arguments, len(arguments)
+        )
 
     def legalized(self, module: tvm.IRModule) -> tvm.IRModule:
         """Returns a module after this project's legalizations, loops as they come, its weights ordinary inputs."""
@@ -68,15 +72,21 @@ class Compiler:
 
     def run(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
         """Compiles a module as the program is compiled."""
-        lowered = lower_module(module, self.target, self.tvm_target, self.schedules)
-        return self.run_lowered(lowered, arguments, int(module["main"].attrs["num_input"]))
+        pipeline = self.target.pipeline(self.tvm_target, self.schedules)
+        return self._run(module, pipeline, arguments, int(module["main"].attrs["num_input"]))
 
-    def run_lowered(self, lowered: tvm.IRModule, arguments: Sequence[Array], inputs: int) -> list[Array]:
-        """Generates code for a lowered module, and runs it; the arguments after the first `inputs` are weights."""
+    def _run(
+        self, module: tvm.IRModule, pipeline: tvm.transform.Pass, arguments: Sequence[Array], inputs: int
+    ) -> list[Array]:
+        """Lowers a module, generates code and runs it; the arguments after the first `inputs` are weights."""
+        kept = BeforeMemory()
+        with self.tvm_target, tvm.transform.PassContext(opt_level=3, instruments=[kept]):
+            lowered = pipeline(module)
         with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
             library = Path(folder) / f"piece{LIBRARY_SUFFIX}"
             build_library(lowered, self.tvm_target, library)
-            return Executable(library, self.target.device(), arguments[inputs:]).run(arguments[:inputs])
+            instrument = filling(results_of(kept.module))
+            return Executable(library, self.target.device(), arguments[inputs:], instrument).run(arguments[:inputs])
 
     def after_each_pass(self, piece: Piece) -> Iterator[tuple[str, Callable[[], list[Array]]]]:
         """Yields the passes of the pipeline by name, each with what runs a piece after it and with none of the others.
@@ -94,7 +104,7 @@ class Compiler:
         yield "PlanMemory", lambda: self.run(piece.module, piece.arguments)
 
     def _run_after(self, rest: tvm.transform.Pass, module: tvm.IRModule, piece: Piece) -> list[Array]:
-        return self.run_lowered(rest(module), piece.arguments, piece.inputs)
+        return self._run(module, rest, piece.arguments, piece.inputs)
 
 
 def _one_by_one(piece: Piece, run: Run) -> list[Array]:
@@ -105,11 +115,13 @@ def _one_by_one(piece: Piece, run: Run) -> list[Array]:
     for binding in bindings_of(main):
         value, variable = binding.value, binding.var
         if isinstance(value, ir.Call):
-            parameters = sorted(relax.analysis.free_vars(value), key=lambda used: used.name in weights)
+            parameters = sorted(values_read(value), key=lambda used: used.name in weights)
+            unsaid = unsaid_extents([binding], parameters)
             varies = any(used.name not in weights for used in parameters)
-            single = module_of(piece.module, [binding], variable, parameters, weights if varies else ())
+            single = module_of(piece.module, [binding], variable, [*unsaid, *parameters], weights if varies else ())
             weights |= set() if varies else {variable.name}
-            outputs = run(single, [values[used] for used in parameters])
+            sizes = [np.zeros(piece.extents[extent.name], np.uint8) for extent in unsaid]
+            outputs = run(single, [*sizes, *(values[used] for used in parameters)])
             values[variable] = outputs if isinstance(variable.ty, relax.TupleType) else outputs[0]
         else:
             values[variable] = _taken(value, values)

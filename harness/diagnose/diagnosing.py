@@ -16,9 +16,9 @@ from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
 from harness.diagnose.diagnosis import (
     Boundary,
-    Cause,
     Coverage,
     Diagnosis,
+    Misshapen,
     first_divergence,
 )
 from harness.models.registry import models, subjects
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import tvm
 
     from harness.core.subject import Program
-    from harness.diagnose.comparing import Compared
+    from harness.diagnose.comparing import Compared, Result
     from harness.diagnose.compiler import Compiler
     from harness.diagnose.flow import Flow
     from harness.lowering.frontends.torch_export.graph import Graph
@@ -156,7 +156,7 @@ def diagnose_program(
         ),
     )
     flow, compared = _run(imported, announce, compiled)
-    found = _diagnosis(program, case, graph, flow, compared, output)
+    found = _diagnosis(program, case, imported, flow, compared, output)
     if found.first is None:
         return found
     announce("cause")
@@ -216,23 +216,22 @@ def _with_cause(
         module, holding, graph = imported.lowered.module, imported.holding, imported.graph
         return Pieces(module, holding, graph, imported.inputs, wrong.node, sources)
 
-    kernel = pieces(flow.sources(wrong.position)[0])
-    ablation = ablate(kernel, imported.compiler)
+    kernel, before = pieces(flow.sources(wrong.position)[0]), pieces(flow.before(wrong.position))
+    ablation = ablate(kernel, before, imported.compiler)
     told = replace(found, ablation=ablation)
     if announce is None:
         return told
     announce("reproduction")
     (fault,) = (made.fault for made in compared.comparisons if made.position == wrong.position)
     assert fault is not None
-    own = ablation.cause not in (None, Cause.RUNTIME)  # otherwise what comes before the kernel is needed
-    shown = kernel if own else pieces(imported.graph.inputs)
+    shown = pieces(imported.graph.inputs) if ablation.takes_before else kernel
     return replace(told, reproduction=reproduce(told, shown, fault, imported.compiler))
 
 
 def _diagnosis(
     program: Program,
     case: Case,
-    graph: Graph,
+    imported: _Imported,
     flow: Flow,
     compared: Compared,
     output: str | None,
@@ -240,6 +239,7 @@ def _diagnosis(
     from harness.diagnose.reference import needed
     from harness.lowering.frontends.torch_export.complex.errors import source_line
 
+    graph = imported.graph
     results = dict(zip(program.outputs, map(graph.nodes.__getitem__, graph.outputs), strict=True))
     deviations = {name: result.accumulated for name, result in zip(program.outputs, compared.results, strict=True)}
     if output is not None:
@@ -274,8 +274,45 @@ def _diagnosis(
     )
     changed = tuple(flow.calls[n].function for n in compared.changed if n in calls)
     altered = tuple(node for node, n in compared.altered.items() if n in calls)
+    misshapen = tuple(
+        _misshapen(name, result, imported)
+        for name, result in zip(program.outputs, compared.results, strict=True)
+        if name in results and result.shape != result.expected
+    )
     return Diagnosis(
-        case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed, altered
+        case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed, altered, misshapen
+    )
+
+
+def _misshapen(output: str, result: Result, imported: _Imported) -> Misshapen:
+    """Looks for the first node whose value is imported in another shape, among those that an output of one needs."""
+    from harness.diagnose.reference import needed
+    from harness.lowering.frontends.torch_export.complex.errors import source_line
+    from harness.schedules.common.origins import bindings_of
+
+    types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.lowered.module["main"])}
+    wrong = (
+        node
+        for node in needed([imported.graph.nodes[result.node]])
+        if node.name in imported.holding and not _has_shape(types.get(imported.holding[node.name]), node.meta["val"])
+    )
+    first = next(wrong, None)
+    name, line = ("", "") if first is None else (first.name, source_line(first))
+    return Misshapen(output, result.shape, result.expected, name, line)
+
+
+def _has_shape(ty: Any, value: Any) -> bool:
+    """Returns whether a type has the shape of a node's value, complex numbers as pairs; True where it is not known."""
+    import torch
+    from tvm import relax, tirx
+
+    if not isinstance(value, torch.Tensor) or not isinstance(ty, relax.TensorType) or ty.shape is None:
+        return True
+    shape = (*value.shape, 2) if value.is_complex() else tuple(value.shape)
+    return len(shape) == len(ty.shape) and all(
+        int(mine) == its
+        for mine, its in zip(ty.shape, shape, strict=True)
+        if isinstance(mine, tirx.IntImm) and isinstance(its, int)
     )
 
 

@@ -132,11 +132,18 @@ class Experiment:
         decides: The cause that it shows if it is wrong and the experiments before it are right; see `WAYS`.
         result: Their error, given PyTorch's values; None if they could not be computed so.
         problem: Why they could not be, in one line.
+        with_before: Whether the operators of the calls that make the kernel's inputs are computed, too.
     """
 
     decides: Cause
     result: Deviation | None
     problem: str = ""
+    with_before: bool = False
+
+    @property
+    def way(self) -> str:
+        """How the operators are computed, in words."""
+        return WAYS[self.decides] + (", together with those before it" if self.with_before else "")
 
 
 @dataclass(frozen=True)
@@ -174,16 +181,21 @@ class Ablation:
     @property
     def reason(self) -> str:
         """Which experiment decided, in words."""
-        untold = [f"{WAYS[made.decides]}: {made.problem}" for made in self.experiments if made.result is None]
+        untold = [f"{made.way}: {made.problem}" for made in self.experiments if made.result is None]
         unknown = f" (not computed with {'; '.join(untold)})" if untold else ""
         if self.cause is None:
             return f"no experiment that could be made is wrong{unknown}"
         if self.cause is Cause.RUNTIME:
             return f"its operators are right in a module of their own{unknown}"
-        before = [WAYS[made.decides] for made in self.experiments if made.result and made.result.excess <= 1]
+        before = [made.way for made in self.experiments if made.result and made.result.excess <= 1]
         right = f", right with {before[-1]}" if before else ""
         turned = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
-        return f"its operators are wrong with {WAYS[self.cause]}{right}{unknown}{turned}{self._whose}"
+        return f"its operators are wrong with {self.experiments[-1].way}{right}{unknown}{turned}{self._whose}"
+
+    @property
+    def takes_before(self) -> bool:
+        """Whether the kernel is right by itself, and its fault shows only with what comes before it."""
+        return self.cause in (None, Cause.RUNTIME) or self.experiments[-1].with_before
 
     @property
     def whose(self) -> str:
@@ -223,6 +235,25 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
+class Misshapen:
+    """An output of a wrong shape, whose values may be right.
+
+    Attributes:
+        output: Its name.
+        shape: Its shape.
+        expected: PyTorch's.
+        node: Name of the first node whose imported value has another shape than PyTorch's; empty if all have the same.
+        source: Line of the model's source that the node comes from.
+    """
+
+    output: str
+    shape: tuple[int, ...]
+    expected: tuple[int, ...]
+    node: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What was found about one program of a case.
 
@@ -235,6 +266,7 @@ class Diagnosis:
         first: The first kernel that diverges; None if none does.
         changed: Functions whose inputs are not what was written: the memory of these was given away too early.
         altered: Nodes of the weights and inputs whose values in the run are not PyTorch's.
+        misshapen: The outputs of a wrong shape.
         ablation: Why the first kernel that diverges does so.
         reproduction: What shows that, if it was asked for; no part of the JSON.
     """
@@ -247,13 +279,14 @@ class Diagnosis:
     first: Divergence | None
     changed: tuple[str, ...]
     altered: tuple[str, ...] = ()
+    misshapen: tuple[Misshapen, ...] = ()
     ablation: Ablation | None = None
     reproduction: Reproduction | None = None
 
     @property
     def faulty(self) -> bool:
         """Whether anything is wrong besides rounding."""
-        return self.first is not None or bool(self.changed) or bool(self.altered) or bool(self.beyond)
+        return self.first is not None or any((self.changed, self.altered, self.misshapen, self.beyond))
 
     @property
     def beyond(self) -> list[str]:

@@ -12,8 +12,9 @@
      "first": {"boundary": as above, "confidence", "reason", "others": [positions]} or null,
      "changed": [functions],
      "altered": [nodes of weights and inputs],
+     "misshapen": [{"output", "shape", "expected", "node", "source"}],
      "ablation": {"cause": null if it is undecided, "reason": in words,
-                  "experiments": [{"decides": a cause, "result": deviation or null, "problem"}],
+                  "experiments": [{"decides": a cause, "result": deviation or null, "problem", "with_before"}],
                   "imports": [{"way", "result": deviation or null, "problem"}], "whose": in words, or "",
                   "passes": [names]} or null,
      "budget": {kind of call: share of the squared errors}}

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_CALLS = ("relax.call_tir", "relax.call_dps_packed")
+CALLS = ("relax.call_tir", "relax.call_dps_packed")
+"""Operators that call a compiled function, which writes into memory that is given to it."""
 _LAST_PASS = "RewriteDataflowReshape"
-"""The last pass before calls write into memory: from here on, each of `_CALLS` is a call of the virtual machine."""
+"""The last pass before calls write into memory: from here on, each of `CALLS` is a call of the virtual machine."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,13 @@ class Flow:
                 between.add(writers[value])
                 waiting += self.calls[writers[value]].inputs
         return frozenset(nodes), tuple(sorted(between))
+
+    def before(self, position: int) -> frozenset[str]:
+        """Returns the nodes on which the calls depend that make the values of a call's `sources`, one step before."""
+        makers = {self.nodes.get(value): n for n, call in enumerate(self.calls[:position]) for value in call.outputs}
+        nodes, _ = self.sources(position)
+        made = [self.sources(makers[node])[0] for node in nodes if node in makers]
+        return frozenset(node for node in nodes if node not in makers).union(*made)
 
     def needed(self, value: int) -> frozenset[int]:
         """Returns the numbers of the calls on which a value depends."""
@@ -186,7 +194,7 @@ class _Reader:
                 self.values[binding.var] = self._numbers(binding.value)
 
     def _call(self, variable: relax.Var, call: ir.Call, site: Site, *, at_load: bool) -> None:
-        if is_call(call, *_CALLS):
+        if is_call(call, *CALLS):
             types = variable.ty.fields if isinstance(variable.ty, relax.TupleType) else [variable.ty]
             outputs = tuple(map(self._new, types))
             self.values[variable] = outputs

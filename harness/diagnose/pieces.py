@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.fx import GraphModule, Node
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from harness.diagnose.comparing import array_of
 from harness.diagnose.deviation import Deviation, deviation
@@ -35,11 +36,12 @@ class Piece:
 
     Attributes:
         module: Its `main` takes the values of some nodes, then weights, and returns a tuple of one tensor.
-        names: The nodes whose values its parameters are.
+        names: The nodes whose values its parameters are; of what only says a symbolic extent, the name of that.
         arguments: These values, PyTorch's own.
         sources: Names of the nodes that it is computed from; placeholders need not be among them.
         torch_value: PyTorch's value of the result.
         exact: The float64 value that follows from the same arguments.
+        extents: The numbers that symbolic extents stand for, by name.
     """
 
     module: tvm.IRModule
@@ -48,6 +50,7 @@ class Piece:
     sources: frozenset[str]
     torch_value: Array
     exact: Array
+    extents: Mapping[str, int]
 
     @property
     def inputs(self) -> int:
@@ -95,10 +98,15 @@ class Pieces:
         self.sources = frozenset(sources) - {node}
         self._graph = graph
         self._holding = holding
-        self._node_of = {variable: name for name, variable in reversed(list(holding.items()))}
+        self._node_of = {
+            variable: name
+            for name, variable in reversed(list(holding.items()))
+            if name in graph.nodes and isinstance(graph.nodes[name].meta.get("val"), torch.Tensor)
+        }
         self._module = module
         self._main = relax.transform.CanonicalizeBindings()(module)["main"]
         self._bound = {binding.var.name: binding for binding in bindings_of(self._main)}
+        self._extents = _extents(self._main, inputs)
         self._weights = {parameter.name for parameter in self._main.params[int(self._main.attrs["num_input"]) :]}
         read = {name for part in self.nodes for name in (part.name, *(other.name for other in part.all_input_nodes))}
         self._reference = Reference(graph, inputs, [*self.sources, *read, node], [])
@@ -134,7 +142,7 @@ class Pieces:
             if variable.name in self._bound and variable.name not in stops:
                 if variable.name not in kept:
                     kept.add(variable.name)
-                    waiting.extend(relax.analysis.free_vars(self._bound[variable.name].value))
+                    waiting.extend(values_read(self._bound[variable.name].value))
             else:
                 read[variable.name] = variable
         weights = {name for name in read if name in self._weights or self._node_of[name] in self._fixed}
@@ -142,15 +150,20 @@ class Pieces:
             weights = set()
         parameters = sorted(read.values(), key=lambda variable: variable.name in weights)
         bindings = [binding for name, binding in self._bound.items() if name in kept]
+        unsaid = unsaid_extents(bindings, parameters)
         names = tuple(self._node_of[variable.name] for variable in parameters)
         values = [array_of(self._reference.fp32(name)) for name in names]
         return Piece(
-            module_of(self._module, bindings, result, parameters, weights),
-            names,
-            tuple(value.reshape(_shape(variable)) for value, variable in zip(values, parameters, strict=True)),
+            module_of(self._module, bindings, result, [*unsaid, *parameters], weights),
+            (*(extent.name for extent in unsaid), *names),
+            (
+                *(np.zeros(self._extents[extent.name], np.uint8) for extent in unsaid),
+                *(value.reshape(_shape(variable)) for value, variable in zip(values, parameters, strict=True)),
+            ),
             limits,
             array_of(self._reference.fp32(self.node)),
             array_of(self._reference.locally_exact(self.node, limits)),
+            self._extents,
         )
 
     def shorter(self) -> list[frozenset[str]]:
@@ -215,6 +228,32 @@ def module_of(
     cut = module.clone()
     cut["main"] = function.with_attr("num_input", sum(variable.name not in weights for variable in parameters))
     return relax.transform.CanonicalizeBindings()(cut)
+
+
+def values_read(expression: Any) -> list[relax.Var]:
+    """Returns the variables that an expression reads; a symbolic extent is none."""
+    return [variable for variable in relax.analysis.free_vars(expression) if not isinstance(variable.ty, ir.PrimType)]
+
+
+def unsaid_extents(bindings: Iterable[relax.VarBinding], parameters: Iterable[relax.Var]) -> list[relax.Var]:
+    """Returns parameters that say by their shapes what symbolic extents are that no other parameter says.
+
+    They are vectors of bytes, which nothing reads, named after the extents.
+    """
+    said = {extent for parameter in parameters for extent in parameter.ty.shape if isinstance(extent, tirx.Var)}
+    read = (variable for binding in bindings for variable in relax.analysis.free_vars(binding.value))
+    unsaid = [extent for extent in dict.fromkeys(read) if isinstance(extent.ty, ir.PrimType) and extent not in said]
+    return [relax.Var(extent.name, relax.TensorType([extent], "uint8")) for extent in unsaid]
+
+
+def _extents(main: relax.Function, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+    """Returns the numbers that the symbolic extents of a function's inputs stand for, by name."""
+    return {
+        extent.name: size
+        for parameter, value in zip(main.params, inputs, strict=False)
+        for extent, size in zip(parameter.ty.shape, value.shape, strict=True)
+        if isinstance(extent, tirx.Var)
+    }
 
 
 def without_weights(module: tvm.IRModule) -> tvm.IRModule:

@@ -17,13 +17,13 @@ _LONGEST = 24
 
 def render(diagnosis: Diagnosis, every: bool = False) -> Any:
     """Makes a table (rich) of the boundaries: all of them, or those that matter most."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table("call", "kernel", "node", highlight=False)
+    table = Table("call", "kernel", Column("node", overflow="fold"), highlight=False)
     for name in ("local", "accumulated", "own"):
         table.add_column(name, no_wrap=True)
-    table.add_column("line")
+    table.add_column("line", overflow="fold")
     table.title = f"{diagnosis.case.id}: error against float64 in units of PyTorch fp32's (rms, largest)"
     for boundary in diagnosis.boundaries if every else shown(diagnosis):
         wrong = boundary.local.excess > 1
@@ -49,6 +49,10 @@ def summary(diagnosis: Diagnosis) -> str:
     if diagnosis.altered:
         others = f" and {len(diagnosis.altered) - 1} more" if len(diagnosis.altered) > 1 else ""
         lines.append(f"Another weight or input than PyTorch's is in the place of {diagnosis.altered[0]}{others}.")
+    for wrong in diagnosis.misshapen:
+        shape, expected = (" × ".join(map(str, extents)) or "a number" for extents in (wrong.shape, wrong.expected))
+        first = f": {wrong.node} of {wrong.source} is imported in another shape than PyTorch's" if wrong.node else ""
+        lines.append(f"{wrong.output} has the shape {shape} instead of {expected}{first}.")
     outputs = ", ".join(f"{name} {_ratio(deviation)}" for name, deviation in diagnosis.outputs.items())
     lines.append(f"Outputs (r_rms, r_inf): {outputs}.")
     owners = list(budget(diagnosis).items())[:_OWNERS]
@@ -68,7 +72,7 @@ def summary(diagnosis: Diagnosis) -> str:
 def _finding(diagnosis: Diagnosis) -> str:
     first = diagnosis.first
     if first is None and diagnosis.beyond:
-        grew = "" if diagnosis.changed or diagnosis.altered else ", because rounding errors grow"
+        grew = "" if diagnosis.changed or diagnosis.altered or diagnosis.misshapen else ", because rounding errors grow"
         return f"No kernel diverges by itself, but errors of {', '.join(diagnosis.beyond)} are beyond the limits{grew}."
     if first is None:
         return "No kernel diverges: each rounds like PyTorch or better when it is given PyTorch's own values."

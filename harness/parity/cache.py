@@ -20,7 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import remove_unfinished
+from harness.files import keep_within, remove_unfinished
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
 __all__ = ["ArrayCache", "arrays_digest", "versions"]
@@ -82,24 +82,8 @@ class ArrayCache:
             write_arrays(path, made, tag)
         finally:
             lock.release()
-        self._prune(keep=path)
+        keep_within(self.limit_bytes, self.root.glob("??/*.safetensors"), path)
         return made
-
-    def _prune(self, keep: Path) -> None:
-        """Deletes the entries that were not used for longest until the cache is within its limit."""
-        entries = []
-        for path in self.root.glob("??/*.safetensors"):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                entries.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in sorted(entries):
-            if total <= self.limit_bytes:
-                return
-            if path != keep:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                    total -= size
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,25 +13,39 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.files import cache_root
+from harness.files import cache_root, keep_within
 from harness.parity.arrays import CorruptFile, read_arrays, write_arrays
+from harness.parity.cache import DEFAULT_LIMIT_BYTES
 
 _FILE = "outputs.safetensors"
 
 
+def saved_root() -> Path:
+    """Returns the folder of all saved outputs."""
+    return cache_root() / "outputs"
+
+
 def saved_folder(case: Case) -> Path:
     """Returns the folder of a case's outputs."""
-    return cache_root() / "outputs" / f"{case.id}-{case.seed}"
+    return saved_root() / f"{case.id}-{case.seed}"
 
 
-def save_outputs(directory: Path, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Path:
+def save_outputs(
+    directory: Path, arrays: Mapping[str, npt.NDArray[np.generic]], limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> Path:
     """Writes the outputs of one run into the folder, all or nothing, and returns the file.
+
+    Args:
+        directory: The folder.
+        arrays: The outputs.
+        limit_bytes: Above this size of all saved outputs those that were not used for longest are deleted.
 
     Raises:
         HarnessError: If it cannot be written.
     """
     path = directory / _FILE
     write_arrays(path, arrays)
+    keep_within(limit_bytes, saved_root().rglob(_FILE), path)
     return path
 
 
@@ -41,8 +57,11 @@ def load_outputs(directory: Path) -> dict[str, npt.NDArray[Any]]:
     """
     path = directory / _FILE
     try:
-        return read_arrays(path)
+        arrays = read_arrays(path)
     except FileNotFoundError as error:
         raise HarnessError(f"there are no saved outputs in {directory}; run the case first") from error
     except CorruptFile as error:
         raise HarnessError(f"the saved outputs are damaged: {error}; run the case again") from error
+    with contextlib.suppress(OSError):
+        os.utime(path)  # the date of the last use, which the limit goes by
+    return arrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,20 @@ class Executable:
         device: TVM's device that it runs on.
     """
 
-    def __init__(self, library: Path, device: tvm.runtime.Device, parameters: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self,
+        library: Path,
+        device: tvm.runtime.Device,
+        parameters: Sequence[np.ndarray],
+        instrument: Callable[..., None] | None = None,
+    ) -> None:
         """Loads the library and moves the parameters to the device, packed as the compiled code wants them.
 
         Args:
             library: Written by `harness.targets.compiling.compile_module`.
             device: Where to run.
             parameters: Values of everything that `main` takes after its inputs, in order.
+            instrument: Told of each call before and after it, as TVM's virtual machine tells its instruments.
 
         Raises:
             LoadError: The library is none, or was compiled for a processor that this machine has not.
@@ -39,6 +46,8 @@ class Executable:
 
         self.device = device
         self._vm = load_library(library, device)
+        if instrument is not None:
+            self._vm["set_instrument"](instrument)
         tensors: list[Any] = [tvm.runtime.tensor(array, device) for array in parameters]
         if TRANSFORM_PARAMETERS in self._vm:
             tensors = list(self._vm[TRANSFORM_PARAMETERS](tensors))
