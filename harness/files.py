@@ -143,13 +143,13 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
 
 
-def keep_within(limit_bytes: int, paths: Iterable[Path], keep: Path) -> None:
+def keep_within(limit_bytes: int, paths: Iterable[Path], keep: Path | None = None) -> None:
     """Deletes the files that were not used for longest until the others are within a limit together.
 
     Args:
         limit_bytes: The limit.
         paths: The files; one that another process deletes meanwhile is left out.
-        keep: The one that stays in any case.
+        keep: One that stays in any case.
     """
     files = []
     for path in paths:

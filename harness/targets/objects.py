@@ -7,19 +7,18 @@ defines the kernel under a name made of the key; a C function with the name that
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import HarnessError
-from harness.files import cache_root, write_bytes, writing
+from harness.files import cache_root, keep_within, write_bytes, writing
 from harness.schedules.common.code_generation import generate
 
 if TYPE_CHECKING:
@@ -145,20 +144,7 @@ class ObjectCache:
 
     def trim(self) -> None:
         """Deletes the objects that were not used for longest until the rest is within the limit."""
-        entries = sorted(self._entries())
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in entries:
-            if total <= self.limit_bytes:
-                return
-            with contextlib.suppress(OSError):
-                path.unlink()
-                total -= size
-
-    def _entries(self) -> Iterator[tuple[float, int, Path]]:
-        for path in self.root.glob("??/*"):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                yield status.st_mtime, status.st_size, path
+        keep_within(self.limit_bytes, self.root.glob("??/*"))
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / key
