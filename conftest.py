@@ -194,10 +194,11 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
     )
 
 
-def parameter(case: Case) -> object:
-    """A case with its id and its markers."""
+def parameter(case: Case, *others: str) -> object:
+    """A case with its id and its markers, and other parameters, of which the id has those that are not empty."""
     names = (case.component, case.strategy, case.target, case.scale, case.precision, case.weights)
-    return pytest.param(case, id=case.id, marks=[getattr(pytest.mark, name) for name in names])
+    marks = [getattr(pytest.mark, name) for name in names]
+    return pytest.param(case, *others, id="-".join([case.id, *filter(None, others)]), marks=marks)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -209,7 +210,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         strategies = config.getoption("strategy") or [DEFAULT_STRATEGY]  # each takes as long as the others
         parts = [case for case in config.stash[CASES] if not subjects()[case.component].whole]
         cases = [case for case in parts if case.strategy in strategies]
-        metafunc.parametrize("measured_case", [parameter(case) for case in cases])
+        if "measured_sample" in metafunc.fixturenames:
+            # The module names the samples of a component that are measured besides its main one.
+            samples = {case: ("", *metafunc.module.SAMPLES.get(case.component, ())) for case in cases}
+            pairs = [parameter(case, sample) for case in cases for sample in samples[case]]
+            metafunc.parametrize(("measured_case", "measured_sample"), pairs)
+        else:
+            metafunc.parametrize("measured_case", [parameter(case) for case in cases])
     subject = getattr(metafunc.module, "SUBJECT", None)
     if "whole_case" in metafunc.fixturenames:
         cases = [case for case in whole_cases(config) if case.component == subject]

@@ -135,6 +135,7 @@ def measure(
     options: Options,
     benchmark: Any,
     budget: float,
+    check: bool = False,
 ) -> dict[str, Any]:
     """Times one question on all sides.
 
@@ -146,6 +147,7 @@ def measure(
         options: How many rounds there are.
         benchmark: The fixture of pytest-benchmark, which keeps the result as extra information.
         budget: Seconds that the rounds of all sides together may take; at least six run in any case.
+        check: Whether all sides are asked the same in their first call of this question, so that it is checked too.
 
     Returns:
         The result as plain data, which the tables and the performance report read.
@@ -153,9 +155,13 @@ def measure(
     threads = configure_threads()
     is_first = question == questions.first
     if not is_first:
-        for side in sides.values():
+        answers: dict[str, Any] = {}
+        for name, side in sides.items():
             side.process.result(questions.encode)
-            side.facts["first_call"], _ = side.process.first(question)
+            side.facts["first_call"], answers[name] = side.process.first(question)
+        for name in set(answers) - {TORCH} if check else ():
+            questions.check(answers[name], answers[TORCH])
+        answers.clear()
     processes = {name: side.process for name, side in sides.items()}
     peaks = [measured_peaks(threads)]
     seconds, failed = run_interleaved(

@@ -1,4 +1,4 @@
-"""Prepares a component for its benchmark: compiles the main program of its subject and writes what the sides load."""
+"""Prepares a component for its benchmark: compiles the program of a sample and writes what the sides load."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import SEEDED
-from harness.core.subject import Arrays
+from harness.core.subject import Arrays, Call, Output
 from harness.core.weights import Weights
 from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
+from harness.parity.draws import judged_by_draws
 from harness.parity.verdict import judge
 from harness.schedules import UNTUNED as NO_SCHEDULES
 from harness.targets import TARGETS
@@ -60,25 +61,28 @@ class Prepared:
     note: str = ""
 
 
-def prepare(case: Case, folder: Path, database: Path | None, processors: Processors = THIS_MACHINE) -> Prepared:
-    """Compiles the program of a subject's first call, without and with tuned schedules, and writes what the sides load.
+def prepare(
+    case: Case, folder: Path, database: Path | None, processors: Processors = THIS_MACHINE, sample: str = ""
+) -> Prepared:
+    """Compiles the program of one of a subject's calls, without and with tuned schedules; writes what the sides load.
 
     Args:
         case: The component, and how it is lowered and compiled.
         folder: The folder that modules, weights, inputs and libraries are written to.
         database: Folder of a tuning database; None for no tuned side.
         processors: The processors to compile for.
+        sample: Name of the call; the first one if there is none.
 
     Raises:
-        HarnessError: The subject is no trace of calls, so that there is no reference of a single call; or a weight is
-            beyond the range of the precision's dtype.
+        HarnessError: The subject is no trace of calls, so that there is no reference of a single call; it has no such
+            sample; or a weight is beyond the range of the precision's dtype.
     """
     subject, route = subjects()[case.component], Route.of(case)
     with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         if not isinstance(workload, TracedWorkload):
             raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")
-        call = workload.trace[0]  # no call comes before it, so that its arguments are tensors
+        call = call_of(workload, case.component, sample)
         program = workload.programs[call.program]
         inputs = tuple(call.arguments)
         start = time.perf_counter()
@@ -91,12 +95,27 @@ def prepare(case: Case, folder: Path, database: Path | None, processors: Process
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
-        check = judge_of(names, workload.reference()[0], workload.oracle(), case)
+        check = judge_of(names, workload.reference()[0], workload.oracle(), case, workload.draws())
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload
     _compile(case, folder, database, processors, importing, prepared)
     return prepared
+
+
+def call_of(workload: TracedWorkload, component: str, sample: str) -> Call:
+    """Returns the call of a sample, or the first one if none is named; its arguments are tensors.
+
+    Raises:
+        HarnessError: There is no such sample, or it reads what another call returns.
+    """
+    calls = {call.name: call for call in workload.trace}
+    call = calls.get(sample) if sample else workload.trace[0]
+    if call is None:
+        raise HarnessError(f"{component} has no sample {sample!r}: choose one of {', '.join(calls)}")
+    if any(isinstance(argument, Output) for argument in call.arguments):
+        raise HarnessError(f"{component} cannot be measured on {call.name!r}, which reads what another call returns")
+    return call
 
 
 def _compile(
@@ -123,7 +142,7 @@ def _compile(
         prepared.work[side] = work_of_functions(lowered)
 
 
-def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case) -> Judge:
+def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case, draws: Arrays) -> Judge:
     """Returns the judge of a side's outputs, which keeps nothing of the model.
 
     Args:
@@ -131,14 +150,17 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case
         reference: PyTorch's outputs that the precision is held to, and others.
         oracle: The same in float64.
         case: Says by its precision and its weights whether outputs may pass by the oracle.
+        draws: What `harness.parity.draws.drawn_errors` returns, of these outputs and others.
     """
     expected = {name: reference[name] for name in names}
     exact = {name: oracle[name] for name in names if name in oracle}
+    drawn = {name: draws[name] for name in names if name in draws}
     by_oracle = PRECISIONS[case.precision].judged_by_oracle
     strained = Weights(case.weights).strain_fp32
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         actual = dict(zip(names, outputs, strict=True))
-        return judged(judge(actual, expected, exact, by_oracle=by_oracle, strained=strained))
+        verdicts = judge(actual, expected, exact, by_oracle=by_oracle, strained=strained)
+        return judged(judged_by_draws(verdicts, actual, expected, exact, drawn) if drawn else verdicts)
 
     return check

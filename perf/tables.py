@@ -53,7 +53,7 @@ def goal(results: Sequence[Result]) -> str:
 
 def component_tables(results: Sequence[Result]) -> str:
     """Every side of each case: latency, then what it takes to have it; then where our time goes."""
-    named = [(Case.from_json(r["case"]).id, r) for r in results]
+    named = [(_name(r), r) for r in results]
     return _text(
         _latency("components", named),
         _costs("compiling, loading, resident memory, parity", named),
@@ -62,6 +62,11 @@ def component_tables(results: Sequence[Result]) -> str:
         *dict.fromkeys(f"{name}: {r['note']}" for name, r in named if r["note"]),
         circumstances(results),
     )
+
+
+def _name(result: Result) -> str:
+    """The id of a case, and its sample where that is not the main one."""
+    return "-".join(filter(None, (Case.from_json(result["case"]).id, result["sample"])))
 
 
 def end_to_end_table(results: Sequence[Result]) -> str:

@@ -2,6 +2,7 @@
 
     pytest perf/test_components.py --scale full --benchmark-json=perf.json
     pytest perf/test_components.py --component vit --scale full --peers
+    pytest perf/test_components.py --component memory_attention -k second --scale full
 
 TVM's sides are lowered with the frontend, the strategy and the precision of the case; PyTorch and the peers run in
 fp32. Every side has a process of its own (`perf/processes.py`) and the same weights and inputs. The outputs of its
@@ -39,9 +40,12 @@ from perf.sides import KERNELS, RUN, Request
 BUDGET_SECONDS = 30.0
 """How long the rounds of all sides together may take per component; at least six run in any case."""
 
+SAMPLES = {"memory_attention": ("second",)}
+"""By component: samples that are measured besides the main one. `second` has three objects, with a memory each."""
+
 
 def test_component(
-    measured_case: Case, benchmark: Any, component_results: list[dict[str, Any]], options: Options
+    measured_case: Case, measured_sample: str, benchmark: Any, component_results: list[dict[str, Any]], options: Options
 ) -> None:
     case = measured_case
     target = TARGETS[case.target]
@@ -52,7 +56,8 @@ def test_component(
     # Not pytest's folder, which stays: at full scale there are gigabytes of weights in it.
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         request = Request(Path(name), subjects()[case.component].model, case.target)
-        prepared = prepare(case, request.folder, options.database_for(case.target), options.processors)
+        database = options.database_for(case.target)
+        prepared = prepare(case, request.folder, database, options.processors, measured_sample)
         gc.collect()
         sides: dict[str, dict[str, Any]] = {}
         processes: dict[str, BenchmarkProcess] = {}
@@ -89,8 +94,9 @@ def test_component(
         # On a GPU, kernels are not waited for one by one, so that they have no times of their own.
         times = processes[best].result(KERNELS) if target is HOST else []
         kernels = with_work(times, prepared.work[best])
-    result = {"case": case.to_json(), "sides": sides, "ratios": ratios(sides), "flop": prepared.flop}
-    result |= {"kernels": kernels, "profiled": best, "note": prepared.note} | circumstances(threads, peaks)
+    result = {"case": case.to_json(), "sample": measured_sample, "sides": sides, "ratios": ratios(sides)}
+    result |= {"flop": prepared.flop, "kernels": kernels, "profiled": best, "note": prepared.note}
+    result |= circumstances(threads, peaks)
     result["versions"] |= peers.versions() if options.peers else {}
     benchmark.extra_info |= result
     component_results.append(result)

@@ -11,25 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.core.case import Case
 from harness.models.sam3.end_to_end.subject import END_TO_END
 from perf.answering import Questions, Side, answering_sides, measure, named_case
 from perf.options import Options
-from perf.whole_model import ENCODE, PHOTO_AND_TEXT, QUESTIONS, Answer
+from perf.whole_model import ENCODE, PHOTO_AND_TEXT, QUESTIONS, check
 
 BUDGET_SECONDS = dict(zip(QUESTIONS, (60.0, 40.0, 30.0), strict=True))
 """How long the rounds of all sides together may take; at least six run in any case."""
-
-
-def check(found: Answer, expected: Answer) -> None:
-    """Checks for the same queries, scores within 1e-5, boxes within 0.01 pixel, a millionth of the masks' pixels."""
-    assert len(found.scores) == len(expected.scores) > 0
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(found.boxes, expected.boxes, rtol=0, atol=0.01)
-    assert (found.masks != expected.masks).mean() <= 1e-6
 
 
 ASKED = Questions("perf.whole_model", PHOTO_AND_TEXT, ENCODE, check)

@@ -42,6 +42,14 @@ class Answer:
     scores: npt.NDArray[np.float32]
 
 
+def check(found: Answer, expected: Answer) -> None:
+    """Checks for the same queries, scores within 1e-5, boxes within 0.01 pixel, a millionth of the masks' pixels."""
+    assert len(found.scores) == len(expected.scores) > 0
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.boxes, expected.boxes, rtol=0, atol=0.01)
+    assert (found.masks != expected.masks).mean() <= 1e-6
+
+
 @contextmanager
 def tvm_side(artifact: Path) -> Iterator[Load]:
     """Runs a compiled folder."""

@@ -62,12 +62,12 @@ def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
 
 
 def test_a_subject_is_selected_in_the_precisions_that_it_is_judged_in() -> None:
-    halves = select(["interactive", "end_to_end"], ["real"], ["cuda"], precisions=["fp16"])
-    assert {case.component for case in halves} == {"end_to_end"}
-    both = select(["interactive"], ["real"], ["cuda"], precisions=["fp16", "fp32"])
+    halves = select(["video", "interactive", "end_to_end"], ["real"], ["llvm"], precisions=["bf16"])
+    assert {case.component for case in halves} == {"interactive", "end_to_end"}
+    both = select(["video"], ["real"], ["llvm"], precisions=["bf16", "fp32"])
     assert {case.precision for case in both} == {"fp32"}
-    with pytest.raises(HarnessError, match="interactive is judged in fp32 only, not in fp16"):
-        select(["interactive"], ["real"], ["cuda"], precisions=["fp16"])
+    with pytest.raises(HarnessError, match="video is judged in fp32 only, not in bf16"):
+        select(["video"], ["real"], ["llvm"], precisions=["bf16"])
 
 
 def test_outliers_are_for_components_and_stand_in_the_id() -> None:

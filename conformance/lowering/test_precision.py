@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from tvm import relax
 
+from conformance.support.half import lowered, run
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import check, load_expectations
@@ -39,7 +40,6 @@ from harness.parity.verdict import judge
 from harness.report import Result, repro_command
 from harness.report.verification.document import build_report
 from harness.report.verification.markdown import render_report
-from harness.schedules.gpu.legalization import LEGALIZE
 from harness.targets import TARGETS
 from harness.verify.runner import verify_case
 
@@ -51,22 +51,6 @@ WHOLE = 522_500_000
 DTYPES = {"fp16": np.dtype("float16"), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 half = pytest.mark.parametrize("precision", HALVES)
-
-
-def lowered(module: nn.Module, args: tuple, precision: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
-    """An imported module in a half precision, with its parameters."""
-    imported, parameters = import_program(export_program(module, args))
-    result = lower_precision(imported, PRECISIONS[precision])
-    return result, parameters_for(result, list(parameters.values()))
-
-
-def run(module: tvm.IRModule, inputs: list, parameters: list) -> list[np.ndarray]:
-    """What it computes, by TVM's own loops for this CPU."""
-    with tvm.target.Target("llvm"):
-        module = relax.transform.LegalizeOps(LEGALIZE)(module)
-        machine = relax.VirtualMachine(relax.build(module, "llvm"), tvm.cpu())
-    tensors = [tvm.runtime.tensor(np.asarray(array), tvm.cpu()) for array in [*inputs, *parameters]]
-    return [result.numpy() for result in machine["main"](*tensors)]
 
 
 def calls(module: tvm.IRModule) -> list[tuple[str, set[str], str]]:

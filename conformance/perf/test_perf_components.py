@@ -1,4 +1,4 @@
-"""Components are prepared for their benchmark in the precision that their case names."""
+"""Components are prepared for their benchmark in the precision of their case, and on the sample that is named."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from harness.core.case import DEFAULT_STRATEGY, Case
+from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
+from harness.core.settings import SEEDED
+from harness.core.subject import Call, Output
 from harness.models.registry import models, subjects
-from perf.components import prepare
+from harness.models.traced import TracedWorkload
+from perf.components import call_of, prepare
 from perf.results import UNTUNED
 from perf.sides import read, read_module, runner, torch_inputs, write
 
@@ -48,3 +53,27 @@ def test_the_measured_library_is_that_of_the_precision(precision: str, verdict: 
     with models()[subjects()[case.component].model].context():
         outputs = runner(read_module(tmp_path), torch_inputs(tmp_path))()
     assert prepared.judge(outputs)["verdict"] == verdict
+
+
+def test_the_named_sample_is_measured(tmp_path: Path) -> None:
+    case = Case("object_pointers", DEFAULT_STRATEGY, "llvm")
+    with models()[subjects()[case.component].model].context():
+        workload = subjects()[case.component].open(case, SEEDED)
+    assert isinstance(workload, TracedWorkload)
+    for call in workload.trace:
+        folder = tmp_path / call.name
+        folder.mkdir()
+        prepared = prepare(case, folder, None, sample=call.name)
+        inputs = torch_inputs(folder)
+        assert all(map(torch.equal, inputs, call.arguments))
+        assert prepared.judge(runner(read_module(folder), inputs)())["verdict"] == VerdictKind.STRICT
+    assert call_of(workload, case.component, "") is workload.trace[0]
+    with pytest.raises(HarnessError, match=f"no sample 'none': choose one of {workload.trace[0].name}"):
+        call_of(workload, case.component, "none")
+
+
+def test_what_reads_the_output_of_another_call_is_not_measured_alone() -> None:
+    calls = (Call("first", "step", ()), Call("second", "step", (Output("first", "state"),)))
+    workload = TracedWorkload({}, calls, lambda: ({}, {}), dict, Case("object_pointers", DEFAULT_STRATEGY, "llvm"))
+    with pytest.raises(HarnessError, match="'second', which reads what another call returns"):
+        call_of(workload, "object_pointers", "second")

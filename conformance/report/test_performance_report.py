@@ -373,6 +373,17 @@ def test_precisions_of_a_component_stand_beside_each_other(tmp_path: Path) -> No
     assert section.superseded == ()
 
 
+def test_a_sample_is_an_entry_of_its_own(tmp_path: Path) -> None:
+    main, second = three_sides(6.0, 2.0, None), three_sides(3.0, 1.5, None)
+    benchmarks = component("memory_attention", main), component("memory_attention", second, sample="second")
+    (section,) = build_sections(read_results([write(tmp_path / "perf.json", *benchmarks)]))
+    assert list(section.names.values()) == [
+        "memory_attention (real · llvm · full)",
+        "memory_attention (real · llvm · full · second)",
+    ]
+    assert [found.value for found in section.goals[0].values.values()] == pytest.approx([3.0, 2.0], rel=0.1)
+
+
 def former(benchmark: Mapping[str, Any]) -> dict[str, Any]:
     """The benchmark as it was written when a case was its id, and a question had only a scale."""
     extra = dict(benchmark["extra_info"])

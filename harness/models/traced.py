@@ -13,6 +13,7 @@ from harness.core.precision import PRECISIONS
 from harness.core.subject import Arrays, Program, Trace
 from harness.core.weights import Weights
 from harness.parity.distribution import with_distributions
+from harness.parity.draws import judged_by_draws
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
@@ -30,6 +31,7 @@ class TracedWorkload:
         reference: Makes PyTorch's outputs, of two runs.
         oracle: Makes the float64 outputs.
         case: Says by its precision and its weights how outputs are judged, and where those of compiled code are kept.
+        draws: Makes, in half precision, further errors of outputs of few numbers (`harness.parity.draws`).
     """
 
     programs: Mapping[str, Program]
@@ -37,6 +39,7 @@ class TracedWorkload:
     reference: Callable[[], tuple[Arrays, Arrays]]
     oracle: Callable[[], Arrays]
     case: Case
+    draws: Callable[[], Arrays] = dict
     _actual: Arrays | None = None
 
     def run(self, run: Run) -> bool:
@@ -51,15 +54,18 @@ class TracedWorkload:
         """Does what `harness.core.subject.Workload` says."""
         actual = load_outputs(saved_folder(self.case)) if self._actual is None else self._actual
         reference, again = self.reference()
+        oracle = self.oracle()
         verdicts = judge(
             actual,
             reference,
-            self.oracle(),
+            oracle,
             reference_again=again,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
             strained=Weights(self.case.weights).strain_fp32,
         )
+        if draws := self.draws():
+            verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws)
         return with_distributions(verdicts, actual, reference)
 
 

@@ -11,14 +11,16 @@ import pytest
 from conformance.support.whole import verified
 from harness.core.case import Case
 from harness.core.outcome import Status, VerdictKind
+from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.models.sam3.interactive import OUTPUTS
 from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.interactive.source import Answer, InteractiveSource
-from harness.models.sam3.interactive.workload import judged
+from harness.models.sam3.interactive.workload import judged, judged_by_oracle
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.processes import Template
+from harness.runtime.sam3.interactive import LARGEST_LOGIT
 
 SUBJECT = "interactive"
 
@@ -28,9 +30,12 @@ def test_interactive(
 ) -> None:
     result = verified(whole_case, verification_settings, verifying_process, request)
     if result.outcome.status is Status.PASSED:
+        half = PRECISIONS[whole_case.precision].is_half
         names = [verdict.name for verdict in result.outcome.verdicts]
-        answers = [name for question in load_questions() for name in question.answers]
-        assert names == [f"{answer}/{name}" for answer in answers for name in OUTPUTS]
+        asked = [question for question in load_questions() if question.float64 or not half]
+        answers = [name for question in asked for name in question.answers]
+        outputs = ("logits", "masks") if half else OUTPUTS
+        assert names == [f"{answer}/{name}" for answer in answers for name in outputs] + (["iou"] if half else [])
 
 
 @cache
@@ -108,3 +113,100 @@ def test_undecided_pixels_may_differ(whole_fp32_case: Case) -> None:
     verdict = judged(actual, answer)[-1]
     assert verdict.kind is VerdictKind.STRICT
     assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")
+
+
+# --- half precision ---
+
+SIZE = (80, 60)
+"""Width and height of the photograph."""
+
+
+@cache
+def rounds() -> tuple[tuple[Answer, ...], tuple[Arrays, ...]]:
+    """Eight rounds as upstream answers them under autocast, and as code that is as accurate does."""
+    from harness.models.sam3.interactive.refining import decided
+
+    generator = np.random.default_rng(0)
+    y, x = np.mgrid[-1:1:288j, -1:1:288j]
+    answers, actual = [], []
+    for number in range(8):
+        masks = 3 - number % 2 * 2
+        exact = {
+            "logits": np.stack([4 - 9 * ((x - k / 9) ** 2 + (y + number / 20) ** 2) for k in range(masks)]),
+            "iou": generator.uniform(size=masks),
+        }
+
+        def inexact(exact: Arrays = exact) -> Arrays:
+            return {
+                name: (values + generator.normal(scale=2e-3, size=values.shape)).astype(np.float32)
+                for name, values in exact.items()
+            }
+
+        reference, ours = inexact(), inexact()
+        answers.append(Answer(f"question {number}", SIZE, reference, reference, exact))
+        with upstream():
+            actual.append(ours | {"masks": decided(ours["logits"], SIZE)[0]})
+    return tuple(answers), tuple(actual)
+
+
+def flip_a_decided_pixel(actual: Arrays) -> None:
+    actual["masks"][0, 30, 40] ^= True
+
+
+def shift_logits(actual: Arrays) -> None:
+    actual["logits"] += np.float32(0.02)
+
+
+def wrong_iou(actual: Arrays) -> None:
+    actual["iou"][-1] += np.float32(0.03)
+
+
+def forget_a_mask(actual: Arrays) -> None:
+    for name in OUTPUTS:
+        actual[name] = actual[name][1:]
+
+
+def swap_logits(actual: Arrays) -> None:
+    actual["logits"] = actual["logits"][::-1].copy()
+
+
+HALF_FAULTS: dict[Callable[[Arrays], None], set[str]] = {
+    flip_a_decided_pixel: {"question 2/masks"},
+    shift_logits: {"question 2/logits", "question 2/masks"},
+    wrong_iou: {"iou"},
+    forget_a_mask: {"question 2/logits", "question 2/masks", "iou"},
+    swap_logits: {"question 2/logits", "question 2/masks"},
+}
+"""What goes wrong in the third round, and where it must be seen; masks are those of the logits as they were."""
+
+
+@pytest.mark.parametrize("fault", [None, *HALF_FAULTS], ids=lambda fault: fault.__name__ if fault else "none")
+def test_faults_are_seen_in_half_precision(fault: Callable[[Arrays], None] | None) -> None:
+    answers, accurate = rounds()
+    actual = [{name: array.copy() for name, array in arrays.items()} for arrays in accurate]
+    if fault is not None:
+        fault(actual[2])
+    with upstream():
+        verdicts = judged_by_oracle(actual, answers)
+    assert [verdict.name for verdict in verdicts] == [
+        *(f"{answer.name}/{name}" for answer in answers for name in ("logits", "masks")),
+        "iou",
+    ]
+    passed = (VerdictKind.STRICT, VerdictKind.ORACLE)
+    assert {verdict.name for verdict in verdicts if verdict.kind not in passed} == (
+        HALF_FAULTS[fault] if fault else set()
+    )
+
+
+def test_masks_are_decided_as_the_runtime_decides_and_pixels_of_cut_logits_are_not() -> None:
+    from harness.models.sam3.interactive.refining import decided
+
+    _, actual = rounds()
+    logits = np.clip(actual[0]["logits"] * np.float32(20), -LARGEST_LOGIT, LARGEST_LOGIT)
+    with upstream():
+        masks, near = decided(logits, SIZE)
+        _, none = decided(actual[0]["logits"], SIZE)
+    assert masks.shape == near.shape == (3, SIZE[1], SIZE[0])
+    assert 0.3 < near.mean() < 1 and none.mean() < 0.01
+    # Pixels that no cut logit reaches are decided as before.
+    assert np.array_equal(masks[~near], actual[0]["masks"][~near])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BUILT_BY = "harness.models.sam3.build"
 ORACLE = "harness.parity.oracle"
 SHARED = "harness.parity.shared"
+DRAWS = "harness.parity.draws"
 
 
 class Source:
@@ -103,6 +104,22 @@ class Source:
                 return run_trace(self.programs, self.trace, oracle)
 
         return self._cache.get_or_make(self._key(f"oracle {self.component.name}", (*self._made_by, ORACLE)), make)
+
+    def draws(self) -> Arrays:
+        """Further errors of half precision in outputs of few numbers, see `harness.parity.draws`; empty in fp32."""
+        from harness.parity.draws import drawn_errors, names_of_few
+
+        precision = PRECISIONS[self._case.precision]
+        names = names_of_few(self.reference()[0]) if precision.is_half else []
+        if not names:
+            return {}
+        by = self._reference
+
+        def make() -> Arrays:
+            return drawn_errors(self.programs, self.trace, names, by.run, precision, self._case.seed)
+
+        code = (*self._made_by, by.code, ORACLE, DRAWS)
+        return self._cache.get_or_make(self._key(f"draws {by.kind} {self.component.name}", code), make)
 
     @property
     def _made_by(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def open_component(component: Component, case: Case, settings: Settings) -> Work
     from harness.models.traced import TracedWorkload
 
     source = Source(component, case, settings)
-    return TracedWorkload(source.programs, source.trace, source.reference, source.oracle, case)
+    return TracedWorkload(source.programs, source.trace, source.reference, source.oracle, case, source.draws)
 
 
 SUBJECTS = {component.name: component_subject(component) for component in COMPONENTS.values()} | {

@@ -357,7 +357,7 @@ def _section(key: str, files: Sequence[ResultFile]) -> Section:
     rates = [kernel for file in files for kernel in file.kernels if _key(kernel) == key]
     order = list(subjects())
     measurements.sort(key=lambda m: order.index(m.name) if m.name in order else len(order))
-    measured, old = _newest(measurements, [(m.kind, m.name, m.case) for m in measurements])
+    measured, old = _newest(measurements, [(m.kind, m.name, m.case, m.sample) for m in measurements])
     kernels, old_kernels = _newest(rates, [(kernel.group, kernel.kernel, kernel.shape) for kernel in rates])
     entries: list[Measurement | KernelRate] = [*measured, *kernels]
     newest = max(entries, key=lambda entry: entry.source.created)
@@ -395,7 +395,7 @@ def _created(entry: Measurement | KernelRate) -> datetime:
 
 def _names(measurements: Sequence[Measurement]) -> dict[Measurement, str]:
     plain = [measurement.name for measurement in measurements]
-    details = {m: m.variant if plain.count(m.name) > 1 else precision_of(m.case) for m in measurements}
+    details = {m: m.variant if m.sample or plain.count(m.name) > 1 else precision_of(m.case) for m in measurements}
     return {m: f"{m.name} ({text})" if text else m.name for m, text in details.items()}
 
 

@@ -2,12 +2,14 @@
 
 The `extra_info` of a benchmark in pytest-benchmark's JSON says what it is:
 
-- of `perf/test_components.py`: `case`, the fields of a `harness.core.case.Case`; `sides` by name, each
+- of `perf/test_components.py`: `case`, the fields of a `harness.core.case.Case`; `sample`, empty or not there where it
+  is the main one; `sides` by name, each
   {"error": sentence} or {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call",
   "compile_seconds", "load_seconds", "memory", "worst_r_rms", "verdict", "reason"}; `peak_flops`, `peak_bandwidth`,
   `flop`; `kernels` [{"name", "size", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; and `note` where
   tuning changed nothing;
-- of `perf/test_end_to_end.py`: the same, and the question `what`;
+- of `perf/test_end_to_end.py`, `perf/test_classes.py` and `perf/test_interactive.py`: the same without `sample`, and
+  the question `what`;
 - of `perf/test_kernels.py`: `bound`, `work`, `moved`, `peaks`, `rate`, `torch_rate`, …
 
 Others (the suites' tests of their own instruments, the rotary strategies) are left alone.
@@ -161,6 +163,7 @@ class Measurement:
         peak_flops: FLOP/s that the machine did in the same run, None where it was not probed; bandwidth likewise.
         profiled: The side whose kernels these are.
         kernels: Kernels of that side.
+        sample: Name of the component's sample; empty for its main one.
     """
 
     source: Source
@@ -178,6 +181,7 @@ class Measurement:
     peak_bandwidth: float | None = None
     profiled: str = UNTUNED
     kernels: tuple[KernelTime, ...] = ()
+    sample: str = ""
 
     @property
     def scale(self) -> str:
@@ -186,8 +190,10 @@ class Measurement:
 
     @property
     def variant(self) -> str:
-        """Strategy, target and scale of a component, scale of a question; and what is not as usual."""
-        return question_variant_of(self.case) if self.kind == "question" else variant_of(self.case)
+        """Strategy, target, scale and sample of a component, scale of a question; and what is not as usual."""
+        if self.kind == "question":
+            return question_variant_of(self.case)
+        return " · ".join(filter(None, (variant_of(self.case), self.sample)))
 
     @property
     def ours(self) -> Side:
@@ -425,6 +431,7 @@ def _measurement(source: Source, extra: _Fields) -> Measurement:
         peak_bandwidth=extra.perhaps("peak_bandwidth"),
         profiled=str(profiled),
         kernels=tuple(_kernel_time(_Fields(kernel, f"a kernel of {extra.where}")) for kernel in listed),
+        sample=str(extra.data.get("sample", "")),
     )
 
 

@@ -1,13 +1,19 @@
-"""What upstream answers to each round of each question, twice, and in float64; cached on disk, one entry a question."""
+"""What upstream answers to each round of each question, twice, and in float64; cached on disk, one entry a question.
+
+In half precision each round is given the mask that it refines (`harness.models.sam3.interactive.refining`), and masks
+are no part of an answer: they are decided on logits in fp32, and held to what upstream decides on the very same logits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.precision import PRECISIONS
@@ -17,11 +23,17 @@ from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.source import ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.parity.references import first_and_again, reference_of, run_twice
 
+if TYPE_CHECKING:
+    from harness.parity.trace import RunModule
+
 _UPSTREAM = "harness.models.sam3.interactive.upstream"
+_REFINING = "harness.models.sam3.interactive.refining"
 _BUILD = "harness.models.sam3.build"
 _EXACT = "oracle:"
 """Prefix under which the oracle's arrays are kept."""
-PARTS = ("logits", "iou", "masks", "undecided")
+NUMBERS = ("logits", "iou")
+"""Outputs that are numbers; masks are decisions on them."""
+PARTS = (*NUMBERS, "masks", "undecided")
 """Names of what `harness.models.sam3.interactive.upstream.Predicting` returns for each round."""
 
 
@@ -31,21 +43,26 @@ class Answer:
 
     Attributes:
         name: What it is called in reports.
-        reference, again: The arrays `PARTS` of two runs, fp32 on the CPU.
-        oracle: `logits` and `iou` in float64; None where the question is asked in fp32 alone.
+        size: Width and height of the photograph.
+        reference, again: The arrays `PARTS` of two runs, fp32 on the CPU; `NUMBERS` of them in half precision.
+        oracle: `NUMBERS` in float64; None where the question is asked in fp32 alone.
+        refined: In half precision the logits [288, 288] that the round is given, if any.
     """
 
     name: str
+    size: tuple[int, int]
     reference: Arrays
     again: Arrays
     oracle: Arrays | None
+    refined: npt.NDArray[np.float32] | None = None
 
 
 class InteractiveSource:
     """The questions of a case and upstream's answers; to be used inside `harness.models.sam3.upstream.upstream()`.
 
     Attributes:
-        questions: What is asked; questions about one photograph follow each other.
+        questions: What is asked, in half precision only what float64 is asked too; questions about one photograph
+            follow each other.
     """
 
     def __init__(self, case: Case, settings: Settings) -> None:
@@ -57,7 +74,9 @@ class InteractiveSource:
         from harness.files import cache_root
         from harness.parity.cache import ArrayCache
 
-        self.questions = load_questions(image=settings.image)
+        self._half = PRECISIONS[case.precision].is_half
+        questions = load_questions(image=settings.image)
+        self.questions = tuple(question for question in questions if question.float64 or not self._half)
         self._reference = reference_of(PRECISIONS[case.precision])
         self._case = case
         self._settings = settings
@@ -72,18 +91,27 @@ class InteractiveSource:
         Raises:
             HarnessError: Checkpoint, photograph or cache cannot be used.
         """
-        arrays = self._cache.get_or_make(self._key(question), lambda: self._asked(question))
+        from harness.runtime.sam3.images import load_image
+
+        parts, asked = (NUMBERS, self._asked_half) if self._half else (PARTS, self._asked)
+        arrays = self._cache.get_or_make(self._key(question), lambda: asked(question))
         exact = {name.removeprefix(_EXACT): arrays.pop(name) for name in list(arrays) if name.startswith(_EXACT)}
         first, again = first_and_again(arrays)
+        size = load_image(question.image).size
+        refined = None
         for name in question.answers:
-            oracle = {part: exact[f"{name}/{part}"] for part in PARTS[:2]} if question.float64 else None
-            reference, second = ({part: run[f"{name}/{part}"] for part in PARTS} for run in (first, again))
-            yield Answer(name, reference, second, oracle)
+            oracle = {part: exact[f"{name}/{part}"] for part in NUMBERS} if question.float64 else None
+            reference, second = ({part: run[f"{name}/{part}"] for part in parts} for run in (first, again))
+            yield Answer(name, size, reference, second, oracle, refined)
+            refined = _best(reference) if self._half else None
 
     def _key(self, question: Question) -> dict[str, Any]:
         asked = repr(asdict(replace(question, image=Path(question.image.name))))
-        code = (_BUILD, _UPSTREAM, SHARED, ORACLE, self._reference.code)
-        return cache_key("interactive answer", self._case, self._settings, [question.image], asked, code)
+        code = [_BUILD, _UPSTREAM, SHARED, ORACLE, self._reference.code]
+        kind = "interactive answer"
+        if self._half:
+            kind, code = f"{kind} {self._reference.kind}", [*code, _REFINING]
+        return cache_key(kind, self._case, self._settings, [question.image], asked, code)
 
     def _asked(self, question: Question) -> Arrays:
         from harness.models.sam3.interactive.upstream import Predicting
@@ -98,6 +126,28 @@ class InteractiveSource:
             return both
         exact = oracle(module, features["oracle"], names)
         return both | {f"{_EXACT}{name}": exact[name] for name in names if name.endswith(PARTS[:2])}
+
+    def _asked_half(self, question: Question) -> Arrays:
+        from harness.models.sam3.interactive.refining import Refining
+        from harness.parity.oracle import oracle
+        from harness.runtime.sam3.images import load_image
+
+        features, size = self._features(question), load_image(question.image).size
+
+        def rounds(run: RunModule, kind: str, given: Arrays | None = None) -> Arrays:
+            """All rounds, each on the best mask of the round before in `given`, or in its own answers."""
+            answers: Arrays = {}
+            refined = None
+            for number, name in enumerate(question.answers):
+                names = [f"{name}/{part}" for part in NUMBERS]
+                answers |= run(Refining(self._model, question, size, number, refined), features[kind], names)
+                known = answers if given is None else given
+                refined = _best({part: known[f"{name}/{part}"] for part in NUMBERS})
+            return answers
+
+        both = run_twice(lambda: rounds(self._reference.run, "reference"))
+        exact = rounds(oracle, "oracle", both)
+        return both | {f"{_EXACT}{name}": array for name, array in exact.items()}
 
     def _features(self, question: Question) -> dict[str, tuple[Any, ...]]:
         """What `Encoding` makes of a photograph, in fp32 and in float64; that of the last photograph is kept."""
@@ -114,10 +164,18 @@ class InteractiveSource:
         pixels = torch.from_numpy(np.array(load_image(question.image))).permute(2, 0, 1)
         names = [str(level) for level in range(LEVELS)]
         runs = {"reference": self._reference.run} | ({"oracle": oracle} if question.float64 else {})
-        with shared_trunk(self._model, self._cache, self._case, self._settings):
-            self._encoded = {
-                kind: tuple(map(torch.from_numpy, run(Encoding(self._model), (pixels,), names).values()))
-                for kind, run in runs.items()
-            }
+        self._encoded = {}
+        for kind, run in runs.items():
+            # What is kept of the trunk is fp32 or float64; under autocast it gives something else for the same input.
+            alone = self._half and kind == "reference"
+            with nullcontext() if alone else shared_trunk(self._model, self._cache, self._case, self._settings):
+                arrays = run(Encoding(self._model), (pixels,), names)
+            self._encoded[kind] = tuple(map(torch.from_numpy, arrays.values()))
         self._image = question.image
         return self._encoded
+
+
+def _best(answer: Arrays) -> npt.NDArray[np.float32]:
+    """The logits [288, 288] that upstream takes to be the best of a round."""
+    best: npt.NDArray[np.float32] = answer["logits"][int(answer["iou"].argmax())]
+    return best

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.core.case import Case
-from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
 from harness.core.subject import Subject, Workload
 from harness.models.sam3.interactive import OUTPUTS
@@ -24,5 +23,4 @@ INTERACTIVE = Subject(
     model="sam3",
     uses_rope=True,
     whole=True,
-    precisions=(DEFAULT_PRECISION,),
 )

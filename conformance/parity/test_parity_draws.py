@@ -1,0 +1,257 @@
+"""Outputs of few numbers in half precision: luck fails nothing, and faults fail."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from conformance.support.half import lowered, run
+from harness.core.case import Case
+from harness.core.outcome import Verdict, VerdictKind
+from harness.core.precision import PRECISIONS
+from harness.core.settings import SEEDED
+from harness.core.subject import Arrays, Program, Trace
+from harness.models.registry import models, subjects
+from harness.models.traced import TracedWorkload
+from harness.parity.autocast import half_reference
+from harness.parity.draws import DRAWS, FEW, drawn_errors, judged_by_draws, names_of_few
+from harness.parity.oracle import oracle
+from harness.parity.trace import independent_calls, run_trace
+from harness.parity.verdict import judge
+
+HALVES = ("fp16", "bf16")
+half = pytest.mark.parametrize("precision", HALVES)
+
+# --- laws, on errors that are drawn ---
+
+NAMES = ("logit", "second/logit", "third/logit")
+
+
+def drawn(shapes: dict[str, int], seed: int) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+    """What compiled code, autocast, float64 and further draws give, with normal errors of one size for each output."""
+    generator = np.random.default_rng(seed)
+    exact = {name: generator.normal(size=(1, size)) for name, size in shapes.items()}
+    sizes = dict(zip(shapes, (1e-3, 5e-3, 2e-2), strict=False))
+
+    def inexact() -> Arrays:
+        return {
+            name: (values + generator.normal(scale=sizes[name], size=values.shape)).astype(np.float32)
+            for name, values in exact.items()
+        }
+
+    further = {name: generator.normal(scale=sizes[name], size=(DRAWS, size)) for name, size in shapes.items()}
+    return inexact(), inexact(), exact, further
+
+
+def by_draws(actual: Arrays, reference: Arrays, exact: Arrays, further: Arrays) -> tuple[Verdict, ...]:
+    return judged_by_draws(judge(actual, reference, exact, by_oracle=True), actual, reference, exact, further)
+
+
+def failed(verdicts: tuple[Verdict, ...]) -> set[str]:
+    return {verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED}
+
+
+@pytest.mark.parametrize("shapes", [(1,), (2,), (3,), (1, 1, 3), (3, 3, 9)])
+def test_code_as_accurate_as_autocast_fails_by_chance_in_one_of_hundred_cases_at_most(shapes: tuple[int, ...]) -> None:
+    named = dict(zip(NAMES, shapes, strict=False))
+    cases = [drawn(named, seed) for seed in range(300)]
+    assert sum(bool(failed(by_draws(*case))) for case in cases) <= 3
+    alone = [judge(actual, reference, exact, by_oracle=True) for actual, reference, exact, _ in cases]
+    assert sum(bool(failed(verdicts)) for verdicts in alone) > 30  # by one run of autocast alone it is luck
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("share", [7, -7])
+def test_one_number_of_five_that_is_off_by_seven_usual_errors_is_seen(name: str, share: float) -> None:
+    sizes = dict(zip(NAMES, (1e-3, 5e-3, 2e-2), strict=True))
+    for seed in range(50):
+        actual, reference, exact, further = drawn(dict(zip(NAMES, (1, 1, 3), strict=True)), seed)
+        actual[name][0, -1] = exact[name][0, -1] + share * sizes[name]
+        assert name in failed(by_draws(actual, reference, exact, further)), seed
+
+
+def test_a_lucky_run_of_autocast_fails_nothing_and_an_unlucky_one_permits_nothing() -> None:
+    actual, _, exact, further = drawn({"logit": 3}, 0)
+    lucky = {"logit": exact["logit"].astype(np.float32)}
+    assert failed(judge(actual, lucky, exact, by_oracle=True)) == {"logit"}
+    assert not failed(by_draws(actual, lucky, exact, further))
+    unlucky = {"logit": (exact["logit"] + 4e-3).astype(np.float32)}
+    wrong = {"logit": (exact["logit"] + 6e-3).astype(np.float32)}
+    assert not failed(judge(wrong, unlucky, exact, by_oracle=True))
+    assert failed(by_draws(wrong, unlucky, exact, further)) == {"logit"}
+
+
+def test_runs_that_decided_otherwise_permit_nothing() -> None:
+    actual, reference, exact, further = drawn({"iou": 3}, 0)
+    actual["iou"] = (exact["iou"] + 6e-3).astype(np.float32)
+    further["iou"][[3, 8, 11]] = 0.5
+    assert failed(by_draws(actual, reference, exact, further)) == {"iou"}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_a_failure(value: float) -> None:
+    actual, reference, exact, further = drawn({"logit": 1, "second/logit": 1}, 0)
+    actual["logit"][:] = value
+    assert failed(by_draws(actual, reference, exact, further)) == {"logit"}
+    del actual["logit"]
+    assert failed(by_draws(actual, reference, exact, further)) == {"logit"}
+
+
+def test_few_are_floating_point_numbers_and_some() -> None:
+    arrays = {
+        "few": np.zeros((1, FEW - 1), np.float32),
+        "many": np.zeros(FEW, np.float32),
+        "none": np.zeros(0, np.float32),
+        "ids": np.zeros(3, np.int64),
+        "there": np.zeros(1, bool),
+    }
+    assert names_of_few(arrays) == ["few"]
+
+
+# --- a network, and what goes wrong in one ---
+
+
+class Scores(nn.Module):
+    """As a mask decoder's scores: one token of each object to three scores, and whether there is an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU())
+        self.ious = nn.Linear(128, 3)
+        self.logit = nn.Linear(128, 1)
+        self.fewer_bits: torch.dtype | None = None
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.hidden(tokens)
+        if self.fewer_bits is not None:
+            hidden = hidden.to(self.fewer_bits).float()
+        return self.ious(hidden), self.logit(hidden)
+
+
+OUTPUTS = ("ious", "logit")
+
+
+@cache
+def scores() -> Scores:
+    torch.manual_seed(0)
+    return Scores().eval()
+
+
+@cache
+def calls() -> tuple[dict[str, Program], Trace]:
+    """One object, another one, and three."""
+    generator = torch.Generator().manual_seed(1)
+    samples = {
+        name: {"tokens": torch.randn(objects, 64, generator=generator)}
+        for name, objects in (("main", 1), ("second", 1), ("third", 3))
+    }
+    programs = {name: Program(name, scores(), inputs, OUTPUTS) for name, inputs in samples.items()}
+    return programs, independent_calls(samples, {name: name for name in samples})
+
+
+@cache
+def measured(precision: str) -> tuple[Arrays, Arrays, Arrays]:
+    """Autocast, float64, and further draws."""
+    autocast = partial(half_reference, precision=PRECISIONS[precision])
+    reference, exact = run_trace(*calls(), autocast), run_trace(*calls(), oracle)
+    return reference, exact, drawn_errors(*calls(), names_of_few(reference), autocast, PRECISIONS[precision], seed=0)
+
+
+def compiled(module: nn.Module, precision: str) -> Arrays:
+    """What compiled code gives."""
+    outputs: Arrays = {}
+    for call in calls()[1]:
+        lowered_module, parameters = lowered(module, call.arguments, precision)
+        found = run(lowered_module, [argument.numpy() for argument in call.arguments], parameters)
+        outputs |= {f"{call.prefix}{name}": array for name, array in zip(OUTPUTS, found, strict=True)}
+    return outputs
+
+
+def swap_rows(module: Scores) -> None:
+    module.ious.weight[[0, 1]] = module.ious.weight[[1, 0]]
+
+
+def wrong_weight(module: Scores) -> None:
+    module.logit.weight[0, 5] += 0.1
+
+
+def drop_bias(module: Scores) -> None:
+    module.logit.bias.zero_()
+
+
+def drop_hidden_bias(module: Scores) -> None:
+    module.hidden[2].bias.zero_()
+
+
+def scale(module: Scores) -> None:
+    module.ious.weight.mul_(1.05)
+
+
+def operand_in_fewer_bits(module: Scores) -> None:
+    """Rounded twice, first to three bits of fraction."""
+    module.fewer_bits = torch.float8_e4m3fn
+
+
+FAULTS: dict[Callable[[Scores], None], set[str]] = {
+    swap_rows: {"ious"},
+    wrong_weight: {"logit"},
+    drop_bias: {"logit"},
+    drop_hidden_bias: {"ious", "logit"},
+    scale: {"ious"},
+    operand_in_fewer_bits: {"ious", "logit"},
+}
+"""What goes wrong, and where it must be seen."""
+
+
+@half
+def test_a_network_is_as_accurate_as_autocast(precision: str) -> None:
+    reference, exact, further = measured(precision)
+    verdicts = by_draws(compiled(scores(), precision), reference, exact, further)
+    assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
+
+
+@half
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_of_few_numbers_is_seen_in_half_precision(fault: Callable[[Scores], None], precision: str) -> None:
+    faulty = copy.deepcopy(scores())
+    with torch.no_grad():
+        fault(faulty)
+    reference, exact, further = measured(precision)
+    programs = {name: replace(program, module=faulty) for name, program in calls()[0].items()}
+    actual = run_trace(programs, calls()[1], partial(half_reference, precision=PRECISIONS[precision]))
+    verdicts = by_draws(actual, reference, exact, further)
+    assert {name.rpartition("/")[2] for name in failed(verdicts)} == FAULTS[fault]
+
+
+@half
+def test_draws_are_the_same_every_time_and_leave_the_weights_as_they_are(precision: str) -> None:
+    before = copy.deepcopy(scores().state_dict())
+    reference, exact, further = measured(precision)
+    measured.cache_clear()
+    again = measured(precision)[2]
+    assert further.keys() == set(reference)
+    assert all(np.array_equal(errors, again[name]) for name, errors in further.items())
+    assert all(torch.equal(values, before[name]) for name, values in scores().state_dict().items())
+    own, drawn_ones = (
+        np.concatenate([errors.ravel() for errors in each])
+        for each in ([reference[name] - exact[name] for name in further], further.values())
+    )
+    assert 0.3 < np.sqrt(np.mean(own**2) / np.mean(drawn_ones**2)) < 3
+    for name, errors in further.items():
+        assert errors.shape == (DRAWS, reference[name].size)
+        assert len(np.unique(errors)) == errors.size  # every run rounds anew
+
+
+def test_fp32_has_no_draws() -> None:
+    case = Case("object_pointers", "real", "llvm")
+    with models()[subjects()[case.component].model].context():
+        workload = subjects()[case.component].open(case, SEEDED)
+        assert isinstance(workload, TracedWorkload)
+        assert workload.draws() == {}

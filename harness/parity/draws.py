@@ -1,0 +1,250 @@
+"""How large half precision's errors usually are where an output is a few numbers.
+
+The oracle verdict divides the error of compiled code by that of autocast. Over thousands of numbers that is a
+measurement; the error of one number is luck: of two normal errors of one size, the one is more than twice the other in
+three of ten cases (1 - 2/π·atan 2). So autocast is run more than once, each time with inputs and weights that half
+precision can hardly tell from the case's own, and measured against float64 with the very same ones: every run rounds
+anew, and draws its error anew (Parker, Monte Carlo Arithmetic, 1997, perturbs operands so).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.outcome import Verdict, VerdictKind
+from harness.core.precision import Precision
+from harness.core.subject import Arrays, Program, Trace
+from harness.parity import metrics
+from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.parity.trace import RunModule
+
+Array = npt.NDArray[Any]
+
+FEW = 64
+"""An output of fewer numbers is judged by draws.
+
+Of 64 the rms error alone says enough: two independent ones of one size differ by more than a factor of 2 in one of 10⁷
+cases (the upper tail of F(64, 64) at 4).
+"""
+DRAWS = 16
+"""Runs besides the case's own. An error that is estimated from 17 numbers is right within 17 % (1 / √(2·17))."""
+ANOTHER_DECISION = 5.0
+"""A run whose error is so many times the median run's took another decision, such as which mask is the best.
+
+It says nothing of rounding, and is left out; of normal errors that happens to 1 in 1000 at most.
+"""
+MISTAKEN = 1e-3
+"""How often compiled code that is as accurate as autocast may fail by chance, where the limit for many is too tight."""
+
+
+def names_of_few(arrays: Mapping[str, Array]) -> list[str]:
+    """Returns the names of the floating-point outputs that are judged by draws."""
+    return [name for name, array in arrays.items() if array.dtype.kind == "f" and 0 < array.size < FEW]
+
+
+def drawn_errors(
+    programs: Mapping[str, Program],
+    trace: Trace,
+    names: Sequence[str],
+    run: RunModule,
+    precision: Precision,
+    seed: int,
+) -> Arrays:
+    """Runs a trace under autocast and in float64, `DRAWS` times.
+
+    Each time every input and every weight is moved by half a unit of the half type's last place at most; what computes
+    with them is the same. The weights are their own again afterwards.
+
+    Args:
+        programs: By name.
+        trace: The calls.
+        names: Of the outputs that are kept.
+        run: How a module is run under autocast.
+        precision: A half one.
+        seed: Of the moves.
+
+    Returns:
+        By output its errors, float64 [DRAWS, elements].
+    """
+    import torch
+
+    from harness.parity.oracle import oracle
+    from harness.parity.trace import run_trace
+
+    moved = _move(precision, seed)
+    modules = list({id(program.module): program.module for program in programs.values()}.values())
+    drawn: dict[str, list[Array]] = {name: [] for name in names}
+    for _ in range(DRAWS):
+        inputs = [
+            replace(call, arguments=tuple(moved(a) if isinstance(a, torch.Tensor) else a for a in call.arguments))
+            for call in trace
+        ]
+        with _weights_moved(modules, moved):
+            half, exact = run_trace(programs, inputs, run), run_trace(programs, inputs, oracle)
+        for name, errors in drawn.items():
+            errors.append((half[name].astype(np.float64) - exact[name]).ravel())
+    return {name: np.stack(errors) for name, errors in drawn.items()}
+
+
+def _move(precision: Precision, seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns a function that moves floating-point numbers by half a unit of the half type's last place at most."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    step = torch.finfo(getattr(torch, precision.dtype)).eps / 2
+
+    def moved(values: torch.Tensor) -> torch.Tensor:
+        if not values.is_floating_point():
+            return values
+        return values * (1 + step * (2 * torch.rand(values.shape, generator=generator) - 1))
+
+    return moved
+
+
+@contextmanager
+def _weights_moved(modules: Sequence[torch.nn.Module], moved: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    own = {parameter: parameter.data for module in modules for parameter in module.parameters()}
+    try:
+        for parameter, values in own.items():
+            parameter.data = moved(values)
+        yield
+    finally:
+        for parameter, values in own.items():
+            parameter.data = values
+
+
+def judged_by_draws(
+    verdicts: Sequence[Verdict], actual: Arrays, reference: Arrays, oracle: Arrays, draws: Arrays
+) -> tuple[Verdict, ...]:
+    """Judges outputs of few numbers again, by autocast's usual error: each by itself, and that of all samples together.
+
+    Each error is divided by autocast's usual one in its own sample, that of the case's own run among the draws. r_rms
+    and r_inf are those of an output by itself; its r_rms and that of the same output of all samples together have the
+    limit of the oracle verdict. Only where code that is as accurate as autocast would exceed that by chance more often
+    than `MISTAKEN` says, the limit is as much higher as that takes.
+
+    Args:
+        verdicts: From `harness.parity.verdict.judge` by the oracle, of all outputs.
+        actual: What the compiled model returned, by output name: the sample's, a slash, the output's.
+        reference: Autocast's.
+        oracle: In float64.
+        draws: Further errors as `drawn_errors` returns them, by output name.
+
+    Returns:
+        The same verdicts but for outputs of `draws` whose values decide: with the shape and dtype of the reference,
+        finite, and not strict.
+    """
+    measured: dict[str, _Measured] = {}
+    for verdict in verdicts:
+        name = verdict.name
+        if name in draws and _comparable(verdict, actual.get(name), reference[name], oracle[name]):
+            usual = _usual(draws[name], reference[name], oracle[name])
+            measured[name] = _measure(actual[name].astype(np.float64) - oracle[name], usual)
+    groups: dict[str, list[_Measured]] = {}
+    for name, each in measured.items():
+        groups.setdefault(_output(name), []).append(each)
+    return tuple(
+        _judged_again(verdict, measured[verdict.name], groups[_output(verdict.name)])
+        if verdict.name in measured
+        else verdict
+        for verdict in verdicts
+    )
+
+
+def _output(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _comparable(verdict: Verdict, actual: Array | None, reference: Array, oracle: Array) -> bool:
+    if actual is None or verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE, VerdictKind.FAILED):
+        return False
+    same = actual.shape == reference.shape and actual.dtype == reference.dtype
+    return same and all(np.isfinite(array).all() for array in (actual, reference, oracle))
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """Autocast's usual error of an output: its rms, the largest, and of how many numbers."""
+
+    rms: float
+    largest: float
+    numbers: int
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The error of an output in units of autocast's usual one.
+
+    Attributes:
+        squares: The sum of its squares.
+        r_inf: The largest.
+        numbers: How many numbers it is.
+        drawn: Of how many numbers the usual error is known.
+    """
+
+    squares: float
+    r_inf: float
+    numbers: int
+    drawn: int
+
+
+def _judged_again(verdict: Verdict, own: _Measured, group: Sequence[_Measured]) -> Verdict:
+    verdict = replace(verdict, r_rms=_r_rms([own]), r_inf=own.r_inf)
+    if verdict.kind is VerdictKind.STRICT:
+        return verdict
+    reason = verdict.reason.partition("; the oracle verdict needs")[0]
+    for several, where in (([own], ""), (group, f" over the {sum(each.numbers for each in group)} of all samples")):
+        limit = max(ORACLE_R_RMS, _least_limit(several))
+        if not _r_rms(several) <= limit:
+            reason += f"; by autocast's usual error r_rms ≤ {limit:.3g} is needed, got {_r_rms(several):.3g}{where}"
+            return replace(verdict, kind=VerdictKind.FAILED, reason=reason)
+    if not own.r_inf <= ORACLE_R_INF:
+        reason += f"; by autocast's usual error r_inf ≤ {ORACLE_R_INF:g} is needed, got {own.r_inf:.3g}"
+        return replace(verdict, kind=VerdictKind.FAILED, reason=reason)
+    return replace(verdict, kind=VerdictKind.ORACLE, reason=reason)
+
+
+def _measure(errors: Array, usual: _Usual) -> _Measured:
+    shares = _divided(errors, usual.rms)
+    return _Measured(
+        float(np.sum(shares**2)), float(_divided(np.abs(errors).max(), usual.largest)), errors.size, usual.numbers
+    )
+
+
+def _r_rms(outputs: Sequence[_Measured]) -> float:
+    return math.sqrt(sum(each.squares for each in outputs) / sum(each.numbers for each in outputs))
+
+
+def _least_limit(outputs: Sequence[_Measured]) -> float:
+    """Returns what the ratio of two rms values exceeds with the probability `MISTAKEN`: a quantile of Fisher's F."""
+    from scipy.stats import f
+
+    return math.sqrt(f.isf(MISTAKEN, sum(each.numbers for each in outputs), sum(each.drawn for each in outputs)))
+
+
+def _usual(draws: Array, reference: Array, oracle: Array) -> _Usual:
+    own = (reference.astype(np.float64) - oracle).reshape(1, -1)
+    errors = np.concatenate([own, draws])
+    each = np.sqrt(np.mean(errors**2, axis=1))
+    errors = errors[each <= ANOTHER_DECISION * np.median(each)]
+    floor = metrics.FLOOR_EPS * float(np.finfo(np.float32).eps)  # as in `metrics.oracle_ratio`
+    rms, largest = float(np.sqrt(np.mean(errors**2))), float(np.abs(errors).max())
+    return _Usual(
+        max(rms, floor * float(np.sqrt(np.mean(oracle**2)))), max(largest, floor * np.abs(oracle).max()), errors.size
+    )
+
+
+def _divided(errors: Any, scale: float) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(errors == 0, 0.0, errors / scale)
