@@ -31,7 +31,7 @@ from harness.execution.remote.handshake import LONGEST_BYTES, SECONDS, Granted, 
 from harness.execution.remote.secret import VARIABLE, Secret, make_secret, read_secret
 from harness.execution.remote.server import is_own
 from harness.execution.remote.tracker import Tracker, connected
-from harness.execution.remote.wire import Code, receive_json, send_json
+from harness.execution.remote.wire import MAGIC, Code, receive_json, send_json
 
 HERE = "127.0.0.1"
 WORDS = "a secret that is long enough to be one"
@@ -157,23 +157,36 @@ def test_who_speaks_another_protocol_is_refused_in_a_line(served: Served, sent: 
 
 
 def test_tvms_own_client_is_refused(served: Served, remote: Remote) -> None:
-    process = served.session()
+    why = "it speaks TVM's protocol without knowing the secret"
+    process, before = served.session(), refusals(served, why)
     with pytest.raises(Exception, match="not TVM RPC server"):
         tvm.rpc.connect(HERE, served.port, "any")
-    until(lambda: refusals(served, "it speaks TVM's protocol without knowing the secret") == 1, 30)
+    until(lambda: refusals(served, why) == before + 1, 30)
     assert served.session() == process  # nothing was given to it
+
+
+def test_who_is_refused_may_finish_what_it_says(served: Served) -> None:
+    """TVM's client sends its key in parts, and reads what it was told only then."""
+    why = "it speaks TVM's protocol without knowing the secret"
+    before = refusals(served, why)
+    with connection(served, MAGIC.to_bytes(4, "little")) as client:
+        until(lambda: refusals(served, why) == before + 1, 30)
+        for part in (b"client:", b"any"):
+            client.sendall(part)
+            time.sleep(0.2)
+        assert b"nonce" in client.recv(LONGEST_BYTES)
 
 
 def test_one_promise_is_for_one_client(served: Served, remote: Remote) -> None:
     secret = read_secret(remote.secret_file)
     with pytest.raises(TakenError):
         begun(HERE, served.port, "what the tracker never promised", secret, tvm.rpc.connect)
-    assert refusals(served, "the session that it was promised is another client's") == 1
+    until(lambda: refusals(served, "the session that it was promised is another client's") == 1, 30)
     # Who proves itself and does not go on as it was granted, here because another process took its place.
     host, port, session = Tracker(remote.address, KEY).request(60)
     with pytest.raises(Exception, match="cannot find server that matches"):
         begun(host, port, session, secret, lambda host, port, _: tvm.rpc.connect(host, port, "0" * 64))
-    assert refusals(served, "it proved itself and then wanted another session") == 1
+    until(lambda: refusals(served, "it proved itself and then wanted another session") == 1, 30)
     with DeviceSession(remote) as session_there:
         assert session_there.description.threads
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from harness.execution.remote.handshake import SECONDS, Granted, RefusedError, admit
 from harness.execution.remote.secret import Secret
-from harness.execution.remote.wire import MAGIC, MISMATCH, keep_alive, receive, receive_number, send_number
+from harness.execution.remote.wire import MAGIC, MISMATCH, keep_alive, limit_wait, receive, receive_number, send_number
 
 _AT_ONCE = 64
 """Connections that have not proved themselves yet."""
@@ -130,7 +130,7 @@ class Admission:
         except (RefusedError, OSError, ValueError) as error:
             why = f"it did not prove itself in {SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
             self._tell(f"Refused {peer}: {why}.")
-            connection.close()
+            _close_read(connection, deadline)
             return
         finally:
             with self._lock:
@@ -164,3 +164,16 @@ class Admission:
         connection.sendall(own)
         limits = [float(option.removeprefix("-timeout=")) for option in options if option.startswith("-timeout=")]
         return limits[0] if limits else None
+
+
+def _close_read(connection: socket.socket, deadline: float) -> None:
+    """Closes a connection after all that its client sends, for a client that still sends would lose what it was told.
+
+    RFC 1122, 4.2.2.13: what closes with unread data resets the connection.
+    """
+    with connection, contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while True:
+            limit_wait(connection, deadline)
+            if not connection.recv(_LONGEST_NAME_BYTES):
+                return
