@@ -1,9 +1,9 @@
 """Runs the parallel loops of a compiled library on any number of threads, whatever this machine and TVM's pool have.
 
-A parallel loop is compiled to a function that does part `number` of `count` equal parts of it, ⌈iterations / count⌉ each,
-and is handed to `TVMBackendParallelLaunch`, which calls it once on each thread of the pool. The library finds that
-function through a variable of its own, which the runtime sets when it loads the library; it is set to another function
-here for a while. What is run is the code that any other run of the library runs, cut as on so many threads.
+A parallel loop is compiled to a function that does part `number` of `count` equal parts of it, ⌈iterations / count⌉
+each, and is handed to `TVMBackendParallelLaunch`, which calls it once on each thread of the pool. The library finds
+that function through a variable of its own, which the runtime sets when it loads the library; it is set to another
+function here for a while. What is run is the code that any other run of the library runs, cut as on so many threads.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Each kernel is compiled once, as a folder is, and its parallel loops are cut as 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class Attention(nn.Module):
 
 
 def linear(rows: int, *widths: int) -> nn.Module:
-    layers = [nn.Linear(*pair) for pair in zip(widths[:-1], widths[1:], strict=True)]
+    layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.GELU())))
 
 
