@@ -7,7 +7,8 @@ Python. Every function is marked opaque and scheduled, so that no pass fuses or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,10 @@ from harness.schedules.common.kernel_info import KernelInfo, Kind
 
 _SHORTEST = 64
 """Terms of a sum that one register accumulates at least, if there are as many."""
+_CPU = 1
+"""`kDLCPU` of DLPack."""
+_LINE_BYTES = 64
+"""Bytes of a line of a cache."""
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
 KERNEL = KernelInfo(Kind.KERNEL)
@@ -104,6 +109,46 @@ def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
     stores that LLVM must keep although nobody reads them.
     """
     return T.alloc_buffer(shape, dtype)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a thread keeps from one iteration of a parallel loop to the next.
+
+    Attributes:
+        data: Its memory.
+        number: Number of what lies in it.
+    """
+
+    data: tirx.Buffer
+    number: tirx.Buffer
+
+    @contextmanager
+    def unless(self, number: int | tirx.Expr) -> Iterator[None]:
+        """Emits what makes it, which a thread does unless what lies there is of the same `number`, from 0 on."""
+        with T.If(self.number[0] != number), T.Then():
+            T.buffer_store(self.number, number, [0])
+            yield
+
+
+@contextmanager
+def each_thread_keeps(shape: tuple[int, ...], dtype: str) -> Iterator[Kept]:
+    """Emits memory that each thread has for itself in the parallel loop that follows, and gives it back after the loop.
+
+    TVM gives a thread iterations that follow each other, so that what one of them leaves is there for the next. Memory
+    is asked for where the thread begins, because TVM 0.27 moves allocations out to where all threads would share them.
+    """
+    length = ceil_div(math.prod(shape) * int(tvm.DataType(dtype).itemsize), _LINE_BYTES) * _LINE_BYTES
+    with T.attr(tirx.const(0, "int32"), "pragma_parallel_launch_point", 1):
+        memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(length + _LINE_BYTES, "uint64"), 2, 32)
+        line = T.decl_buffer((length // 4 + _LINE_BYTES // 4,), "int32", data=memory)
+        with T.If(tirx.isnullptr(line.data)), T.Then():
+            T.evaluate(T.tvm_throw_last_error())
+        data = T.decl_buffer(shape, dtype, data=line.data)
+        number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=length // 4)
+        T.buffer_store(number, tirx.const(-1, "int32"), [0])
+        yield Kept(data, number)
+        T.evaluate(T.TVMBackendFreeWorkspace(_CPU, 0, line.data))
 
 
 def view(buffer: tirx.Buffer, *shape: int) -> tirx.Buffer:
