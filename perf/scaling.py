@@ -59,16 +59,16 @@ class Machine:
     """What the memory of a machine gives.
 
     Attributes:
-        alone: Byte/s that one core gets if the others rest.
-        per_core: Byte/s for each core if many are busy, no more than `alone`.
+        least: Byte/s in any case: what this machine has.
+        per_core: Byte/s for each core.
     """
 
-    alone: float
+    least: float
     per_core: float = BANDWIDTH_PER_CORE
 
     def seconds(self, moved: int, threads: int) -> float:
         """Returns how long so many bytes take at least."""
-        return moved / max(self.alone, self.per_core * threads)
+        return moved / max(self.least, self.per_core * threads)
 
 
 Loop = Mapping[int, Sequence[float]]
@@ -92,13 +92,16 @@ class Call:
     moved: int
 
     def seconds(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
-        """Returns how long it takes."""
+        """Returns how long it takes: never longer for its memory than on one thread, whose time was measured."""
+        alone = self.serial + sum(static_seconds(loop[1]) for loop in self.loops)
+        if threads == 1:
+            return alone
         computing = self.serial + sum(
             static_seconds(loop[threads]) if how == "static" else dynamic_seconds(loop[FINER * threads], threads)
             for loop in self.loops
         )
-        launching = len(self.loops) * launch_seconds(threads)
-        return max(computing, machine.seconds(self.moved, threads)) + launching
+        memory = min(machine.seconds(self.moved, threads), alone)
+        return max(computing, memory) + len(self.loops) * launch_seconds(threads)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _row(program: Program, machine: Machine) -> Iterator[str]:
 
 def _assumptions(machine: Machine) -> str:
     return (
-        f"Assumed: every core and its caches are as this one's; memory gives {machine.alone / 1e9:.3g} GB/s to one "
-        f"core and {BANDWIDTH_PER_CORE / 1e9:g} GB/s to each of many; a loop costs {1e6 * LAUNCH_SECONDS:g} µs and "
+        f"Assumed: every core and its caches are as this one's; memory gives {BANDWIDTH_PER_CORE / 1e9:g} GB/s "
+        f"to each core, and {machine.least / 1e9:.3g} GB/s at least; a loop costs {1e6 * LAUNCH_SECONDS:g} µs and "
         f"{1e6 * LAUNCH_SECONDS_PER_THREAD:g} µs for each thread."
     )

@@ -67,7 +67,7 @@ def test_scaling(measured_case: Case, benchmark: Any, scaling_results: list[dict
         inputs = read(Path(name), "input")
         executable.run(inputs)
         program = measured_program(library, executable, inputs, options.rounds or ROUNDS)
-        machine = Machine(probe(threads).bandwidth() / threads)
+        machine = Machine(probe(threads).bandwidth())
 
         with ExitStack() as stack:
             launch = stack.enter_context(on_threads(OVERSUBSCRIBED))

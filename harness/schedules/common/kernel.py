@@ -116,11 +116,11 @@ class Kept:
     """What a thread keeps from one iteration of a parallel loop to the next.
 
     Attributes:
-        data: Its memory.
+        buffers: Its memory.
         number: Number of what lies in it.
     """
 
-    data: tirx.Buffer
+    buffers: tuple[tirx.Buffer, ...]
     number: tirx.Buffer
 
     @contextmanager
@@ -132,22 +132,31 @@ class Kept:
 
 
 @contextmanager
-def each_thread_keeps(shape: tuple[int, ...], dtype: str) -> Iterator[Kept]:
-    """Emits memory that each thread has for itself in the parallel loop that follows, and gives it back after the loop.
+def each_thread_keeps(dtype: str, *shapes: Sequence[int]) -> Iterator[Kept]:
+    """Emits buffers that each thread has for itself in the parallel loop that stands within.
 
     TVM gives a thread iterations that follow each other, so that what one of them leaves is there for the next. Memory
     is asked for where the thread begins, because TVM 0.27 moves allocations out to where all threads would share them.
+
+    Args:
+        dtype: Type of their elements, of four bytes.
+        shapes: Their shapes.
     """
-    length = ceil_div(math.prod(shape) * int(tvm.DataType(dtype).itemsize), _LINE_BYTES) * _LINE_BYTES
+    assert int(tvm.DataType(dtype).itemsize) == 4
+    words = _LINE_BYTES // 4
+    sizes = [ceil_div(math.prod(shape), words) * words for shape in shapes]
+    total = sum(sizes)
     with T.attr(tirx.const(0, "int32"), "pragma_parallel_launch_point", 1):
-        memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(length + _LINE_BYTES, "uint64"), 2, 32)
-        line = T.decl_buffer((length // 4 + _LINE_BYTES // 4,), "int32", data=memory)
+        memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(4 * (total + words), "uint64"), 2, 32)
+        line = T.decl_buffer((total + words,), "int32", data=memory)
         with T.If(tirx.isnullptr(line.data)), T.Then():
             T.evaluate(T.tvm_throw_last_error())
-        data = T.decl_buffer(shape, dtype, data=line.data)
-        number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=length // 4)
+        buffers = tuple(
+            T.decl_buffer(shape, dtype, data=line.data, elem_offset=sum(sizes[:n])) for n, shape in enumerate(shapes)
+        )
+        number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=total)
         T.buffer_store(number, tirx.const(-1, "int32"), [0])
-        yield Kept(data, number)
+        yield Kept(buffers, number)
         T.evaluate(T.TVMBackendFreeWorkspace(_CPU, 0, line.data))
 
 

@@ -33,6 +33,7 @@ from harness.schedules.common.kernel import (
     view,
 )
 from harness.schedules.common.kernel_info import PRODUCT, KernelInfo
+from harness.schedules.cpu.division import LEAST_WORK
 from harness.schedules.cpu.emit import (
     FP32,
     LINE,
@@ -55,8 +56,6 @@ _TASKS = 16
 """Tasks wanted at least, however small they are."""
 _MOST_TASKS = 2048
 """Tasks that are enough: 64 threads get 32 each, so that one more or less is 3 %."""
-_LEAST_WORK = 1 << 21
-"""Multiply-adds of a task at least, where there are more than `_TASKS`: some 20 µs."""
 _REUSE = 4
 """Left panels, if there are as many, that share a pass over the right operand: so it is read behind the arithmetic."""
 
@@ -226,12 +225,12 @@ def choose_partition(extents: Extents, streaming: Side, tile: Tile) -> Partition
     if streaming == "left":
         # More parts cost nothing: a thread packs a block once for all parts that it takes one after the other.
         of_panel = slots * panel * tile.columns * extents.depth
-        least = max(ceil_div(_LEAST_WORK, of_panel), ceil_div(extents.batch * blocks * others, _MOST_TASKS))
+        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * blocks * others, _MOST_TASKS))
         splits = max(splits, others // least)
     else:
         # Nor do smaller blocks: panels are packed one by one.
         of_panel = extents.rows * panel * extents.depth
-        least = max(ceil_div(_LEAST_WORK, of_panel), ceil_div(extents.batch * count, _MOST_TASKS))
+        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * count, _MOST_TASKS))
         blocks = max(blocks, count // least)
         splits = max(splits, ceil_div(others, _LEFT_PANELS))
     return Partition(ceil_div(count, blocks), ceil_div(others, ceil_div(others, splits)))
@@ -322,7 +321,7 @@ def product_function(
                     do(access, task, None)
             else:
                 with (
-                    each_thread_keeps(left_shape(extents, blocking, access), arithmetic.dtype) as kept,
+                    each_thread_keeps(arithmetic.dtype, left_shape(extents, blocking, access)) as kept,
                     T.parallel(0, tasks) as task,
                 ):
                     do(access, task, kept)
@@ -343,8 +342,8 @@ def product_function(
             else:
                 # A task of the same thread may have packed this block for another part of the right operand.
                 with kept.unless(task // partition.splits):
-                    pack_left(extents, blocking, access, block, kept.data)
-                read = read_left_panels(extents, blocking, access, block, kept.data)
+                    pack_left(extents, blocking, access, block, kept.buffers[0])
+                read = read_left_panels(extents, blocking, access, block, kept.buffers[0])
         most = partition.slots if streaming == "left" else per_split
         multiply_block(extents, blocking, access, block, most, read, arithmetic)
 
