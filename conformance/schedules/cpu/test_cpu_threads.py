@@ -13,10 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tvm
 from torch import nn
+from tvm.script.ir_builder import tirx as T
 
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.runtime.executable import Executable
+from harness.schedules.common.kernel import Argument, each_thread_keeps, fp32, prim_func
 from harness.targets import HOST
 from perf.compiling import compiled
 from perf.components import prepare
@@ -38,7 +41,7 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, value, bias)
 
 
-def linear(rows: int, *widths: int) -> nn.Module:
+def linear(*widths: int) -> nn.Module:
     layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.GELU())))
 
@@ -49,9 +52,9 @@ def seeded(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 
 
 KERNELS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = {
-    "linear": (lambda: linear(1000, 96, 200), ((1000, 96),)),
-    "linear of few rows": (lambda: linear(20, 128, 512), ((20, 128),)),
-    "feed-forward": (lambda: linear(4100, 64, 2048, 64), ((4100, 64),)),
+    "linear": (lambda: linear(512, 500), ((700, 512),)),
+    "linear of few rows": (lambda: linear(128, 512), ((20, 128),)),
+    "feed-forward": (lambda: linear(64, 2048, 64), ((4100, 64),)),
     "product of activations": (lambda: _Product(), ((3, 70, 48), (3, 48, 130))),
     "attention": (Attention, ((2, 3, 300, 32), (2, 3, 300, 32), (2, 3, 300, 32))),
     "attention with a bias": (Attention, ((1, 2, 201, 32), (1, 2, 500, 32), (1, 2, 500, 32), (1, 2, 201, 500))),
@@ -107,30 +110,55 @@ def test_components_do_not_depend_on_threads(component: str, tmp_path: Path) -> 
     hold(library, lambda: executable.run(inputs))
 
 
+def loop(folder: Path, body: Callable[..., None], length: int) -> tuple[Path, Callable[[], np.ndarray]]:
+    """A library with a function that gets a tensor [length] of zeros, and what runs it and returns the tensor."""
+    function = prim_func("filling", [Argument("result", (length,))], body)
+    library = folder / "loop.so"
+    module = tvm.IRModule({"filling": function.with_attr("global_symbol", "filling")})
+    tvm.compile(module, HOST.tvm_target()).export_library(str(library))
+    filling = tvm.runtime.load_module(str(library))["filling"]
+
+    def run() -> np.ndarray:
+        result = tvm.runtime.tensor(np.zeros(length, np.float32))
+        filling(result)
+        return result.numpy()
+
+    return library, run
+
+
 def test_a_loop_whose_result_depends_on_threads_is_noticed(tmp_path: Path) -> None:
     """Each iteration adds to what the one before it left."""
-    import tvm
-    from tvm.script.ir_builder import tirx as T
 
-    from harness.schedules.common.kernel import Argument, fp32, prim_func
-
-    def body(start: tvm.tirx.Buffer, result: tvm.tirx.Buffer) -> None:
-        T.buffer_store(result, start[0], [0])
+    def body(result: tvm.tirx.Buffer) -> None:
         with T.parallel(0, 100) as i:
             T.buffer_store(result, result[i] + fp32(1.0), [i + 1])
 
-    function = prim_func("running", [Argument("start", (1,)), Argument("result", (101,))], body)
-    library = tmp_path / "loop.so"
-    module = tvm.IRModule({"running": function.with_attr("global_symbol", "running")})
-    tvm.compile(module, HOST.tvm_target()).export_library(str(library))
-    running = tvm.runtime.load_module(str(library))["running"]
-
-    def run() -> list[np.ndarray]:
-        result = tvm.runtime.tensor(np.zeros(101, np.float32))
-        running(tvm.runtime.tensor(np.zeros(1, np.float32)), result)
-        return [result.numpy()]
-
+    library, run = loop(tmp_path, body, 101)
     with launched_by(library, one_by_one(1)):
-        assert run()[0][-1] == 100
+        assert run()[-1] == 100
     with launched_by(library, one_by_one(100)):
-        assert run()[0][-1] == 1
+        assert run()[-1] == 1
+
+
+def test_a_thread_keeps_what_it_made_and_nobody_else_sees_it(tmp_path: Path) -> None:
+    """Four things are made of which ten tasks each are: once by each thread that has such a task."""
+
+    def body(made: tvm.tirx.Buffer) -> None:
+        with each_thread_keeps(40, "float32", (3,), (5, 7)) as (task, kept):
+            with kept.unless(task // 10):
+                T.buffer_store(made, fp32(1.0), [task])
+                T.buffer_store(kept.buffers[0], tvm.tirx.Cast("float32", task // 10), [2])
+                T.buffer_store(kept.buffers[1], fp32(0.5), [4, 6])
+            wrong = kept.buffers[0][2] - tvm.tirx.Cast("float32", task // 10) + kept.buffers[1][4, 6] - fp32(0.5)
+            T.buffer_store(made, made[task] + wrong, [task])
+
+    library, run = loop(tmp_path, body, 40)
+    for threads, firsts in (
+        (1, range(0, 40, 10)),
+        (2, range(0, 40, 10)),
+        (40, range(40)),
+        (3, (0, 10, 14, 20, 28, 30)),
+    ):
+        with launched_by(library, one_by_one(threads)):
+            assert list(np.flatnonzero(run())) == list(firsts)
+            assert set(run()) <= {0.0, 1.0}

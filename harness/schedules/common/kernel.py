@@ -23,6 +23,8 @@ _SHORTEST = 64
 """Terms of a sum that one register accumulates at least, if there are as many."""
 _CPU = 1
 """`kDLCPU` of DLPack."""
+_NOTHING = -1
+"""Number of what a thread keeps before it has made anything."""
 _LINE_BYTES = 64
 """Bytes of a line of a cache."""
 OPAQUE = 8
@@ -132,17 +134,28 @@ class Kept:
 
 
 @contextmanager
-def each_thread_keeps(dtype: str, *shapes: Sequence[int]) -> Iterator[Kept]:
-    """Emits buffers that each thread has for itself in the parallel loop that stands within.
+def each_thread_keeps(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterator[tuple[Any, Kept]]:
+    """Emits a parallel loop over tasks, and buffers that each thread has for itself in all of its tasks.
 
-    TVM gives a thread iterations that follow each other, so that what one of them leaves is there for the next. Memory
-    is asked for where the thread begins, because TVM 0.27 moves allocations out to where all threads would share them.
+    TVM gives a thread tasks that follow each other, so that what one of them leaves is there for the next. Memory is
+    asked for where the thread begins, because TVM 0.27 moves allocations out to where all threads would share them.
 
     Args:
-        dtype: Type of their elements, of four bytes.
+        tasks: How many.
+        dtype: Type of the buffers' elements, of four bytes.
         shapes: Their shapes.
+
+    Yields:
+        The number of the task, and the buffers.
     """
     assert int(tvm.DataType(dtype).itemsize) == 4
+    if tasks == 1:
+        # TVM removes a loop of one iteration, and refuses code for threads without a loop.
+        number = registers((1,), "int32")
+        T.buffer_store(number, tirx.const(_NOTHING, "int32"), [0])
+        with T.serial(0, 1) as task:
+            yield task, Kept(tuple(T.alloc_buffer(shape, dtype) for shape in shapes), number)
+        return
     words = _LINE_BYTES // 4
     sizes = [ceil_div(math.prod(shape), words) * words for shape in shapes]
     total = sum(sizes)
@@ -155,8 +168,9 @@ def each_thread_keeps(dtype: str, *shapes: Sequence[int]) -> Iterator[Kept]:
             T.decl_buffer(shape, dtype, data=line.data, elem_offset=sum(sizes[:n])) for n, shape in enumerate(shapes)
         )
         number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=total)
-        T.buffer_store(number, tirx.const(-1, "int32"), [0])
-        yield Kept(buffers, number)
+        T.buffer_store(number, tirx.const(_NOTHING, "int32"), [0])
+        with T.parallel(0, tasks) as task:
+            yield task, Kept(buffers, number)
         T.evaluate(T.TVMBackendFreeWorkspace(_CPU, 0, line.data))
 
 

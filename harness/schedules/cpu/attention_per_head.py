@@ -65,10 +65,8 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
-        with (
-            each_thread_keeps("float32", (count + scores.rows, channels), (count, padded)) as kept,
-            T.parallel(0, batch * heads * parts) as task,
-        ):
+        copies = (count + scores.rows, channels), (count, padded)
+        with each_thread_keeps(batch * heads * parts, "float32", *copies) as (task, kept):
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
             keys, values = kept.buffers

@@ -320,10 +320,8 @@ def product_function(
                 with T.parallel(0, tasks) as task:
                     do(access, task, None)
             else:
-                with (
-                    each_thread_keeps(arithmetic.dtype, left_shape(extents, blocking, access)) as kept,
-                    T.parallel(0, tasks) as task,
-                ):
+                shape = left_shape(extents, blocking, access)
+                with each_thread_keeps(tasks, arithmetic.dtype, shape) as (task, kept):
                     do(access, task, kept)
 
     def do(access: Access, task: Any, kept: Kept | None) -> None:

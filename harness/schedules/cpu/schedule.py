@@ -46,7 +46,7 @@ _MOST_TASKS = 1024
 _WORKSPACE_BYTES = 64 << 20
 """Workspace of one task at most."""
 _TASKS = 16
-"""Tasks of an attention wanted at least; each copies keys and values of its head."""
+"""Tasks of an attention wanted at least, however small they are."""
 _LEAST_KEYS = 128
 """Fewer keys are not worth an attention of few queries."""
 _KEYS_OF_A_PART = 512
@@ -56,7 +56,7 @@ _MOST_KEYS = 576
 _GROUP_BYTES = 256 * 1024
 """Queries and results of the blocks of queries that share a pass over the keys; they stay in the second-level cache."""
 _COPIED_BYTES = 4 << 20
-"""Bytes of a head's keys and values up to which each task copies all of them."""
+"""Bytes of a head's keys and values up to which each thread copies all of them."""
 TILE = frozenset({"rows", "vectors"})
 """Decisions that make one choice together."""
 RESULT_TILE = frozenset({"result_rows", "result_vectors"})
