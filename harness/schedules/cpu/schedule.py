@@ -53,6 +53,8 @@ _KEYS_OF_A_PART = 512
 """Keys of one task of such an attention at least."""
 _MOST_KEYS = 576
 """Keys of a block of attention at most: with values of 64 channels and 48 queries 400 KB, for a cache of 1 MB."""
+_AS_GOOD = 1.02
+"""Of numbers of parts that divide as well but for this, the fewest are taken: a task costs some microseconds."""
 _GROUP_BYTES = 256 * 1024
 """Queries and results of the blocks of queries that share a pass over the keys; they stay in the second-level cache."""
 _COPIED_BYTES = 4 << 20
@@ -551,8 +553,8 @@ class Attention:
         def cost(parts: int) -> float:
             return sum(1 / division.efficiency(blocks, ceil_div(blocks, parts), heads, n) for n in division.THREADS)
 
-        candidates = [parts for parts in range(least, blocks + 1) if ceil_div(blocks, parts) >= smallest]
-        return min(candidates, key=cost, default=least)
+        costs = {parts: cost(parts) for parts in range(least, blocks + 1) if ceil_div(blocks, parts) >= smallest}
+        return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least)
 
     def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
         """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""
