@@ -150,8 +150,9 @@ def judged_by_draws(
         reference: PyTorch's.
         oracle: In float64.
         draws: Further errors as `drawn_errors` returns them, by output name.
-        strained: Whether the strict gate counts, which elements may leave only in outputs in which PyTorch leaves it
-            in at least one of all runs. How many errors are independent of each other then follows from the draws.
+        strained: Whether the strict gate counts. Elements may then leave it in those outputs only in which elements of
+            a further run of PyTorch leave it, compared with the case's own run as compiled code is. How many errors are
+            independent of each other follows from the draws.
 
     Returns:
         The same verdicts but for outputs of `draws` whose values decide: with the shape and dtype of the reference,
@@ -196,7 +197,7 @@ class _Usual:
         largest: The largest.
         runs: In how many runs it was seen.
         independent: How many errors of a run are independent of each other.
-        leaves_the_gate: Whether an element was outside the strict gate in any run.
+        leaves_the_gate: Whether the gate, between PyTorch's own run and another one of it, leaves an element outside.
     """
 
     rms: float
@@ -269,7 +270,7 @@ def _usual(draws: Array, reference: Array, oracle: Array, strained: bool) -> _Us
         largest=max(largest, floor * np.abs(oracle).max()),
         runs=len(errors),
         independent=_independent(errors) if strained else own.size,
-        leaves_the_gate=bool((np.abs(errors) > metrics.ATOL + metrics.RTOL * np.abs(oracle).ravel()).any()),
+        leaves_the_gate=bool((np.abs(draws - own) > metrics.ATOL + metrics.RTOL * np.abs(reference).ravel()).any()),
     )
 
 
