@@ -271,9 +271,9 @@ def strained(actual: Arrays, reference: Arrays, exact: Arrays, further: Arrays) 
 
 
 def test_an_error_that_grows_is_held_to_those_that_grow_in_pytorch() -> None:
-    cases = [grown(seed) for seed in range(200)]
-    assert sum(bool(strained(*case)) for case in cases) <= 4
-    assert sum(bool(failed(judge(*case[:3], strained=True))) for case in cases) > 30
+    cases = [grown(seed) for seed in range(1000)]
+    assert sum(bool(strained(*case)) for case in cases) <= 6
+    assert sum(bool(failed(judge(*case[:3], strained=True))) for case in cases) > 150
 
 
 @pytest.mark.parametrize("shift", [7, -7])
