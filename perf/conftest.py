@@ -140,14 +140,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     if config.stash[SCALING] and (picture := config.getoption("scaling_plot")):
         draw_all(config.stash[SCALING], picture)
-    for results, render in (
-        (config.stash[KERNELS], tables.kernel_tables),
-        (config.stash[COMPONENTS], tables.component_tables),
-        (config.stash[ROPE], tables.rope_tables),
-        (config.stash[END_TO_END], tables.end_to_end_table),
-        (config.stash[SCALING], scaling_tables),
+    for key, render in (
+        (KERNELS, tables.kernel_tables),
+        (COMPONENTS, tables.component_tables),
+        (ROPE, tables.rope_tables),
+        (END_TO_END, tables.end_to_end_table),
+        (SCALING, scaling_tables),
     ):
-        if results:
+        if results := config.stash[key]:
             terminalreporter.write_line(render(results))
     for stored, compared in config.stash[COMPARED].items():
         if isinstance(compared, HarnessError):

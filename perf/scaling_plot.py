@@ -8,10 +8,11 @@ from pathlib import Path
 from harness.files import write_bytes
 from harness.report.performance.palette import EDGE, FAINT
 from harness.report.performance.plots import png
-from perf.scaling import THREADS, Machine, Program
+from perf.scaling import THREADS, Distribution, Machine, Program
 
 _COLOURS = ("#1f5fa8", "#d9822b", "#1b9e77", "#a3499f", "#7a4a12", "#86b7e6", "#555555", "#b8860b")
 _KERNELS = 6
+_LINES: Mapping[Distribution, str] = {"static": "-", "dynamic": ":"}
 
 
 def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
@@ -33,7 +34,7 @@ def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
     ):
         axes.plot(THREADS, THREADS, color=FAINT, linewidth=1, label="as many times as threads")
         for (name, program), colour in zip(shown.items(), (_COLOURS * len(shown))[: len(shown)], strict=True):
-            for how, line in (("static", "-"), ("dynamic", ":")):
+            for how, line in _LINES.items():
                 speedups = [program.speedup(threads, machine, how) for threads in THREADS]
                 axes.plot(THREADS, speedups, line, color=colour, marker="o", markersize=2.5, linewidth=1.2)
             axes.plot([], [], color=colour, label=name)

@@ -77,7 +77,7 @@ def test_scaling(measured_case: Case, benchmark: Any, scaling_results: list[dict
             stack.enter_context(launched_by(library, launch))
             many, busy = timed(lambda: executable.run(inputs))
         wall, busy_on_all = benchmark.pedantic(lambda: timed(lambda: executable.run(inputs)), rounds=1)
-    result = {
+    result: dict[str, Any] = {
         "case": case.to_json(),
         "threads": threads,
         "program": program,
