@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +138,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from perf import tables
     from perf.scaling_tables import draw_all, scaling_tables
 
-    if config.stash[SCALING] and (picture := config.getoption("scaling_plot")):
-        draw_all(config.stash[SCALING], picture)
-    for key, render in (
-        (KERNELS, tables.kernel_tables),
-        (COMPONENTS, tables.component_tables),
-        (ROPE, tables.rope_tables),
-        (END_TO_END, tables.end_to_end_table),
-        (SCALING, scaling_tables),
-    ):
+    if (scaled := config.stash[SCALING]) and (picture := config.getoption("scaling_plot")):
+        draw_all(scaled, picture)
+    suites: dict[pytest.StashKey[Results], Callable[[Results], str]] = {
+        KERNELS: tables.kernel_tables,
+        COMPONENTS: tables.component_tables,
+        ROPE: tables.rope_tables,
+        END_TO_END: tables.end_to_end_table,
+        SCALING: scaling_tables,
+    }
+    for key, render in suites.items():
         if results := config.stash[key]:
             terminalreporter.write_line(render(results))
     for stored, compared in config.stash[COMPARED].items():
