@@ -56,6 +56,8 @@ _TASKS = 16
 """Tasks wanted at least, however small they are."""
 _MOST_TASKS = 2048
 """Tasks that are enough: 64 threads get 32 each, so that one more or less is 3 %."""
+_KEPT_BYTES = 16 * 1024
+"""A packed block that is worth keeping has at least so much; a smaller one is sooner packed again by each task."""
 _REUSE = 4
 """Left panels, if there are as many, that share a pass over the right operand: so it is read behind the arithmetic."""
 
@@ -316,11 +318,11 @@ def product_function(
         access = body(*buffers)
         tasks = extents.batch * blocks * partition.splits
         with arithmetic.imported():
-            if streaming == "right" or in_place:
+            shape = left_shape(extents, blocking, access)
+            if streaming == "right" or in_place or 4 * math.prod(shape) < _KEPT_BYTES:
                 with T.parallel(0, tasks) as task:
                     do(access, task, None)
             else:
-                shape = left_shape(extents, blocking, access)
                 with each_thread_keeps(tasks, arithmetic.dtype, shape) as (task, kept):
                     do(access, task, kept)
 
@@ -335,8 +337,12 @@ def product_function(
             read = _pack_right(blocking, access, block, arithmetic.dtype)
         else:
             block = Block(b, first_panel, slots, first_other, parts)
-            if kept is None:
+            if in_place:
                 read = _read_left(extents, tile, access, block)
+            elif kept is None:
+                packed = T.alloc_buffer(left_shape(extents, blocking, access), arithmetic.dtype)
+                pack_left(extents, blocking, access, block, packed)
+                read = read_left_panels(extents, blocking, access, block, packed)
             else:
                 # A task of the same thread may have packed this block for another part of the right operand.
                 with kept.unless(task // partition.splits):
