@@ -46,6 +46,7 @@ SITE = Path(np.__file__).parents[1]
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "cat.png"
 TOKENS = np.array([[49406, 2368, 49407, *[0] * 29]], np.int64)
 """Start, one word, end, padding."""
+TEXT = {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def change_manifest(folder: Path, **fields: Any) -> None:
 
 
 def features(artifact: Artifact) -> np.ndarray:
-    return to_numpy(artifact.call("encode_text", tokens=TOKENS)["text_features"]).copy()
+    return to_numpy(artifact.call("encode_text", **TEXT)["text_features"]).copy()
 
 
 def text_features_of(seed: int) -> np.ndarray:
@@ -181,10 +182,10 @@ def test_threads_and_models_do_not_disturb_each_other(artifact: Artifact, shallo
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
-        ({}, "encode_text takes tokens; given were no inputs"),
-        ({"token": TOKENS}, "encode_text takes tokens; given were token"),
-        ({"tokens": TOKENS.astype(np.int32)}, "encode_text takes tokens as int64 [1, 32], not int32 [1, 32]"),
-        ({"tokens": TOKENS[:, :31]}, "encode_text takes tokens as int64 [1, 32], not int64 [1, 31]"),
+        ({}, "encode_text takes tokens, starts; given were no inputs"),
+        ({"token": TOKENS}, "encode_text takes tokens, starts; given were token"),
+        (TEXT | {"tokens": TOKENS.astype(np.int32)}, "encode_text takes tokens as int64 [1, 32], not int32 [1, 32]"),
+        (TEXT | {"tokens": TOKENS[:, :31]}, "encode_text takes tokens as int64 [1, 32], not int64 [1, 31]"),
     ],
 )
 def test_wrong_inputs_are_a_sentence(artifact: Artifact, inputs: dict[str, np.ndarray], sentence: str) -> None:
@@ -199,7 +200,7 @@ def test_arrays_of_any_layout_are_taken(artifact: Artifact) -> None:
     strided = np.repeat(TOKENS, 2, axis=1)[:, ::2]
     shifted = np.frombuffer(b"\0" * 8 + TOKENS.tobytes(), np.int64, 32, 8).reshape(1, 32)
     for tokens in (frozen, strided, shifted):
-        result = artifact.call("encode_text", tokens=tokens)["text_features"]
+        result = artifact.call("encode_text", **TEXT | {"tokens": tokens})["text_features"]
         assert np.array_equal(to_numpy(result), expected)
 
 
@@ -333,7 +334,8 @@ import numpy as np
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 tokens = np.array({TOKENS.tolist()})
-print(to_numpy(Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens)["text_features"]).shape)
+text = Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens, starts=np.zeros_like(tokens))
+print(to_numpy(text["text_features"]).shape)
 print("tvm" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

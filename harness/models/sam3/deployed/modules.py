@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from harness.models.sam3.components import modules
 
@@ -47,6 +48,26 @@ class ImageEncoding(nn.Module):
         queries = normalized + torch.cat(list(halves), dim=-1).flatten(0, 1).transpose(0, 1)
         attended: Tensor = self.self_attn(queries, queries, value=normalized)[0]
         return img_feats + attended.transpose(0, 1)
+
+
+class TextEncoding(nn.Module):
+    """The text encoder for several texts, one behind the other; upstream's `TextTransformer` takes each alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        language = model.backbone.language_backbone
+        self.encoder, self.resizer = language.encoder, language.resizer
+
+    def forward(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
+        """[1, L] twice to features [L, 1, 256] and mask [1, L]; a token reads those before it in its own text."""
+        places = torch.arange(tokens.shape[1])
+        own = starts[0]
+        read = (places[:, None] >= places) & (own[:, None] == own)
+        mask = torch.zeros(read.shape).masked_fill(~read, -torch.inf)
+        features = self.encoder.token_embedding(tokens)
+        features = features + F.embedding(places - starts, self.encoder.positional_embedding)
+        features = self.encoder.ln_final(self.encoder.transformer(features, attn_mask=mask))
+        return self.resizer(features.transpose(0, 1)), tokens == 0
 
 
 class Grounding(nn.Module):

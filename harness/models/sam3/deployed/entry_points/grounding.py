@@ -28,9 +28,9 @@ def _image_encoding(model: Any) -> torch.nn.Module:
 
 
 def _text_encoding(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.components.text_encoder import build
+    from harness.models.sam3.deployed.modules import TextEncoding
 
-    return build(model)
+    return TextEncoding(model)
 
 
 def _grounding(model: Any) -> torch.nn.Module:
@@ -51,7 +51,8 @@ def image_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
 def _tokens(_capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
-    return {"tokens": torch.ones(1, TEXT_TOKENS, dtype=torch.int64)}
+    tokens = torch.ones(1, TEXT_TOKENS, dtype=torch.int64)
+    return {"tokens": tokens, "starts": torch.zeros_like(tokens)}
 
 
 def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
@@ -101,7 +102,11 @@ ENCODE_IMAGE = EntryPoint(
 """
 
 ENCODE_TEXT = EntryPoint("encode_text", ("text_features", "text_mask"), _text_encoding, _tokens)
-"""tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded."""
+"""tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded.
+
+There may be several texts one behind the other; starts int64 [1, 32] has the place where the text of each token begins,
+so zeros for a single text. Features are those that each text has alone.
+"""
 
 GROUND = EntryPoint(
     "ground",
