@@ -348,8 +348,10 @@ def captured() -> dict[str, np.ndarray]:
     arrays = {name: tensor.numpy() for name, tensor in vars(photograph()).items()}
     fpn_2 = np.ascontiguousarray(arrays["img_feats"].transpose(1, 2, 0)).reshape(1, 256, 72, 72)
     with upstream(), torch.inference_mode():
-        attended = ImageEncoding(shallow_model()).eval().attended(torch.from_numpy(arrays["img_feats"])).numpy()
-    return arrays | {"fpn_2": fpn_2, "attended": attended}
+        encoding = ImageEncoding(shallow_model()).eval()
+        attended = encoding.attended(torch.from_numpy(arrays["img_feats"])).numpy()
+        fine, coarse = encoding.filtered(*(torch.from_numpy(arrays[name]) for name in ("fpn_0", "fpn_1")))
+    return arrays | {"fpn_2": fpn_2, "attended": attended, "filtered_0": fine.numpy(), "filtered_1": coarse.numpy()}
 
 
 def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | None) -> dict[str, np.ndarray]:
@@ -370,7 +372,7 @@ def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | No
     points = {name: padded(name, capacity.points, name == "points_mask") for name in POINTS}
     boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
     found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)
-    levels = {name: captured[name] for name in ("fpn_0", "fpn_1")}
+    levels = {name: captured[name] for name in ("filtered_0", "filtered_1")}
     read = {name: found[name] for name in ("memory", "hs", "prompt", "prompt_mask")}
     found |= artifact.call("segmentation_head", **levels, **read)
     del found["prompt"]  # its tokens of what is padded are masked

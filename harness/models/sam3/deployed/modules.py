@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.models.sam3.components import modules
+from harness.models.sam3.deployed.segmentation import FilteredLevels
 
 
 class ImageEncoding(nn.Module):
     """Trunk and neck, without the coarsest feature map: upstream's `SAM3VLBackbone.forward_image` drops it too.
 
-    The first self-attention of the fusion encoder comes before any prompt, so it is part of encoding an image.
+    What comes before any prompt is part of encoding an image: the first self-attention of the fusion encoder, and what
+    the pixel decoder makes of the image alone.
     """
 
     rows: Tensor
@@ -26,6 +28,7 @@ class ImageEncoding(nn.Module):
         neck = model.backbone.vision_backbone
         self.trunk = neck.trunk
         self.convs = nn.ModuleList(list(neck.convs)[: len(neck.convs) - model.backbone.scalp])
+        self.filtered = FilteredLevels(model)
         first = model.transformer.encoder.layers[0]
         self.norm, self.self_attn = first.norm1, first.self_attn
         # A position is a row's encoding and a column's, of half the channels each; together they are 72 times as large.
@@ -37,8 +40,8 @@ class ImageEncoding(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Encodes [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and more; see `ENCODE_IMAGE`."""
         features = self.trunk(pixels)[-1]
-        levels = [conv(features) for conv in self.convs]
-        encoded = (*levels, self.attended(_tokens(levels[-1])))
+        *finer, coarsest = [conv(features) for conv in self.convs]
+        encoded = (*self.filtered(*finer), coarsest, self.attended(_tokens(coarsest)))
         return (*encoded, features) if self.with_trunk else encoded
 
     def attended(self, img_feats: Tensor) -> Tensor:
