@@ -95,7 +95,7 @@ def prepare(
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
-        check = judge_of(names, workload.reference()[0], workload.oracle(), case, workload.draws())
+        check = judge_of(names, workload.reference()[0], workload.oracle(), case, workload.draws(names))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.core.case import Case
 from harness.core.expectations import Expectation
-from harness.core.outcome import Verdict
+from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.subject import Arrays, Program, Trace
 from harness.core.weights import Weights
 from harness.parity.distribution import with_distributions
-from harness.parity.draws import judged_by_draws
+from harness.parity.draws import judged_by_draws, names_of_few
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
@@ -31,7 +31,7 @@ class TracedWorkload:
         reference: Makes PyTorch's outputs, of two runs.
         oracle: Makes the float64 outputs.
         case: Says by its precision and its weights how outputs are judged, and where those of compiled code are kept.
-        draws: Makes, in half precision, further errors of outputs of few numbers (`harness.parity.draws`).
+        draws: Makes further errors of PyTorch, of the outputs with these names (`harness.parity.draws`).
     """
 
     programs: Mapping[str, Program]
@@ -39,7 +39,7 @@ class TracedWorkload:
     reference: Callable[[], tuple[Arrays, Arrays]]
     oracle: Callable[[], Arrays]
     case: Case
-    draws: Callable[[], Arrays] = dict
+    draws: Callable[[Sequence[str]], Arrays] = lambda names: {}
     _actual: Arrays | None = None
 
     def run(self, run: Run) -> bool:
@@ -55,17 +55,24 @@ class TracedWorkload:
         actual = load_outputs(saved_folder(self.case)) if self._actual is None else self._actual
         reference, again = self.reference()
         oracle = self.oracle()
+        by_oracle = PRECISIONS[self.case.precision].judged_by_oracle
+        strained = Weights(self.case.weights).strain_fp32 and not by_oracle
         verdicts = judge(
             actual,
             reference,
             oracle,
             reference_again=again,
             expectation=expectation,
-            by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
-            strained=Weights(self.case.weights).strain_fp32,
+            by_oracle=by_oracle,
+            strained=strained,
         )
-        if draws := self.draws():
-            verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws)
+        names: Sequence[str] = ()
+        if by_oracle:
+            names = names_of_few(reference)
+        elif strained:
+            names = [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
+        if names and (draws := self.draws(names)):
+            verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws, strained=strained)
         return with_distributions(verdicts, actual, reference)
 
 

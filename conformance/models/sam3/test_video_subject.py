@@ -164,6 +164,38 @@ def test_a_pixel_is_undecided_by_its_own_logit(answer: Answer, outside: float, k
     assert verdict.kind is kind
 
 
+@pytest.mark.parametrize(
+    ("score", "taken", "kind"),
+    [
+        (0.990003, "all", VerdictKind.STRICT),
+        (0.990003, "half", VerdictKind.FAILED),
+        (0.99003, "all", VerdictKind.FAILED),
+    ],
+)
+def test_objects_of_one_score_are_in_one_order_or_the_other(
+    answer: Answer, score: float, taken: str, kind: VerdictKind
+) -> None:
+    logits = [blob(120), blob(150)]
+    first, second = shown(logits)
+    both = first & second
+    masks = np.array([first & ~both, second])
+    answer.reference.update(
+        {
+            "2/unfilled": np.array(logits),
+            "2/tracker_scores": np.array([0.99, score], np.float32),
+            "2/masks": masks,
+            "2/boxes": boxes(np.array([first, second])),
+        }
+    )
+    actual = faultless(answer)
+    where = both if taken == "all" else both & (np.arange(WIDTH) < WIDTH * 135 / 288)
+    assert where.any()
+    actual["2/masks"] ^= where
+    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    assert verdict.kind is kind
+    assert ("on 1 frames" in verdict.reason) is (kind is VerdictKind.STRICT)
+
+
 def test_drift_is_measured_against_float64(answer: Answer) -> None:
     assert answer.exact is not None
     found = drift(answer.reference, answer.reference, answer.exact, "logits")

@@ -105,21 +105,19 @@ class Source:
 
         return self._cache.get_or_make(self._key(f"oracle {self.component.name}", (*self._made_by, ORACLE)), make)
 
-    def draws(self) -> Arrays:
-        """Further errors of half precision in outputs of few numbers, see `harness.parity.draws`; empty in fp32."""
-        from harness.parity.draws import drawn_errors, names_of_few
+    def draws(self, names: Sequence[str]) -> Arrays:
+        """Further errors of PyTorch in some outputs, see `harness.parity.draws`."""
+        from harness.parity.draws import drawn_errors
 
-        precision = PRECISIONS[self._case.precision]
-        names = names_of_few(self.reference()[0]) if precision.is_half else []
-        if not names:
-            return {}
         by = self._reference
 
         def make() -> Arrays:
+            precision = PRECISIONS[self._case.precision]
             return drawn_errors(self.programs, self.trace, names, by.run, precision, self._case.seed)
 
         code = (*self._made_by, by.code, ORACLE, DRAWS)
-        return self._cache.get_or_make(self._key(f"draws {by.kind} {self.component.name}", code), make)
+        kind = f"draws {by.kind} {self.component.name} {' '.join(sorted(names))}"
+        return self._cache.get_or_make(self._key(kind, code), make)
 
     @property
     def _made_by(self) -> tuple[str, ...]:

@@ -43,11 +43,13 @@ class _Pixels:
         inside: By id, the mask of each object that may be shown.
         undecided: By id, the pixels that are inside or not when all logits are moved a little, up or down.
         tied: The pixels that two objects claim whose tracker scores differ by a rounding error.
+        other: By id, the tied pixels that the object gets if the order of such scores is the other one.
     """
 
     inside: dict[int, Array]
     undecided: dict[int, Array]
     tied: Array
+    other: dict[int, Array]
 
     @classmethod
     def of(cls, number: int, reference: Arrays) -> _Pixels:
@@ -56,17 +58,26 @@ class _Pixels:
         logits, scores = reference[f"{number}/unfilled"], reference[f"{number}/tracker_scores"]
         ids = reference[f"{number}/candidates"].tolist()
         if not ids:
-            return cls({}, {}, np.zeros((height, width), bool))
+            return cls({}, {}, np.zeros((height, width), bool), {})
         near = NEAR * np.abs(np.where(np.abs(logits) < ABSENT_LOGIT, logits, 0)).max(axis=(1, 2), keepdims=True)
         above, inside, below = (
             resized(without_holes_and_sprinkles(logits + shift), height, width) > 0 for shift in (near, 0, -near)
         )
         undecided = above != below
-        first, second = (
-            np.sort(np.where(inside, scores[:, None, None], 0), axis=0)[::-1][:2] if len(ids) > 1 else (1, 0)
-        )
-        tied = np.broadcast_to((second > 0) & (first - second <= TIED), (height, width))
-        return cls(dict(zip(ids, inside, strict=True)), dict(zip(ids, undecided, strict=True)), tied)
+        claims = np.where(inside, scores[:, None, None], 0)
+        order = np.argsort(-claims, axis=0, kind="stable")
+        ranked = np.take_along_axis(claims, order, axis=0)
+        tied = np.zeros((height, width), bool)
+        if len(ids) > 1:
+            tied = (ranked[1] > 0) & (ranked[0] - ranked[1] <= TIED)
+        other = [tied & (order[min(1, len(ids) - 1)] == position) for position in range(len(ids))]
+        inside_of, undecided_of, other_of = (dict(zip(ids, each, strict=True)) for each in (inside, undecided, other))
+        return cls(inside_of, undecided_of, tied, other_of)
+
+    def in_the_other_order(self, ids: Sequence[int], masks: Array) -> Array:
+        """Masks [n, h, w] of objects that share pixels out by their scores, with the tied ones exchanged."""
+        other = np.array([self.other[each] for each in ids], bool).reshape(masks.shape)
+        return np.where(self.tied, other, masks)
 
     def box_limits(self, ids: Sequence[int]) -> tuple[Array, Array]:
         """Between which limits the boxes [n, 4] of objects lie: those of all masks that undecided pixels allow."""
@@ -181,27 +192,37 @@ def _box(mask: Array) -> Array:
 
 
 def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: dict[int, _Pixels]) -> Verdict:
-    """Masks are equal but where upstream itself decides by a rounding error."""
-    different = near = differing = pixels = doubtful = 0
+    """Masks are equal but where upstream itself decides by a rounding error.
+
+    Where such an error decides which of two objects is above the other one, all pixels of the frame follow one order.
+    """
+    different = near = differing = pixels = doubtful = ordered = 0
     for number in _answers(reference):
         ours, theirs = actual[f"{number}/masks"], reference[f"{number}/masks"]
         if ours.shape != theirs.shape:
             return unmeasured(name, ours, f"shape {list(ours.shape)} instead of {list(theirs.shape)}")
-        open_pixels = np.logical_or.reduce([*expected[number].undecided.values(), expected[number].tied])
-        wrong = ours != theirs
-        different += int(np.count_nonzero(wrong & ~open_pixels))
-        near += int(np.count_nonzero(wrong & open_pixels))
-        differing += wrong.size
-        pixels += open_pixels.size
-        doubtful += int(np.count_nonzero(open_pixels))
+        frame = expected[number]
+        undecided = np.logical_or.reduce([*frame.undecided.values(), np.zeros_like(frame.tied)])
+        exchanged = frame.in_the_other_order(reference[f"{number}/ids"].tolist(), theirs)
+        decided, other = (int(np.count_nonzero((ours != each) & ~undecided)) for each in (theirs, exchanged))
+        different += min(decided, other)
+        ordered += other < decided
+        near += int(np.count_nonzero((ours != (exchanged if other < decided else theirs)) & undecided))
+        differing += ours.size
+        pixels += undecided.size
+        doubtful += int(np.count_nonzero(undecided))
     verdict = unmeasured(name, np.zeros((0,), bool), "")
     verdict = replace(verdict, shape=(differing,), elements=differing, outside=different)
     if different:
         return replace(verdict, reason=f"{different} of {differing} pixels differ, and are not undecided")
     if doubtful > MOST_UNDECIDED * pixels:
         return replace(verdict, kind=VerdictKind.NOT_JUDGEABLE, reason=f"{doubtful} of {pixels} pixels are undecided")
-    reason = f"{near} pixels differ, all of which are undecided, as {doubtful / max(pixels, 1):.2%} of all are"
-    return replace(verdict, kind=VerdictKind.STRICT, reason=reason if near else "")
+    told = []
+    if near:
+        told.append(f"{near} pixels differ, all of which are undecided, as {doubtful / max(pixels, 1):.2%} of all are")
+    if ordered:
+        told.append(f"on {ordered} frames two objects of the same score up to rounding are in the other order")
+    return replace(verdict, kind=VerdictKind.STRICT, reason="; ".join(told))
 
 
 def _judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
