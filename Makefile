@@ -15,7 +15,7 @@ help:
 	@echo "make test     the conformance suite on the CPU"
 	@echo "make doctor   what this machine can compile and run"
 	@echo "make lint     ruff, and import-linter's contracts about what may import what"
-	@echo "make types    mypy --strict"
+	@echo "make types    mypy --strict, on harness and perf"
 	@echo "make perf     benchmarks"
 	@echo "make setup    only create .venv and install"
 	@echo "make clean    remove .venv, caches and reports"

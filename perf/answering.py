@@ -23,7 +23,7 @@ from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
 from harness.core.weights import Weights
 from harness.deployment.compiling import compile_model
-from harness.models.sam3.model import DEPLOYABLE
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.selection import select
 from harness.processes import WorkerEnd, run_isolated
 from harness.processes.threads import configure_threads

@@ -169,19 +169,19 @@ def checked(comparisons: Sequence[Comparison], stored: str) -> Sequence[Comparis
 def _compare(name: str, before: Info, after: Info) -> Iterator[Comparison]:
     runs = (rounds_of(before), rounds_of(after))
     same_torch = all(TORCH in run for run in runs) and _torch(before) == _torch(after)
-    peaks = [info.get("peak_flops") for info in (before, after)]
+    peaks: list[float] = [info["peak_flops"] for info in (before, after) if info.get("peak_flops")]
     for side in (side for side in runs[1] if side in runs[0]):
-        medians = [float(np.median(run[side])) for run in runs]
         own = [np.log(np.asarray(run[side], np.float64)) for run in runs]
         if side != TORCH and same_torch:
             relative_to = "PyTorch"
             own = [values - np.log(np.asarray(run[TORCH])) for values, run in zip(own, runs, strict=True)]
-        elif all(peaks):
+        elif len(peaks) == len(runs):
             relative_to = "peak"
             own = [values + math.log(peak) for values, peak in zip(own, peaks, strict=True)]
         else:
             relative_to = "nothing"
-        yield Comparison(name, side, *medians, shift_between(*own), relative_to)
+        medians = [float(np.median(run[side])) for run in runs]
+        yield Comparison(name, side, medians[0], medians[1], shift_between(*own), relative_to)
 
 
 def rounds_of(info: Info) -> dict[str, Sequence[float]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import tvm
 import tvm_ffi
 
@@ -83,8 +84,7 @@ def prepare(
         if not isinstance(workload, TracedWorkload):
             raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")
         call = call_of(workload, case.component, sample)
-        program = workload.programs[call.program]
-        inputs = tuple(call.arguments)
+        program, inputs = workload.programs[call.program], inputs_of(call, case.component)
         start = time.perf_counter()
         exported = route.export(program.module, inputs, program.axes)
         imported = route.lower(exported)
@@ -104,18 +104,28 @@ def prepare(
 
 
 def call_of(workload: TracedWorkload, component: str, sample: str) -> Call:
-    """Returns the call of a sample, or the first one if none is named; its arguments are tensors.
+    """Returns the call of a sample, or the first one if none is named.
 
     Raises:
-        HarnessError: There is no such sample, or it reads what another call returns.
+        HarnessError: There is no such sample.
     """
     calls = {call.name: call for call in workload.trace}
     call = calls.get(sample) if sample else workload.trace[0]
     if call is None:
         raise HarnessError(f"{component} has no sample {sample!r}: choose one of {', '.join(calls)}")
-    if any(isinstance(argument, Output) for argument in call.arguments):
-        raise HarnessError(f"{component} cannot be measured on {call.name!r}, which reads what another call returns")
     return call
+
+
+def inputs_of(call: Call, component: str) -> tuple[torch.Tensor, ...]:
+    """Returns the arguments of a call that needs no other.
+
+    Raises:
+        HarnessError: It reads what another call returns.
+    """
+    inputs = tuple(argument for argument in call.arguments if not isinstance(argument, Output))
+    if len(inputs) < len(call.arguments):
+        raise HarnessError(f"{component} cannot be measured on {call.name!r}, which reads what another call returns")
+    return inputs
 
 
 def _compile(

@@ -94,9 +94,9 @@ def test_component(
         # On a GPU, kernels are not waited for one by one, so that they have no times of their own.
         times = processes[best].result(KERNELS) if target is HOST else []
         kernels = with_work(times, prepared.work[best])
-    result = {"case": case.to_json(), "sample": measured_sample, "sides": sides, "ratios": ratios(sides)}
+    result: dict[str, Any] = {"case": case.to_json(), "sample": measured_sample, "sides": sides}
     result |= {"flop": prepared.flop, "kernels": kernels, "profiled": best, "note": prepared.note}
-    result |= circumstances(threads, peaks)
+    result |= {"ratios": ratios(sides)} | circumstances(threads, peaks)
     result["versions"] |= peers.versions() if options.peers else {}
     benchmark.extra_info |= result
     component_results.append(result)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from harness.core.case import Case
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.interactive.subject import INTERACTIVE
 from harness.models.sam3.interactive.workload import CAPACITY
-from harness.models.sam3.model import DEPLOYABLE
 from perf.answering import Questions, Side, answering_sides, measure, named_case
 from perf.clicks import ENCODE, PHOTO_AND_CLICK, QUESTIONS, Answer
 from perf.options import Options

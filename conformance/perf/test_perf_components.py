@@ -17,7 +17,7 @@ from harness.core.settings import SEEDED
 from harness.core.subject import Call, Output
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
-from perf.components import call_of, prepare
+from perf.components import call_of, inputs_of, prepare
 from perf.results import UNTUNED
 from perf.sides import read, read_module, runner, torch_inputs, write
 
@@ -73,7 +73,5 @@ def test_the_named_sample_is_measured(tmp_path: Path) -> None:
 
 
 def test_what_reads_the_output_of_another_call_is_not_measured_alone() -> None:
-    calls = (Call("first", "step", ()), Call("second", "step", (Output("first", "state"),)))
-    workload = TracedWorkload({}, calls, lambda: ({}, {}), dict, Case("object_pointers", DEFAULT_STRATEGY, "llvm"))
     with pytest.raises(HarnessError, match="'second', which reads what another call returns"):
-        call_of(workload, "object_pointers", "second")
+        inputs_of(Call("second", "step", (Output("first", "state"),)), "object_pointers")
