@@ -82,6 +82,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--peer", action="append", default=[], help="perf: only this one of them; repeat for several")
     group.addoption("--rounds", type=int, help="perf: rounds of each case; default: as many as its budget allows")
     group.addoption(
+        "--scaling-plot", metavar="FILE", type=Path, help="perf: draw what perf/test_scaling.py finds, as PNG"
+    )
+    group.addoption(
         "--remote", metavar="HOST:PORT", help="run the cases on a device that this RPC tracker knows, see serve-device"
     )
     group.addoption("--key", default="", help="what the devices are known by at the tracker")

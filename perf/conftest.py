@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ KERNELS = pytest.StashKey[Results]()
 COMPONENTS = pytest.StashKey[Results]()
 ROPE = pytest.StashKey[Results]()
 END_TO_END = pytest.StashKey[Results]()
+SCALING = pytest.StashKey[Results]()
 COMPARED = pytest.StashKey[dict[str, Sequence[Comparison] | HarnessError]]()
 """By stored run: how this one compares with it, or why it cannot be compared."""
 
@@ -69,6 +70,12 @@ def end_to_end_results(request: pytest.FixtureRequest) -> Results:
     return request.config.stash[END_TO_END]
 
 
+@pytest.fixture
+def scaling_results(request: pytest.FixtureRequest) -> Results:
+    """The list that each component's model of scaling is added to."""
+    return request.config.stash[SCALING]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)  # read when the pool starts
@@ -89,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
             open_database(database)
         except HarnessError as error:
             raise pytest.UsageError(str(error)) from error
-    for key in (KERNELS, COMPONENTS, ROPE, END_TO_END):
+    for key in (KERNELS, COMPONENTS, ROPE, END_TO_END, SCALING):
         config.stash[key] = []
     config.stash[COMPARED] = {}
 
@@ -129,14 +136,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     from perf import tables
+    from perf.scaling_tables import draw_all, scaling_tables
 
-    for results, render in (
-        (config.stash[KERNELS], tables.kernel_tables),
-        (config.stash[COMPONENTS], tables.component_tables),
-        (config.stash[ROPE], tables.rope_tables),
-        (config.stash[END_TO_END], tables.end_to_end_table),
-    ):
-        if results:
+    if (scaled := config.stash[SCALING]) and (picture := config.getoption("scaling_plot")):
+        draw_all(scaled, picture)
+    suites: dict[pytest.StashKey[Results], Callable[[Results], str]] = {
+        KERNELS: tables.kernel_tables,
+        COMPONENTS: tables.component_tables,
+        ROPE: tables.rope_tables,
+        END_TO_END: tables.end_to_end_table,
+        SCALING: scaling_tables,
+    }
+    for key, render in suites.items():
+        if results := config.stash[key]:
             terminalreporter.write_line(render(results))
     for stored, compared in config.stash[COMPARED].items():
         if isinstance(compared, HarnessError):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RUNS_SECONDS, MOST_RUNS = 0.5, 25
 """How long runs are repeated, and how often at most."""
 
-_BUILTIN = "vm.builtin."
+BUILTIN = "vm.builtin."
 """What the virtual machine does itself: memory, shapes, views."""
 
 
@@ -34,7 +34,7 @@ def kernel_times(executable: Executable, inputs: Sequence[np.ndarray | tvm.runti
 
     def note(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         nonlocal start
-        if name.startswith(_BUILTIN):
+        if name.startswith(BUILTIN):
             return
         if before:
             start = time.perf_counter()
@@ -43,7 +43,7 @@ def kernel_times(executable: Executable, inputs: Sequence[np.ndarray | tvm.runti
         kernel = runs[-1].setdefault(name, {"name": name, "calls": 0, "seconds": 0.0, "bytes": 0})
         kernel["calls"] += 1
         kernel["seconds"] += seconds
-        kernel["bytes"] += sum(map(_bytes, arguments))
+        kernel["bytes"] += sum(map(argument_bytes, arguments))
 
     machine = executable._vm  # nothing else needs it
     machine["set_instrument"](note)
@@ -107,6 +107,7 @@ def flop_of_program(program: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def _bytes(argument: Any) -> int:
+def argument_bytes(argument: Any) -> int:
+    """Returns the bytes of an argument of a compiled function; none if it is no tensor."""
     shape = getattr(argument, "shape", None)
     return math.prod(shape) * np.dtype(str(argument.dtype)).itemsize if shape is not None else 0

@@ -34,7 +34,7 @@ def kernel_tables(results: Sequence[Result]) -> str:
     """Every kernel, by group and longest first, then the groups that have a goal and what was measured as peak."""
     tables = [_kernels(group, [r for r in results if r["group"] == group]) for group in Group]
     summary = [line for group in GOALS if (line := goal([r for r in results if r["group"] == group]))]
-    return _text(*[table for table in tables if table.row_count], *summary, _peaks(results))
+    return text(*[table for table in tables if table.row_count], *summary, _peaks(results))
 
 
 def goal(results: Sequence[Result]) -> str:
@@ -54,7 +54,7 @@ def goal(results: Sequence[Result]) -> str:
 def component_tables(results: Sequence[Result]) -> str:
     """Every side of each case: latency, then what it takes to have it; then where our time goes."""
     named = [(_name(r), r) for r in results]
-    return _text(
+    return text(
         _latency("components", named),
         _costs("compiling, loading, resident memory, parity", named),
         *[_where_time_goes(name, r) for name, r in named],
@@ -77,7 +77,7 @@ def end_to_end_table(results: Sequence[Result]) -> str:
         for side, s in results[0]["sides"].items()
         if "unchecked_load_seconds" in s
     ]
-    return _text(
+    return text(
         _latency("whole model", named),
         _costs("compiling, loading, resident memory", named[:1]),
         *loads,
@@ -97,7 +97,7 @@ def comparison_table(compared: Sequence[Comparison], stored: str) -> str:
         table.add_row(c.case.rpartition("::")[2], c.side, *milliseconds, *shift, c.relative_to, c.shift.change.value)
     slowdowns = [c for c in compared if c.is_slowdown]
     lines = [f"slower: {c.case.rpartition('::')[2]}, {c.side}, {c.shift.ratio:.2f} times the time" for c in slowdowns]
-    return _text(table, *(lines or ["nothing of ours is slower beyond the noise of both runs"]))
+    return text(table, *(lines or ["nothing of ours is slower beyond the noise of both runs"]))
 
 
 def circumstances(results: Sequence[Result]) -> str:
@@ -185,7 +185,7 @@ def rope_tables(results: Sequence[Result]) -> str:
                 *counted,
             )
         tables.append(table)
-    return _text(*tables, f"on {results[0]['threads']} threads; added: to the time without rotation")
+    return text(*tables, f"on {results[0]['threads']} threads; added: to the time without rotation")
 
 
 def _kernels(group: Group, results: Sequence[Result]) -> Table:
@@ -273,7 +273,8 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def _text(*parts: Table | str) -> str:
+def text(*parts: Table | str) -> str:
+    """Returns tables and sentences as they stand in a terminal."""
     console = Console(file=io.StringIO(), width=WIDTH, highlight=False)
     for part in parts:
         console.print()

@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import tvm
-from tvm import relax
 
 from harness.core.outcome import VerdictKind
-from harness.core.processors import THIS_MACHINE, Processors
-from harness.lowering.route import lower
 from harness.machine import describe_machine
 from harness.parity.verdict import judge
 from harness.processes.threads import configure_threads
-from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.targets import TARGETS
-from harness.targets.compiling import LIBRARY_SUFFIX, compile_module
+from harness.targets.compiling import LIBRARY_SUFFIX
+from perf.compiling import compiled
 from perf.kernels import Kernel, flop, kernels
 from perf.measuring import interleave
 from perf.options import Options
@@ -41,21 +36,6 @@ PROBE_SECONDS = 0.05
 """Length of the probe before and after each kernel."""
 
 _TARGET = TARGETS["llvm"]
-
-
-def compiled(
-    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], library: Path, processors: Processors = THIS_MACHINE
-) -> Callable[[], list[Any]]:
-    """Lowers a module, compiles it for the CPU and packs its weights; returns what runs it on these inputs."""
-    imported = lower(module, inputs)
-    compile_module(imported.module, _TARGET, library, processors=processors)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), _TARGET.device())
-    arguments = [tvm.runtime.tensor(tensor.numpy()) for tensor in inputs]
-    packed = [tvm.runtime.tensor(weight) for weight in imported.parameters().values()]
-    if machine.module.implements_function(TRANSFORM_PARAMETERS):
-        packed = list(machine[TRANSFORM_PARAMETERS](packed))
-    main = machine["main"]
-    return lambda: main(*arguments, *packed)
 
 
 @pytest.mark.parametrize("kernel", [pytest.param(kernel, id=kernel.id) for kernel in kernels()])

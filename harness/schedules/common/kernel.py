@@ -7,7 +7,8 @@ Python. Every function is marked opaque and scheduled, so that no pass fuses or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,12 @@ from harness.schedules.common.kernel_info import KernelInfo, Kind
 
 _SHORTEST = 64
 """Terms of a sum that one register accumulates at least, if there are as many."""
+_CPU = 1
+"""`kDLCPU` of DLPack."""
+_NOTHING = -1
+"""Number of what a thread keeps before it has made anything."""
+_LINE_BYTES = 64
+"""Bytes of a line of a cache."""
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
 KERNEL = KernelInfo(Kind.KERNEL)
@@ -104,6 +111,67 @@ def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
     stores that LLVM must keep although nobody reads them.
     """
     return T.alloc_buffer(shape, dtype)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a thread keeps from one iteration of a parallel loop to the next.
+
+    Attributes:
+        buffers: Its memory.
+        number: Number of what lies in it.
+    """
+
+    buffers: tuple[tirx.Buffer, ...]
+    number: tirx.Buffer
+
+    @contextmanager
+    def unless(self, number: int | tirx.Expr) -> Iterator[None]:
+        """Emits what makes it, which a thread does unless what lies there is of the same `number`, from 0 on."""
+        with T.If(self.number[0] != number), T.Then():
+            T.buffer_store(self.number, number, [0])
+            yield
+
+
+@contextmanager
+def each_thread_keeps(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterator[tuple[Any, Kept]]:
+    """Emits a parallel loop over tasks, and buffers that each thread has for itself in all of its tasks.
+
+    TVM gives a thread tasks that follow each other, so that what one of them leaves is there for the next. Memory is
+    asked for where the thread begins, because TVM 0.27 moves allocations out to where all threads would share them.
+
+    Args:
+        tasks: How many.
+        dtype: Type of the buffers' elements, of four bytes.
+        shapes: Their shapes.
+
+    Yields:
+        The number of the task, and the buffers.
+    """
+    assert int(tvm.DataType(dtype).itemsize) == 4
+    if tasks == 1:
+        # TVM removes a loop of one iteration, and refuses code for threads without a loop.
+        number = registers((1,), "int32")
+        T.buffer_store(number, tirx.const(_NOTHING, "int32"), [0])
+        with T.serial(0, 1) as task:
+            yield task, Kept(tuple(T.alloc_buffer(shape, dtype) for shape in shapes), number)
+        return
+    words = _LINE_BYTES // 4
+    sizes = [ceil_div(math.prod(shape), words) * words for shape in shapes]
+    total = sum(sizes)
+    with T.attr(tirx.const(0, "int32"), "pragma_parallel_launch_point", 1):
+        memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(4 * (total + words), "uint64"), 2, 32)
+        line = T.decl_buffer((total + words,), "int32", data=memory)
+        with T.If(tirx.isnullptr(line.data)), T.Then():
+            T.evaluate(T.tvm_throw_last_error())
+        buffers = tuple(
+            T.decl_buffer(shape, dtype, data=line.data, elem_offset=sum(sizes[:n])) for n, shape in enumerate(shapes)
+        )
+        number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=total)
+        T.buffer_store(number, tirx.const(_NOTHING, "int32"), [0])
+        with T.parallel(0, tasks) as task:
+            yield task, Kept(buffers, number)
+        T.evaluate(T.TVMBackendFreeWorkspace(_CPU, 0, line.data))
 
 
 def view(buffer: tirx.Buffer, *shape: int) -> tirx.Buffer:

@@ -1,8 +1,9 @@
-"""Attention whose tasks each copy the keys and values of a head: for heads that are small enough for that.
+"""Attention whose threads each copy the keys and values of a head: for heads that are small enough for that.
 
-One task computes blocks of queries of one head. It first copies the head's keys and values into its workspace, one row
-each, so that whatever moved or rotated them happens on the way. Then it takes a block of keys past some blocks of
-queries, so that what it reads again and again stays in the second-level cache.
+One task computes blocks of queries of one head. The first task of a head that a thread takes copies the head's keys and
+values into memory that the thread keeps, one row each, so that whatever moved or rotated them happens on the way. Then
+it takes a block of keys past some blocks of queries, so that what it reads again and again stays in the second-level
+cache.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import at_most, ceil_div, chunk_length, fp32, prim_func, registers
+from harness.schedules.common.kernel import (
+    at_most,
+    ceil_div,
+    chunk_length,
+    each_thread_keeps,
+    fp32,
+    prim_func,
+    registers,
+)
 from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.cpu.attention_operands import Attention
 from harness.schedules.cpu.emit import for_each_vector, multiply, multiply_panels
 from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
-from harness.schedules.cpu.schedule import key_blocks
+from harness.schedules.cpu.schedule import key_blocks, query_group
 from harness.schedules.cpu.tile import Tile
-
-_GROUP_BYTES = 256 * 1024
-"""Queries and results of the blocks of queries that share a pass over the keys; they stay in that cache."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +60,20 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     padded = channel_panels * output.columns
     blocks_of_keys = key_blocks(count)
     keys_here = count // blocks_of_keys
-    group = 1 if blocks_of_keys == 1 else max(1, min(per_part, _GROUP_BYTES // (4 * columns * (channels + padded))))
+    group = min(per_part, query_group(count, columns, channels, padded))
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
-        with T.parallel(0, batch * heads * parts) as task:
+        copies = (count + scores.rows, channels), (count, padded)
+        with each_thread_keeps(batch * heads * parts, "float32", *copies) as (task, kept):
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
-            keys = T.alloc_buffer((count + scores.rows, channels), "float32")
-            values = T.alloc_buffer((count, padded), "float32")
-            copy_rows(attention.key, sources[1], (b, h), keys, lanes)
-            copy_rows(attention.value, sources[2], (b, h), values, lanes)
+            keys, values = kept.buffers
+            # A task of the same thread may have copied them for other queries of the head.
+            with kept.unless(m):
+                copy_rows(attention.key, sources[1], (b, h), keys, lanes)
+                copy_rows(attention.value, sources[2], (b, h), values, lanes)
             rotated = T.alloc_buffer((columns, channels), "float32")
             queries = T.alloc_buffer((group, channels, columns), "float32")
             state = State(

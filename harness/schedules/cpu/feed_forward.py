@@ -24,7 +24,16 @@ from harness.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
 from harness.schedules.cpu.emit import FP32, LINE, prefetch
 from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.lowering import LinearLayer, Lowering
-from harness.schedules.cpu.product import Access, Block, Operands, PanelRead, multiply_block, pack_left
+from harness.schedules.cpu.product import (
+    Access,
+    Block,
+    Operands,
+    PanelRead,
+    left_shape,
+    multiply_block,
+    pack_left,
+    read_left_panels,
+)
 
 _HIDDEN_BYTES = 32 * 1024 * 1024
 """A hidden layer that is worth a kernel of its own has at least so much."""
@@ -133,7 +142,9 @@ def _emit(
         access = Access(pack, _of(panels1), keep, rows=lambda b, row, k: None)
         block, slots = _block(first, task, rows, panels1)
         blocking = replace(first.blocking, partition=replace(first.blocking.partition, slots=slots))
-        left = pack_left(first.extents, blocking, access, block, FP32.dtype)
+        workspace = T.alloc_buffer(left_shape(first.extents, blocking, access), FP32.dtype)
+        pack_left(first.extents, blocking, access, block, workspace)
+        left = read_left_panels(first.extents, blocking, access, block, workspace)
         multiply_block(first.extents, blocking, access, block, slots, left)
 
         block, slots = _block(second, task, rows, panels2)

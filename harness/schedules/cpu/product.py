@@ -21,8 +21,19 @@ from typing import Any, Literal
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import HELPER, Argument, at_most, ceil_div, prim_func, registers, view
+from harness.schedules.common.kernel import (
+    HELPER,
+    Argument,
+    Kept,
+    at_most,
+    ceil_div,
+    each_thread_keeps,
+    prim_func,
+    registers,
+    view,
+)
 from harness.schedules.common.kernel_info import PRODUCT, KernelInfo
+from harness.schedules.cpu.division import LEAST_WORK
 from harness.schedules.cpu.emit import (
     FP32,
     LINE,
@@ -42,7 +53,11 @@ _BLOCK_BYTES = 6 * 1024 * 1024
 _LEFT_PANELS = 64
 """Left panels that share one pass over the right operand; their sums, 1.5 KB each, stay in the second-level cache."""
 _TASKS = 16
-"""Tasks wanted at least, so that static scheduling keeps a few threads busy."""
+"""Tasks wanted at least, however small they are."""
+_MOST_TASKS = 2048
+"""Tasks that are enough: 64 threads get 32 each, so that one more or less is 3 %."""
+_KEPT_BYTES = 16 * 1024
+"""A packed block that is worth keeping has at least so much; a smaller one is sooner packed again by each task."""
 _REUSE = 4
 """Left panels, if there are as many, that share a pass over the right operand: so it is read behind the arithmetic."""
 
@@ -209,7 +224,16 @@ def choose_partition(extents: Extents, streaming: Side, tile: Tile) -> Partition
     slots = min(most, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
     blocks = ceil_div(count, slots)
     splits = max(1, min(others, ceil_div(_TASKS, extents.batch * blocks)))
-    if streaming == "right":
+    if streaming == "left":
+        # More parts cost nothing: a thread packs a block once for all parts that it takes one after the other.
+        of_panel = slots * panel * tile.columns * extents.depth
+        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * blocks * others, _MOST_TASKS))
+        splits = max(splits, others // least)
+    else:
+        # Nor do smaller blocks: panels are packed one by one.
+        of_panel = extents.rows * panel * extents.depth
+        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * count, _MOST_TASKS))
+        blocks = max(blocks, count // least)
         splits = max(splits, ceil_div(others, _LEFT_PANELS))
     return Partition(ceil_div(count, blocks), ceil_div(others, ceil_div(others, splits)))
 
@@ -292,23 +316,40 @@ def product_function(
 
     def emit(*buffers: tirx.Buffer) -> None:
         access = body(*buffers)
-        with arithmetic.imported(), T.parallel(0, extents.batch * blocks * partition.splits) as task:
-            b = T.Bind(task // (blocks * partition.splits))
-            first_panel = T.Bind(task // partition.splits % blocks * partition.slots)
-            first_other = T.Bind(task % partition.splits * per_split)
-            slots = at_most(partition.slots, count, first_panel)
-            parts = at_most(per_split, others, first_other)
-            if streaming == "left":
-                block = Block(b, first_panel, slots, first_other, parts)
-                if in_place:
-                    read = _read_left(extents, tile, access, block)
-                else:
-                    read = pack_left(extents, blocking, access, block, arithmetic.dtype)
+        tasks = extents.batch * blocks * partition.splits
+        with arithmetic.imported():
+            shape = left_shape(extents, blocking, access)
+            if streaming == "right" or in_place or 4 * math.prod(shape) < _KEPT_BYTES:
+                with T.parallel(0, tasks) as task:
+                    do(access, task, None)
             else:
-                block = Block(b, first_other, parts, first_panel, slots)
-                read = _pack_right(blocking, access, block, arithmetic.dtype)
-            most = partition.slots if streaming == "left" else per_split
-            multiply_block(extents, blocking, access, block, most, read, arithmetic)
+                with each_thread_keeps(tasks, arithmetic.dtype, shape) as (task, kept):
+                    do(access, task, kept)
+
+    def do(access: Access, task: Any, kept: Kept | None) -> None:
+        b = T.Bind(task // (blocks * partition.splits))
+        first_panel = T.Bind(task // partition.splits % blocks * partition.slots)
+        first_other = T.Bind(task % partition.splits * per_split)
+        slots = at_most(partition.slots, count, first_panel)
+        parts = at_most(per_split, others, first_other)
+        if streaming == "right":
+            block = Block(b, first_other, parts, first_panel, slots)
+            read = _pack_right(blocking, access, block, arithmetic.dtype)
+        else:
+            block = Block(b, first_panel, slots, first_other, parts)
+            if in_place:
+                read = _read_left(extents, tile, access, block)
+            elif kept is None:
+                packed = T.alloc_buffer(left_shape(extents, blocking, access), arithmetic.dtype)
+                pack_left(extents, blocking, access, block, packed)
+                read = read_left_panels(extents, blocking, access, block, packed)
+            else:
+                # A task of the same thread may have packed this block for another part of the right operand.
+                with kept.unless(task // partition.splits):
+                    pack_left(extents, blocking, access, block, kept.buffers[0])
+                read = read_left_panels(extents, blocking, access, block, kept.buffers[0])
+        most = partition.slots if streaming == "left" else per_split
+        multiply_block(extents, blocking, access, block, most, read, arithmetic)
 
     depth = extents.depth * arithmetic.terms
     sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}
@@ -384,25 +425,37 @@ class Operands:
     before: Callable[[Any, Any], None] | None = None
 
 
-def pack_left(
-    extents: Extents, blocking: Blocking, access: Access, block: Block, dtype: str
-) -> Callable[[Any], Operands]:
-    """Emits the packing of a block of the left operand; returns how each right panel of the task meets it."""
-    tile, slots = blocking.tile, blocking.partition.slots
-    by_row = access.rows is not None
-    # Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
-    chunks = ceil_div(extents.depth, blocking.chunk)
-    size = blocking.chunk * tile.rows
-    shape = (tile.rows, blocking.chunk) if by_row else (blocking.chunk, tile.rows)
-    workspace = T.alloc_buffer((chunks, slots, *shape), dtype)
+def left_shape(extents: Extents, blocking: Blocking, access: Access) -> tuple[int, ...]:
+    """Returns the shape of a packed block of the left operand: [chunk, panel, k, row], or with rows before their terms.
+
+    Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
+    """
+    rows, chunk = blocking.tile.rows, blocking.chunk
+    panel = (chunk, rows) if access.rows is None else (rows, chunk)
+    return (ceil_div(extents.depth, chunk), blocking.partition.slots, *panel)
+
+
+def pack_left(extents: Extents, blocking: Blocking, access: Access, block: Block, workspace: tirx.Buffer) -> None:
+    """Emits the packing of a block of the left operand into memory of `left_shape`."""
+    by_row, chunk = access.rows is not None, blocking.chunk
     with T.serial(0, block.left_panels) as slot:
-        fill = access.pack(block.batch, (block.left_first + slot) * tile.rows)
-        with T.serial(0, chunks) as c:
+        fill = access.pack(block.batch, (block.left_first + slot) * blocking.tile.rows)
+        with T.serial(0, ceil_div(extents.depth, chunk)) as c:
 
             def put(k: Any, i: Any, value: Any) -> None:
                 T.buffer_store(workspace, value, [c, slot, i, k] if by_row else [c, slot, k, i])
 
-            fill(put, c * blocking.chunk, at_most(blocking.chunk, extents.depth, c * blocking.chunk))
+            fill(put, c * chunk, at_most(chunk, extents.depth, c * chunk))
+
+
+def read_left_panels(
+    extents: Extents, blocking: Blocking, access: Access, block: Block, workspace: tirx.Buffer
+) -> Callable[[Any], Operands]:
+    """Returns how each right panel of a task meets a block of the left operand that `pack_left` has packed."""
+    tile, slots = blocking.tile, blocking.partition.slots
+    by_row = access.rows is not None
+    chunks = ceil_div(extents.depth, blocking.chunk)
+    size = blocking.chunk * tile.rows
 
     def operands(r: Any) -> Operands:
         line = view(workspace, chunks * slots * size)

@@ -29,7 +29,7 @@ import tvm_ffi
 from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.common.kernel import ceil_div, chunk_length
-from harness.schedules.cpu import product, winograd_plan
+from harness.schedules.cpu import division, product, winograd_plan
 from harness.schedules.cpu.product import Blocking, Partition, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
@@ -46,15 +46,19 @@ _MOST_TASKS = 1024
 _WORKSPACE_BYTES = 64 << 20
 """Workspace of one task at most."""
 _TASKS = 16
-"""Tasks of an attention wanted at least; each copies keys and values of its head."""
+"""Tasks of an attention wanted at least, however small they are."""
 _LEAST_KEYS = 128
 """Fewer keys are not worth an attention of few queries."""
 _KEYS_OF_A_PART = 512
 """Keys of one task of such an attention at least."""
 _MOST_KEYS = 576
 """Keys of a block of attention at most: with values of 64 channels and 48 queries 400 KB, for a cache of 1 MB."""
+_AS_GOOD = 1.02
+"""Of numbers of parts that divide as well but for this, the fewest are taken: a task costs some microseconds."""
+_GROUP_BYTES = 256 * 1024
+"""Queries and results of the blocks of queries that share a pass over the keys; they stay in the second-level cache."""
 _COPIED_BYTES = 4 << 20
-"""Bytes of a head's keys and values up to which each task copies all of them."""
+"""Bytes of a head's keys and values up to which each thread copies all of them."""
 TILE = frozenset({"rows", "vectors"})
 """Decisions that make one choice together."""
 RESULT_TILE = frozenset({"result_rows", "result_vectors"})
@@ -65,6 +69,18 @@ def key_blocks(keys: int) -> int:
     """Returns into how many equal blocks of at most `_MOST_KEYS` keys are cut; 1 where no fitting length divides."""
     least = ceil_div(keys, _MOST_KEYS)
     return next((n for n in range(least, 2 * least) if keys % n == 0), 1)
+
+
+def query_group(keys: int, columns: int, channels: int, width: int) -> int:
+    """Returns how many blocks of queries share a pass over keys at most: 1 where all keys are one block.
+
+    Args:
+        keys: Keys of a head.
+        columns: Queries of a block.
+        channels: Channels of a query.
+        width: Channels of a result, padded.
+    """
+    return 1 if key_blocks(keys) == 1 else max(1, _GROUP_BYTES // (4 * columns * (channels + width)))
 
 
 class Workload(Hashable, Protocol):
@@ -496,7 +512,7 @@ class Attention:
         if self.streams:
             return tiles
         blocks = ceil_div(self.queries, scores.columns)
-        parts = _in_range(schedule, "parts", min(blocks, ceil_div(_TASKS, self.batch * self.heads)), blocks)
+        parts = _in_range(schedule, "parts", self._parts(blocks, scores, output), blocks)
         return {**tiles, "parts": ceil_div(blocks, ceil_div(blocks, parts))}
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
@@ -518,6 +534,27 @@ class Attention:
                     yield tiles
                     continue
                 yield from ({**tiles, "parts": parts} for parts in _parts(ceil_div(self.queries, columns)))
+
+    def _parts(self, blocks: int, scores: Tile, output: Tile) -> int:
+        """Chooses the parts that the queries of a head are cut into, so that tasks divide well on many threads.
+
+        A thread copies keys and values of a head once for all parts that it takes, so that parts cost nothing but what
+        their blocks of queries do not share: a pass over the keys. Where there are more blocks than can share one, a
+        part has half as many at least.
+        """
+        heads = self.batch * self.heads
+        least = min(blocks, ceil_div(_TASKS, heads))
+        padded = ceil_div(self.width, output.columns) * output.columns
+        group = query_group(self.keys, scores.columns, self.channels, padded)
+        of_block = scores.columns * self.keys * (self.channels + self.width)
+
+        smallest = max(ceil_div(division.LEAST_WORK, of_block), group // 2 if blocks > group else 1)
+
+        def cost(parts: int) -> float:
+            return sum(1 / division.efficiency(blocks, ceil_div(blocks, parts), heads, n) for n in division.THREADS)
+
+        costs = {parts: cost(parts) for parts in range(least, blocks + 1) if ceil_div(blocks, parts) >= smallest}
+        return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least)
 
     def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
         """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""

@@ -1,0 +1,153 @@
+"""A model of how a compiled program scales: what was measured on one thread, replayed on any number of them.
+
+A call of a kernel is what it does alone (`serial`) and its parallel loops. The seconds of each part of a loop are
+measured (`perf/parts.py`) for the loop cut in as many parts as TVM's pool would cut it in: static distribution is then
+the longest part. Dynamic distribution, for comparison, hands out `FINER` times as many parts, each to the thread that
+is free first. What is assumed, because one machine cannot tell: every core is as fast as the one that measured, and its
+caches too; a kernel moves each of its operands through memory once; memory serves so many bytes a second for each core
+(`Machine`); and a loop costs what `launch_seconds` says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of threads that programs are replayed on."""
+FINER = 4
+"""Parts that dynamic distribution hands out for each thread."""
+CUTS = tuple(sorted({*THREADS, *(FINER * threads for threads in THREADS)}))
+"""Numbers of parts that every loop is measured in."""
+LAUNCH_SECONDS, LAUNCH_SECONDS_PER_THREAD = 2e-6, 0.1e-6
+"""Assumed cost of handing a loop to threads that are awake: the calling thread fills one queue after the other."""
+
+Distribution = Literal["static", "dynamic"]
+
+
+def static_seconds(parts: Sequence[float]) -> float:
+    """Returns the seconds of a loop whose parts run on a thread each; nothing for no parts."""
+    return max(parts, default=0.0)
+
+
+def dynamic_seconds(tasks: Iterable[float], threads: int) -> float:
+    """Returns the seconds of tasks that are handed out in order, each to the thread that is free first."""
+    free = [0.0] * threads
+    for seconds in tasks:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
+
+
+def shared_seconds(parts: Sequence[float], cpus: int) -> float:
+    """Returns the seconds of parts on a thread each, of which `cpus` run at a time and all get the same share."""
+    return max(sum(parts) / cpus, static_seconds(parts))
+
+
+def launch_seconds(threads: int) -> float:
+    """Returns what handing a loop to threads costs; one thread runs it itself."""
+    return 0.0 if threads == 1 else LAUNCH_SECONDS + LAUNCH_SECONDS_PER_THREAD * threads
+
+
+BANDWIDTH_PER_CORE = 5e9
+"""Assumed byte/s of memory for each core where all are busy: 12 channels of DDR5-4800 give 96 cores 4.8e9 each."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the memory of a machine gives.
+
+    Attributes:
+        least: Byte/s in any case: what this machine has.
+        per_core: Byte/s for each core.
+    """
+
+    least: float
+    per_core: float = BANDWIDTH_PER_CORE
+
+    def seconds(self, moved: int, threads: int) -> float:
+        """Returns how long so many bytes take at least."""
+        return moved / max(self.least, self.per_core * threads)
+
+
+Loop = Mapping[int, Sequence[float]]
+"""Number of parts → seconds of each."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a compiled function.
+
+    Attributes:
+        name: Of the function.
+        serial: Seconds outside of its parallel loops.
+        loops: Its parallel loops, in the order in which they ran.
+        moved: Bytes of its arguments.
+    """
+
+    name: str
+    serial: float
+    loops: tuple[Loop, ...]
+    moved: int
+
+    def seconds(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+        """Returns how long it takes: never longer for its memory than on one thread, whose time was measured."""
+        alone = self.serial + sum(static_seconds(loop[1]) for loop in self.loops)
+        if threads == 1:
+            return alone
+        computing = self.serial + sum(
+            static_seconds(loop[threads]) if how == "static" else dynamic_seconds(loop[FINER * threads], threads)
+            for loop in self.loops
+        )
+        memory = min(machine.seconds(self.moved, threads), alone)
+        return max(computing, memory) + len(self.loops) * launch_seconds(threads)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One run of a compiled program.
+
+    Attributes:
+        calls: Its calls, in order.
+        between: Seconds between them, of the virtual machine.
+    """
+
+    calls: tuple[Call, ...]
+    between: float = 0.0
+
+    def seconds(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+        """Returns how long a run takes."""
+        return self.between + sum(call.seconds(threads, machine, how) for call in self.calls)
+
+    def speedup(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+        """Returns the seconds on one thread over those on several."""
+        return self.seconds(1, machine) / self.seconds(threads, machine, how)
+
+    def efficiency(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+        """Returns the share of the threads' time that is needed."""
+        return self.speedup(threads, machine, how) / threads
+
+    def shared(self, threads: int, cpus: int) -> float:
+        """Returns how long a run takes on more threads than there are CPUs, memory and launches left aside."""
+        loops = sum(shared_seconds(loop[threads], cpus) for call in self.calls for loop in call.loops)
+        return self.between + sum(call.serial for call in self.calls) + loops
+
+    def busy(self, cut: int) -> float:
+        """Returns the seconds of all threads together if loops are cut in so many parts."""
+        alone = self.between + sum(call.serial for call in self.calls)
+        return alone + sum(sum(loop[cut]) for call in self.calls for loop in call.loops)
+
+    def by_function(self) -> dict[str, Program]:
+        """Returns the calls of each function by name, the longest on one thread first."""
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.name, []).append(call)
+        programs = {name: Program(tuple(calls)) for name, calls in found.items()}
+        return dict(sorted(programs.items(), key=lambda item: -item[1].busy(1)))
+
+
+def together(programs: Iterable[Program]) -> Program:
+    """Returns programs that run one after the other as one."""
+    kept = tuple(programs)
+    return Program(tuple(call for program in kept for call in program.calls), sum(p.between for p in kept))

@@ -1,0 +1,49 @@
+"""The picture of a model of scaling: speed-up over threads, of programs and of their longest kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.files import write_bytes
+from harness.report.performance.palette import EDGE, FAINT
+from harness.report.performance.plots import png
+from perf.scaling import THREADS, Distribution, Machine, Program
+
+_COLOURS = ("#1f5fa8", "#d9822b", "#1b9e77", "#a3499f", "#7a4a12", "#86b7e6", "#555555", "#b8860b")
+_KERNELS = 6
+_LINES: Mapping[Distribution, str] = {"static": "-", "dynamic": ":"}
+
+
+def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
+    """Writes the picture: on the left programs by name, on the right the kernels that take longest of all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle("Speed-up over one thread, replayed from loops measured part by part", x=0.01, ha="left")
+    left, right = figure.subplots(ncols=2, sharey=True)
+    kernels: dict[str, Program] = {}
+    for program in programs.values():
+        kernels |= program.by_function()
+    longest = sorted(kernels, key=lambda name: -kernels[name].busy(1))[:_KERNELS]
+    for axes, title, shown in (
+        (left, "Programs", programs),
+        (right, "Longest kernels", {name[:44]: kernels[name] for name in longest}),
+    ):
+        axes.plot(THREADS, THREADS, color=FAINT, linewidth=1, label="as many times as threads")
+        for (name, program), colour in zip(shown.items(), (_COLOURS * len(shown))[: len(shown)], strict=True):
+            for how, line in _LINES.items():
+                speedups = [program.speedup(threads, machine, how) for threads in THREADS]
+                axes.plot(THREADS, speedups, line, color=colour, marker="o", markersize=2.5, linewidth=1.2)
+            axes.plot([], [], color=colour, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(THREADS, [str(threads) for threads in THREADS])
+        axes.set_yticks(THREADS, [str(threads) for threads in THREADS])
+        axes.set_xlabel("threads (solid: TVM's static distribution, dotted: dynamic)", color=EDGE)
+        axes.set_title(title)
+        axes.legend(frameon=False, fontsize=7)
+    left.set_ylabel("speed-up")
+    write_bytes(path, png(figure))
