@@ -42,7 +42,7 @@ def joined(answers: Sequence[Answer]) -> Answer:
 
 @contextmanager
 def tvm_side(artifact: Path) -> Iterator[Load]:
-    """Runs a compiled folder: `EncodedImage.segment` of each text, or `EncodedImage.segment_batch` of all."""
+    """Runs a compiled folder: `EncodedImage.segment` of each text, or `EncodedImage.segment_each` of all."""
     from harness.runtime import Found, Prompt, Sam3
     from harness.runtime.loading import load_runtime
     from harness.runtime.sam3.images import load_image
@@ -55,14 +55,15 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
         encoded = cache(lambda: model.set_image(photograph))
         each, all_texts = new_texts(ONE_BY_ONE), new_texts(BATCHED)
 
-        def answer(results: Sequence[Found]) -> Answer:
-            return joined([Answer(found.masks, found.boxes, found.scores) for found in results])
+        def answer(found: Found) -> Answer:
+            return Answer(found.masks, found.boxes, found.scores)
 
         def one_by_one() -> Answer:
-            return answer([encoded().segment(text=text) for text in next(each)])
+            return joined([answer(encoded().segment(text=text)) for text in next(each)])
 
         def batched() -> Answer:
-            return answer(encoded().segment_batch([Prompt(text) for text in next(all_texts)]))
+            prompts = [Prompt(text) for text in next(all_texts)]
+            return joined([answer(found) for found in encoded().segment_each(prompts)])
 
         return {ENCODE: lambda: encoded() and None, ONE_BY_ONE: one_by_one, BATCHED: batched}
 

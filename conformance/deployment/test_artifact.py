@@ -46,6 +46,7 @@ SITE = Path(np.__file__).parents[1]
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "cat.png"
 TOKENS = np.array([[49406, 2368, 49407, *[0] * 29]], np.int64)
 """Start, one word, end, padding."""
+TEXT = {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def change_manifest(folder: Path, **fields: Any) -> None:
 
 
 def features(artifact: Artifact) -> np.ndarray:
-    return to_numpy(artifact.call("encode_text", tokens=TOKENS)["text_features"]).copy()
+    return to_numpy(artifact.call("encode_text", **TEXT)["text_features"]).copy()
 
 
 def text_features_of(seed: int) -> np.ndarray:
@@ -181,10 +182,10 @@ def test_threads_and_models_do_not_disturb_each_other(artifact: Artifact, shallo
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
-        ({}, "encode_text takes tokens; given were no inputs"),
-        ({"token": TOKENS}, "encode_text takes tokens; given were token"),
-        ({"tokens": TOKENS.astype(np.int32)}, "encode_text takes tokens as int64 [1, 32], not int32 [1, 32]"),
-        ({"tokens": TOKENS[:, :31]}, "encode_text takes tokens as int64 [1, 32], not int64 [1, 31]"),
+        ({}, "encode_text takes tokens, starts; given were no inputs"),
+        ({"token": TOKENS}, "encode_text takes tokens, starts; given were token"),
+        (TEXT | {"tokens": TOKENS.astype(np.int32)}, "encode_text takes tokens as int64 [1, 32], not int32 [1, 32]"),
+        (TEXT | {"tokens": TOKENS[:, :31]}, "encode_text takes tokens as int64 [1, 32], not int64 [1, 31]"),
     ],
 )
 def test_wrong_inputs_are_a_sentence(artifact: Artifact, inputs: dict[str, np.ndarray], sentence: str) -> None:
@@ -199,7 +200,7 @@ def test_arrays_of_any_layout_are_taken(artifact: Artifact) -> None:
     strided = np.repeat(TOKENS, 2, axis=1)[:, ::2]
     shifted = np.frombuffer(b"\0" * 8 + TOKENS.tobytes(), np.int64, 32, 8).reshape(1, 32)
     for tokens in (frozen, strided, shifted):
-        result = artifact.call("encode_text", tokens=tokens)["text_features"]
+        result = artifact.call("encode_text", **TEXT | {"tokens": tokens})["text_features"]
         assert np.array_equal(to_numpy(result), expected)
 
 
@@ -333,7 +334,8 @@ import numpy as np
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 tokens = np.array({TOKENS.tolist()})
-print(to_numpy(Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens)["text_features"]).shape)
+text = Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens, starts=np.zeros_like(tokens))
+print(to_numpy(text["text_features"]).shape)
 print("tvm" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
@@ -346,8 +348,10 @@ def captured() -> dict[str, np.ndarray]:
     arrays = {name: tensor.numpy() for name, tensor in vars(photograph()).items()}
     fpn_2 = np.ascontiguousarray(arrays["img_feats"].transpose(1, 2, 0)).reshape(1, 256, 72, 72)
     with upstream(), torch.inference_mode():
-        attended = ImageEncoding(shallow_model()).eval().attended(torch.from_numpy(arrays["img_feats"])).numpy()
-    return arrays | {"fpn_2": fpn_2, "attended": attended}
+        encoding = ImageEncoding(shallow_model()).eval()
+        attended = encoding.attended(torch.from_numpy(arrays["img_feats"])).numpy()
+        fine, coarse = encoding.filtered(*(torch.from_numpy(arrays[name]) for name in ("fpn_0", "fpn_1")))
+    return arrays | {"fpn_2": fpn_2, "attended": attended, "filtered_0": fine.numpy(), "filtered_1": coarse.numpy()}
 
 
 def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | None) -> dict[str, np.ndarray]:
@@ -368,7 +372,7 @@ def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | No
     points = {name: padded(name, capacity.points, name == "points_mask") for name in POINTS}
     boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
     found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)
-    levels = {name: captured[name] for name in ("fpn_0", "fpn_1")}
+    levels = {name: captured[name] for name in ("filtered_0", "filtered_1")}
     read = {name: found[name] for name in ("memory", "hs", "prompt", "prompt_mask")}
     found |= artifact.call("segmentation_head", **levels, **read)
     del found["prompt"]  # its tokens of what is padded are masked

@@ -62,7 +62,7 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
         "ground",
         fpn_2=encoded["fpn_2"],
         attended=encoded["attended"],
-        **artifact.call("encode_text", tokens=tokens),
+        **artifact.call("encode_text", tokens=tokens, starts=np.zeros_like(tokens)),
         points=np.zeros((points, 1, 2), np.float32),
         points_mask=np.ones((1, points), bool),
         point_labels=np.zeros((points, 1), np.int64),
@@ -74,8 +74,8 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     best = np.sort(scores)[::-1]
     threshold = (float(best[KEPT - 1]) + float(best[KEPT])) / 2
     kept = np.flatnonzero(scores > np.float32(threshold))
-    read = {name: (encoded | found)[name] for name in ("fpn_0", "fpn_1", "memory", "hs", "prompt", "prompt_mask")}
-    logits = artifact.call("segmentation_head", **read)["masks"]
+    read = (spec.name for spec in artifact.manifest.entries["segmentation_head"].inputs)
+    logits = artifact.call("segmentation_head", **{name: (encoded | found)[name] for name in read})["masks"]
     (resized,) = artifact.call("resize_masks", masks=logits, kept=kept, like=pixels).values()
 
     done = run(

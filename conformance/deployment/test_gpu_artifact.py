@@ -100,7 +100,7 @@ def test_it_computes_what_pytorch_does(compiled: tuple[Path, Compiled]) -> None:
     kept = np.array([3, 0, 199], np.int64)
     calls = [
         ("preprocess", {"image": image}),
-        ("encode_text", {"tokens": TOKENS}),
+        ("encode_text", {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)}),
         ("resize_masks", {"masks": NORMAL, "kept": kept, "like": image}),
     ]
     found = called(folder, calls)
@@ -116,7 +116,7 @@ def test_it_computes_what_pytorch_does(compiled: tuple[Path, Compiled]) -> None:
 def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, Compiled]) -> None:
     folder, result = compiled
     precision = PRECISIONS[result.manifest.precision]
-    found = called(folder, [("encode_text", {"tokens": TOKENS})])
+    found = called(folder, [("encode_text", {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)})])
     names = ENCODE_TEXT.outputs
     with upstreams_model():
         module, args = build(shallow_model()).eval(), (torch.from_numpy(TOKENS),)

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.runtime import EncodedImage, Found, Prompt, Sam3
 from harness.runtime.artifact import Artifact, Tensors
@@ -25,8 +28,13 @@ ASKED = {"text": "cat", "boxes": [(60, 20, 400, 290)], "points": [(200, 150), (5
 
 
 @pytest.fixture(scope="module")
-def model(shallow_artifact: Path) -> Sam3:
-    return Sam3.load(shallow_artifact)
+def artifact(shallow_artifact: Path) -> Artifact:
+    return Artifact.load(shallow_artifact)
+
+
+@pytest.fixture(scope="module")
+def model(artifact: Artifact) -> Sam3:
+    return Sam3(artifact)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +130,7 @@ class Recording:
 
 
 class OneEntryPoint(Recording):
-    """As folders were when `ground` made the masks too."""
+    """As folders were when `ground` made the masks too, and `encode_text` took one text."""
 
     def __init__(self, artifact: Artifact) -> None:
         super().__init__(artifact)
@@ -130,15 +138,21 @@ class OneEntryPoint(Recording):
         head, ground = entries.pop("segmentation_head"), entries["ground"]
         made = {spec.name for spec in ground.outputs}
         self._read = [spec.name for spec in head.inputs if spec.name in made]
-        inputs = (*[spec for spec in head.inputs if spec.name not in made], *ground.inputs)
+        levels = [spec for spec in head.inputs if spec.name not in made]
+        self._levels = [spec.name for spec in levels]
+        inputs = (*levels, *ground.inputs)
         outputs = (*[spec for spec in ground.outputs if spec.name not in self._read], *head.outputs)
         entries["ground"] = replace(ground, inputs=inputs, outputs=outputs)
+        text = entries["encode_text"]
+        entries["encode_text"] = replace(text, inputs=tuple(spec for spec in text.inputs if spec.name == "tokens"))
         self.manifest = replace(artifact.manifest, entries=entries)
 
     def call(self, entry: str, **inputs: Any) -> Tensors:
+        if entry == "encode_text":
+            return super().call(entry, **inputs, starts=np.zeros_like(inputs["tokens"]))
         if entry != "ground":
             return super().call(entry, **inputs)
-        levels = {name: inputs.pop(name) for name in ("fpn_0", "fpn_1")}
+        levels = {name: inputs.pop(name) for name in self._levels}
         found = super().call("ground", **inputs)
         head = super().call("segmentation_head", **levels, **{name: found.pop(name) for name in self._read})
         return found | head
@@ -200,24 +214,41 @@ def test_a_long_text_is_cut_and_it_says_so(image: EncodedImage) -> None:
     assert whole.notes == ()
 
 
-def test_texts_are_remembered(model: Sam3) -> None:
-    def tokens(number: int) -> np.ndarray:
-        row = np.zeros((1, 32), np.int64)
-        row[0, :3] = 49406, 320 + number, 49407
-        return row
+def tokens(number: int, length: int = 3) -> np.ndarray:
+    """A text of so many tokens, start and end among them."""
+    row = np.zeros((1, 32), np.int64)
+    row[0, :length] = 49406, *range(320 + number, 318 + number + length), 49407
+    return row
 
-    first = model.encode_text(tokens(0))
-    assert model.encode_text(tokens(0)) is first
-    for number in range(1, REMEMBERED_TEXTS):
-        model.encode_text(tokens(number))
-    assert model.encode_text(tokens(0)) is first, "used last, so the others go first"
-    model.encode_text(tokens(REMEMBERED_TEXTS))
-    assert model.encode_text(tokens(0)) is first
-    for number in range(2, REMEMBERED_TEXTS + 1):
-        model.encode_text(tokens(number))
-    again = model.encode_text(tokens(0))
+
+def test_texts_are_remembered(model: Sam3) -> None:
+    def encode(*numbers: int) -> list[Tensors]:
+        return model.encode_texts([tokens(number) for number in numbers])
+
+    (first,) = encode(0)
+    assert encode(0, 0) == [first, first]
+    encode(*range(1, REMEMBERED_TEXTS))
+    assert encode(0)[0] is first, "used last, so the others go first"
+    encode(REMEMBERED_TEXTS)
+    assert encode(0)[0] is first
+    encode(*range(2, REMEMBERED_TEXTS + 1))
+    (again,) = encode(0)
     for name, features in again.items():
         np.testing.assert_array_equal(to_numpy(features), to_numpy(first[name]))
+
+
+@given(lengths=st.lists(st.integers(3, 32), min_size=1, max_size=12))
+@settings(max_examples=5, deadline=None)
+def test_texts_that_are_encoded_together_are_those_encoded_alone(artifact: Artifact, lengths: list[int]) -> None:
+    texts = [tokens(number, length) for number, length in enumerate(lengths)]
+    recording = Recording(artifact)
+    together = Sam3(recording).encode_texts(texts)
+    assert (len(recording.called) < len(texts)) == any(sum(pair) <= 32 for pair in pairwise(lengths))
+    for text, length, encoded in zip(texts, lengths, together, strict=True):
+        alone = artifact.call("encode_text", tokens=text, starts=np.zeros_like(text))
+        np.testing.assert_array_equal(to_numpy(encoded["text_mask"]), to_numpy(alone["text_mask"]))
+        features = (to_numpy(tensors["text_features"])[:length] for tensors in (encoded, alone))
+        np.testing.assert_allclose(*features, rtol=1e-5, atol=1e-5)
 
 
 def test_results_own_their_memory(image: EncodedImage, found: Found) -> None:

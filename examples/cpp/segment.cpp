@@ -249,7 +249,8 @@ void segment(const fs::path& folder, const fs::path& photo, const fs::path& toke
 
   // An image is encoded once, and can then be asked many prompts.
   Tensors prompt = model("encode_image", model("preprocess", {{"image", image}}));
-  prompt.merge(model("encode_text", {{"tokens", tokens}}));
+  // Several texts may be encoded in one call; the only one begins at place 0.
+  prompt.merge(model("encode_text", {{"tokens", tokens}, {"starts", zeros({1, kTextTokens}, kInt64)}}));
   // No points and no boxes: all places are padding. (x, y) and (cx, cy, w, h) would be from 0 to 1, label 1 is positive.
   int64_t points = model.capacity("points"), boxes = model.capacity("boxes");
   prompt.merge(Tensors{{"points", zeros({points, 1, 2}, kFloat32)},

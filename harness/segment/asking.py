@@ -24,21 +24,31 @@ def is_ambiguous(prompt: ObjectPrompt) -> bool:
 
 
 def ask(image: EncodedImage, prompt: Prompt | ObjectPrompt, threshold: float) -> Objects:
-    """Asks an image one prompt.
+    """Asks an image one prompt; arguments and errors are those of `ask_all`."""
+    (objects,) = ask_all(image, [prompt], threshold)
+    return objects
+
+
+def ask_all(image: EncodedImage, prompts: Sequence[Prompt | ObjectPrompt], threshold: float) -> list[Objects]:
+    """Asks an image several prompts; their texts are encoded together.
 
     Args:
         image: The image.
-        prompt: The prompt; of what one for one object gives, the best mask is taken.
+        prompts: The prompts; of what one for one object gives, the best mask is taken.
         threshold: What scores above it is kept, of what a prompt for all of a kind finds.
 
     Raises:
-        Sam3Error: The prompt makes no sense for this image or this model.
+        Sam3Error: A prompt makes no sense for this image or this model.
     """
-    if isinstance(prompt, Prompt):
-        (found,) = image.segment_batch([prompt], threshold)
-        return objects_of(found, category_of(prompt))
-    (predicted,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
-    return object_of(predicted, category_of(prompt))
+    found = image.segment_each([prompt for prompt in prompts if isinstance(prompt, Prompt)], threshold)
+
+    def objects(prompt: Prompt | ObjectPrompt) -> Objects:
+        if isinstance(prompt, Prompt):
+            return objects_of(next(found), category_of(prompt))
+        (predicted,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
+        return object_of(predicted, category_of(prompt))
+
+    return [objects(prompt) for prompt in prompts]
 
 
 def prompts_of_kinds(

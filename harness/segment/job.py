@@ -23,7 +23,7 @@ from harness.files import make_folder, write_bytes, write_json
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Manifest
-from harness.segment.asking import ask, category_of
+from harness.segment.asking import ask_all, category_of
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import mask_png, unique_names, write_png
 from harness.segment.journal import Journal
@@ -213,7 +213,7 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
             else:
                 model.encode_object_prompt(prompt, size)
         encoded = model.set_image(pixels)
-        objects = joined([ask(encoded, prompt, job.threshold) for prompt in job.prompts])
+        objects = joined(ask_all(encoded, job.prompts, job.threshold))
     except Sam3Error as error:
         return Failed(image, str(error))
     except RemoteError as error:

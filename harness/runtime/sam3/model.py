@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from harness.runtime.sam3.interactive import (
 )
 from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
 from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.texts import packed
 from harness.runtime.sam3.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -255,19 +256,34 @@ class Sam3:
         saved.fill(session.processor)
         return session
 
-    def encode_text(self, tokens: npt.NDArray[np.int64]) -> Tensors:
-        """The model's tensors for a tokenized text, int64 [1, 32]; those of the last texts are remembered."""
-        key = tokens.tobytes()
+    def encode_texts(self, texts: Sequence[npt.NDArray[np.int64]]) -> list[Tensors]:
+        """The model's tensors for tokenized texts, int64 [1, 32] each; those of the last texts are remembered."""
+        keys = [tokens.tobytes() for tokens in texts]
         with self._lock:
-            if key in self._texts:
-                self._texts.move_to_end(key)
-                return self._texts[key]
-        encoded = self._artifact.call("encode_text", tokens=tokens)
-        self._artifact.release("encode_text")
-        with self._lock:
-            self._texts[key] = encoded
-            if len(self._texts) > REMEMBERED_TEXTS:
-                self._texts.popitem(last=False)
+            for key in keys:
+                if key in self._texts:
+                    self._texts.move_to_end(key)
+            known = {key: self._texts[key] for key in keys if key in self._texts}
+        new = {key: tokens for key, tokens in zip(keys, texts, strict=True) if key not in known}
+        if new:
+            encoded = dict(zip(new, self._encoded(list(new.values())), strict=True))
+            self._artifact.release("encode_text")
+            known |= encoded
+            with self._lock:
+                self._texts |= encoded
+                while len(self._texts) > REMEMBERED_TEXTS:
+                    self._texts.popitem(last=False)
+        return [known[key] for key in keys]
+
+    def _encoded(self, texts: Sequence[npt.NDArray[np.int64]]) -> list[Tensors]:
+        """The outputs of the entry point `encode_text` for each of the texts, several of which it takes at once."""
+        if all(spec.name != "starts" for spec in self.manifest.entries["encode_text"].inputs):  # an older folder
+            return [self._artifact.call("encode_text", tokens=tokens) for tokens in texts]
+        encoded: list[Tensors] = []
+        for together in packed(texts):
+            tensors = self._artifact.call("encode_text", **together.inputs)
+            alone = len(together.texts) == 1
+            encoded += [tensors] if alone else together.split(self.fetch(tensors["text_features"]))
         return encoded
 
     def check_prompt(self, prompt: Prompt) -> None:
@@ -316,14 +332,15 @@ class Sam3:
         """The outputs of the entry point `predict_masks`, by name."""
         return self._call_with("predict_masks", {**features, **prompt.inputs})
 
-    def ground(self, features: Tensors, prompt: EncodedPrompt) -> Tensors:
+    def ground(self, features: Tensors, text: Tensors, prompt: EncodedPrompt) -> Tensors:
         """The outputs of the entry point `ground`, by name.
 
         Args:
             features: An image's, from the entry point `encode_image`.
+            text: The prompt's, from `encode_texts`.
             prompt: What is asked.
         """
-        given = {**features, **self.encode_text(prompt.tokens), **prompt.geometry}
+        given = {**features, **text, **prompt.geometry}
         return self._call_with("ground", given)
 
     def segmentation_head(self, features: Tensors, grounded: Tensors) -> SegmentationHead:
@@ -408,7 +425,13 @@ class EncodedImage:
         return found
 
     def segment_batch(self, prompts: Sequence[Prompt], threshold: float = THRESHOLD) -> list[Found]:
-        """Finds what each prompt asks for; nothing is run before all prompts have been checked.
+        """Finds what each prompt asks for; arguments and errors are those of `segment_each`."""
+        return list(self.segment_each(prompts, threshold))
+
+    def segment_each(self, prompts: Sequence[Prompt], threshold: float = THRESHOLD) -> Iterator[Found]:
+        """Finds what each prompt asks for, one after the other, so that not all results are in memory at once.
+
+        Their texts are encoded together. Nothing is run before all prompts have been checked.
 
         Args:
             prompts: Any number of prompts.
@@ -420,7 +443,12 @@ class EncodedImage:
         if not 0 <= threshold <= 1:
             raise Sam3Error(f"The threshold {threshold} is no score; give a number from 0 to 1.")
         encoded = [self._model.encode_prompt(prompt, self.size) for prompt in prompts]
-        return [self._found(prompt, float(threshold)) for prompt in encoded]
+        return self._each(encoded, float(threshold))
+
+    def _each(self, prompts: Sequence[EncodedPrompt], threshold: float) -> Iterator[Found]:
+        texts = self._model.encode_texts([prompt.tokens for prompt in prompts])
+        for prompt, text in zip(prompts, texts, strict=True):
+            yield self._found(prompt, text, threshold)
 
     def predict(
         self,
@@ -475,8 +503,8 @@ class EncodedImage:
             notes=prompt.notes,
         )
 
-    def _found(self, prompt: EncodedPrompt, threshold: float) -> Found:
-        tensors = self._model.ground(self.features, prompt)
+    def _found(self, prompt: EncodedPrompt, text: Tensors, threshold: float) -> Found:
+        tensors = self._model.ground(self.features, text, prompt)
         head = self._model.segmentation_head(self.features, tensors)
         outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)
         queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)

@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from harness.models.sam3.components import modules
+from harness.models.sam3.deployed.segmentation import FilteredLevels
 
 
 class ImageEncoding(nn.Module):
     """Trunk and neck, without the coarsest feature map: upstream's `SAM3VLBackbone.forward_image` drops it too.
 
-    The first self-attention of the fusion encoder comes before any prompt, so it is part of encoding an image.
+    What comes before any prompt is part of encoding an image: the first self-attention of the fusion encoder, and what
+    the pixel decoder makes of the image alone.
     """
 
     rows: Tensor
@@ -25,6 +28,7 @@ class ImageEncoding(nn.Module):
         neck = model.backbone.vision_backbone
         self.trunk = neck.trunk
         self.convs = nn.ModuleList(list(neck.convs)[: len(neck.convs) - model.backbone.scalp])
+        self.filtered = FilteredLevels(model)
         first = model.transformer.encoder.layers[0]
         self.norm, self.self_attn = first.norm1, first.self_attn
         # A position is a row's encoding and a column's, of half the channels each; together they are 72 times as large.
@@ -36,8 +40,8 @@ class ImageEncoding(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Encodes [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and more; see `ENCODE_IMAGE`."""
         features = self.trunk(pixels)[-1]
-        levels = [conv(features) for conv in self.convs]
-        encoded = (*levels, self.attended(_tokens(levels[-1])))
+        *finer, coarsest = [conv(features) for conv in self.convs]
+        encoded = (*self.filtered(*finer), coarsest, self.attended(_tokens(coarsest)))
         return (*encoded, features) if self.with_trunk else encoded
 
     def attended(self, img_feats: Tensor) -> Tensor:
@@ -47,6 +51,26 @@ class ImageEncoding(nn.Module):
         queries = normalized + torch.cat(list(halves), dim=-1).flatten(0, 1).transpose(0, 1)
         attended: Tensor = self.self_attn(queries, queries, value=normalized)[0]
         return img_feats + attended.transpose(0, 1)
+
+
+class TextEncoding(nn.Module):
+    """The text encoder for several texts, one behind the other; upstream's `TextTransformer` takes each alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        language = model.backbone.language_backbone
+        self.encoder, self.resizer = language.encoder, language.resizer
+
+    def forward(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
+        """[1, L] twice to features [L, 1, 256] and mask [1, L]; a token reads those before it in its own text."""
+        places = torch.arange(tokens.shape[1])
+        own = starts[0]
+        read = (places[:, None] >= places) & (own[:, None] == own)
+        mask = torch.zeros(read.shape).masked_fill(~read, -torch.inf)
+        features = self.encoder.token_embedding(tokens)
+        features = features + F.embedding(places - starts, self.encoder.positional_embedding)
+        features = self.encoder.ln_final(self.encoder.transformer(features, attn_mask=mask))
+        return self.resizer(features.transpose(0, 1)), tokens == 0
 
 
 class Grounding(nn.Module):

@@ -150,9 +150,7 @@ def _segmented(model: Sam3, questions: tuple[Question, ...]) -> Iterator[tuple[s
     for path, about in groupby(questions, lambda question: question.image):
         image = model.set_image(path)
         for question in about:
-            for answer, prompt in zip(question.answers, prompts(question, image.size), strict=True):
-                (found,) = image.segment_batch([prompt])
-                yield answer, found
+            yield from zip(question.answers, image.segment_each(prompts(question, image.size)), strict=True)
 
 
 def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:

@@ -75,7 +75,8 @@ class Detector:
         image = frame.image
         boxed = self.boxes_of[frame.index] == self.prompted
         encoded = self._model.encode_prompt(prompt if boxed else Prompt(prompt.text), image.size)
-        grounded = self._model.ground(image.features, encoded)
+        (text,) = self._model.encode_texts([encoded.tokens])
+        grounded = self._model.ground(image.features, text, encoded)
         scores = video_scores(self._model.fetch(grounded["scores"])[0])
         if (scores > np.float32(self._rules.detection_score)).any():
             logits = self._model.segmentation_head(image.features, grounded).output("masks")[0]

@@ -28,9 +28,9 @@ def _image_encoding(model: Any) -> torch.nn.Module:
 
 
 def _text_encoding(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.components.text_encoder import build
+    from harness.models.sam3.deployed.modules import TextEncoding
 
-    return build(model)
+    return TextEncoding(model)
 
 
 def _grounding(model: Any) -> torch.nn.Module:
@@ -51,7 +51,8 @@ def image_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
 def _tokens(_capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
-    return {"tokens": torch.ones(1, TEXT_TOKENS, dtype=torch.int64)}
+    tokens = torch.ones(1, TEXT_TOKENS, dtype=torch.int64)
+    return {"tokens": tokens, "starts": torch.zeros_like(tokens)}
 
 
 def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
@@ -72,9 +73,9 @@ def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
 
 
 def _segmentation(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.components.segmentation_head import build
+    from harness.models.sam3.deployed.segmentation import SegmentationHead
 
-    return build(model)
+    return SegmentationHead(model)
 
 
 def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
@@ -83,8 +84,8 @@ def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
     largest, middle, smallest = FEATURE_SIZES
     tokens = TEXT_TOKENS + capacity.points + capacity.boxes + 1
     return {
-        "fpn_0": torch.zeros(1, CHANNELS, largest, largest),
-        "fpn_1": torch.zeros(1, CHANNELS, middle, middle),
+        "filtered_0": torch.zeros(1, CHANNELS, largest, largest),
+        "filtered_1": torch.zeros(1, CHANNELS, middle, middle),
         "memory": torch.zeros(smallest * smallest, 1, CHANNELS),
         "hs": torch.zeros(1, 1, QUERIES, CHANNELS),
         "prompt": torch.zeros(tokens, 1, CHANNELS),
@@ -93,15 +94,20 @@ def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
 
 
 ENCODE_IMAGE = EntryPoint(
-    "encode_image", ("fpn_0", "fpn_1", "fpn_2", "attended"), _image_encoding, image_inputs, uses_rope=True
+    "encode_image", ("filtered_0", "filtered_1", "fpn_2", "attended"), _image_encoding, image_inputs, uses_rope=True
 )
 """pixels fp32 [1, 3, 1008, 1008] to feature maps fp32 [1, 256, S, S], S = 288, 144, 72, and tokens fp32 [5184, 1, 256].
 
-`attended` has the tokens of fpn_2 behind the fusion encoder's first self-attention, which is the same for every prompt.
+What is the same for every prompt is done here: filtered_0 and filtered_1 are the pixel decoder's convolutions of fpn_0
+and fpn_1, `attended` has the tokens of fpn_2 behind the fusion encoder's first self-attention.
 """
 
 ENCODE_TEXT = EntryPoint("encode_text", ("text_features", "text_mask"), _text_encoding, _tokens)
-"""tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded."""
+"""tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded.
+
+There may be several texts one behind the other; starts int64 [1, 32] has the place where the text of each token begins,
+so zeros for a single text. Features are those that each text has alone.
+"""
 
 GROUND = EntryPoint(
     "ground",
@@ -123,9 +129,9 @@ and what `SEGMENTATION_HEAD` reads.
 SEGMENTATION_HEAD = EntryPoint("segmentation_head", ("masks", "semantic"), _segmentation, _grounded)
 """What was found to its masks, which nobody needs where nothing was found; T = 33 + N + M.
 
-Inputs: fpn_0, fpn_1, and the outputs of `GROUND`: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256], prompt fp32
-[T, 1, 256], prompt_mask bool [1, T]. Outputs: logits fp32 [1, 200, 288, 288] of the masks and [1, 1, 288, 288] of the
-semantic map.
+Inputs: filtered_0, filtered_1, and the outputs of `GROUND`: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256],
+prompt fp32 [T, 1, 256], prompt_mask bool [1, T]. Outputs: logits fp32 [1, 200, 288, 288] of the masks and
+[1, 1, 288, 288] of the semantic map.
 """
 
 GROUNDING = (ENCODE_TEXT, GROUND, SEGMENTATION_HEAD)

@@ -1,0 +1,119 @@
+"""The torch modules of the segmentation head, with what does not depend on the prompt apart.
+
+The pixel decoder convolves the sum of a level of the image and of what it made so far, upsampled to the level's size. A
+convolution is linear, so each of the two can be convolved alone: the level belongs to encoding an image, because it is
+the same for every prompt, and what is upsampled takes fewer products, because its pixels are equal two by two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.models.sam3.components.modules import GRID
+
+DECODED_LEVELS = 2
+"""The levels of the image that the pixel decoder adds; it has a convolution more, which upstream never reads."""
+
+
+class FilteredLevels(nn.Module):
+    """What the pixel decoder makes of the image alone: its convolution of each level, the finest level first."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(list(model.segmentation_head.pixel_decoder.conv_layers)[:DECODED_LEVELS])
+
+    def forward(self, fpn_0: Tensor, fpn_1: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, 256, 288, 288] and [B, 256, 144, 144] to the same shapes."""
+        coarse, fine = self.convolutions
+        return fine(fpn_0), coarse(fpn_1)
+
+
+class UpsampledConvolution(nn.Module):
+    """A 3 × 3 convolution, without bias, of an image upsampled to twice its size by nearest neighbours.
+
+    In one dimension, with weights w₀, w₁, w₂ and differences dᵢ = xᵢ - xᵢ₋₁ of neighbours (0 outside), the outputs 2i
+    and 2i + 1 are Σw · xᵢ - w₀ · dᵢ and Σw · xᵢ + w₂ · dᵢ₊₁: three products for two outputs. In two dimensions there
+    are nine for four, where a direct convolution has 36.
+    """
+
+    plain: Tensor
+    vertical: Tensor
+    horizontal: Tensor
+    diagonal: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        """Takes the weight [O, C, 3, 3]; each sum of it is rounded once."""
+        super().__init__()
+        rows = (_weights(row) for row in _weights(weight.double()))
+        (upper_left, upper, upper_right), (left, middle, right), (lower_left, lower, lower_right) = rows
+        matrices = {
+            "plain": (middle,),
+            "vertical": (upper, lower),
+            "horizontal": (left, right),
+            "diagonal": (upper_left, upper_right, lower_left, lower_right),
+        }
+        for name, parts in matrices.items():
+            self.register_buffer(name, torch.cat(parts)[..., None, None].to(weight.dtype))
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[B, C, H, W] to [B, O, 2H, 2W]."""
+        padded = F.pad(image, (1, 1, 1, 1))
+        downwards = padded[:, :, 1:] - padded[:, :, :-1]
+        rightwards = padded[:, :, 1:-1, 1:] - padded[:, :, 1:-1, :-1]
+        both = downwards[..., 1:] - downwards[..., :-1]
+        middle = F.conv2d(image, self.plain)
+        above, below = F.conv2d(downwards[..., 1:-1], self.vertical).chunk(2, dim=1)
+        before, behind = F.conv2d(rightwards, self.horizontal).chunk(2, dim=1)
+        corners = F.conv2d(both, self.diagonal).chunk(4, dim=1)
+        across = before[..., :-1], behind[..., 1:]
+        rows = []
+        for vertical, (left, right), lines in (
+            (above[:, :, :-1], corners[:2], slice(None, -1)),
+            (below[:, :, 1:], corners[2:], slice(1, None)),
+        ):
+            ends = left[:, :, lines, :-1], right[:, :, lines, 1:]
+            rows.append(torch.stack([middle + vertical + a + b for a, b in zip(across, ends, strict=True)], dim=-1))
+        return torch.stack(rows, dim=3).flatten(4).flatten(2, 3)
+
+
+class SegmentationHead(nn.Module):
+    """What follows the prompt, in the order of upstream's `UniversalSegmentationHead.forward`.
+
+    The convolution behind the pixel decoder is one of single pixels, so it is multiplied with the embeddings of the 200
+    masks instead of all pixels.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        head = model.segmentation_head
+        self.norm, self.cross_attend_prompt = head.cross_attn_norm, head.cross_attend_prompt
+        decoder = head.pixel_decoder
+        layers = list(decoder.conv_layers)[:DECODED_LEVELS]
+        self.convolutions = nn.ModuleList(UpsampledConvolution(layer.weight.detach()) for layer in layers)
+        self.norms = nn.ModuleList(list(decoder.norms)[:DECODED_LEVELS])
+        self.mask_embed = head.mask_predictor.mask_embed
+        self.instance, self.semantic = head.instance_seg_head, head.semantic_seg_head
+
+    def forward(
+        self, filtered_0: Tensor, filtered_1: Tensor, memory: Tensor, hs: Tensor, prompt: Tensor, prompt_mask: Tensor
+    ) -> tuple[Tensor, ...]:
+        """To masks [B, 200, 288, 288] and a semantic map [B, 1, 288, 288], both logits; see `SEGMENTATION_HEAD`."""
+        queries = self.norm(memory)
+        memory = memory + self.cross_attend_prompt(queries, prompt, prompt, key_padding_mask=prompt_mask)[0]
+        pixels = memory.permute(1, 2, 0).unflatten(2, GRID)
+        for filtered, convolution, norm in zip((filtered_1, filtered_0), self.convolutions, self.norms, strict=True):
+            pixels = F.relu(norm(filtered + convolution(pixels)))
+        embeddings = self.mask_embed(hs[-1])
+        weights = embeddings @ self.instance.weight.flatten(1)
+        masks = weights @ pixels.flatten(2) + embeddings @ self.instance.bias[:, None]
+        return masks.unflatten(2, pixels.shape[2:]), self.semantic(pixels)
+
+
+def _weights(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights -w₀, Σw and w₂ along the third axis."""
+    first, _, last = weight.unbind(2)
+    return -first, weight.sum(2), last
