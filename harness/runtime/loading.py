@@ -138,15 +138,11 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
     """
     check_header(library)
     load_runtime(library.parent)
-    import tvm_ffi
-
     try:
-        module = tvm_ffi.load_module(str(library))
+        module = open_library(library)
     except Exception as error:
         reason = str(error).splitlines()[0].rpartition(f"{library}: ")[2]
         raise LoadError(f"{library} cannot be loaded ({reason}): compile it again") from error
-    if module.implements_function(HAND_OUT_PARTS, query_imports=True):
-        module.get_function(HAND_OUT_PARTS, query_imports=True)()
     machine = VirtualMachine(module, device)
     if REQUIRED_CPU in machine:
         compiled_for, *required = str(machine[REQUIRED_CPU]()).split()
@@ -155,6 +151,16 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
             here = common_cpu(cpu_features() or frozenset())
             raise LoadError(f"{library} was {problem}: compile it on this machine, or with --cpu {here}")
     return machine
+
+
+def open_library(library: Path) -> tvm_ffi.Module:
+    """Opens a library with TVM's runtime, which has been loaded; its parallel loops are handed out part by part."""
+    import tvm_ffi
+
+    module = tvm_ffi.load_module(str(library))
+    if module.implements_function(HAND_OUT_PARTS, query_imports=True):
+        module.get_function(HAND_OUT_PARTS, query_imports=True)()
+    return module
 
 
 def cpu_problem(compiled_for: str, required: list[str]) -> str | None:
