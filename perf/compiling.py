@@ -13,6 +13,7 @@ from tvm import relax
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.route import lower
 from harness.runtime.executable import TRANSFORM_PARAMETERS
+from harness.runtime.loading import open_library
 from harness.targets import HOST
 from harness.targets.compiling import compile_module
 
@@ -23,7 +24,7 @@ def compiled(
     """Lowers a module, compiles it for the CPU and packs its weights; returns what runs it on these inputs."""
     imported = lower(module, inputs)
     compile_module(imported.module, HOST, library, processors=processors)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), HOST.device())
+    machine = relax.VirtualMachine(open_library(library), HOST.device())
     arguments = [tvm.runtime.tensor(tensor.numpy()) for tensor in inputs]
     packed = [tvm.runtime.tensor(weight) for weight in imported.parameters().values()]
     if machine.module.implements_function(TRANSFORM_PARAMETERS):

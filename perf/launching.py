@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_VARIABLE = "__TVMBackendParallelLaunch"
+VARIABLE = "__TVMBackendParallelLaunch"
 """The variable of a library with the function that runs a loop; TVM's `codegen_cpu.cc` declares it."""
 
 
@@ -27,8 +27,8 @@ class _Group(ctypes.Structure):
     _fields_ = [("sync_handle", ctypes.c_void_p), ("num_task", ctypes.c_int32)]
 
 
-_PART = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(_Group), ctypes.c_void_p)
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+PART = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(_Group), ctypes.c_void_p)
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Loop:
 
     def parts(self, count: int) -> Callable[[int], None]:
         """Returns what runs part 0 … `count` - 1 of the loop; parts behind the last iteration do nothing."""
-        body, group = _PART(self.code), ctypes.pointer(_Group(None, count))
+        body, group = PART(self.code), ctypes.pointer(_Group(None, count))
 
         def run(number: int) -> None:
             if body(number, group, self.data):
@@ -96,8 +96,8 @@ def launched_by(library: Path, launch: Launch) -> Iterator[None]:
             return -1
         return 0
 
-    variable: Any = ctypes.c_void_p.in_dll(ctypes.CDLL(str(library)), _VARIABLE)
-    before, function = variable.value, _LAUNCH(run)
+    variable: Any = ctypes.c_void_p.in_dll(ctypes.CDLL(str(library)), VARIABLE)
+    before, function = variable.value, LAUNCH(run)
     variable.value = ctypes.cast(function, ctypes.c_void_p).value
     try:
         yield

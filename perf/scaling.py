@@ -1,11 +1,12 @@
 """A model of how a compiled program scales: what was measured on one thread, replayed on any number of them.
 
 A call of a kernel is what it does alone (`serial`) and its parallel loops. The seconds of each part of a loop are
-measured (`perf/parts.py`) for the loop cut in as many parts as TVM's pool would cut it in: static distribution is then
-the longest part. Dynamic distribution, for comparison, hands out `FINER` times as many parts, each to the thread that
-is free first. What is assumed, because one machine cannot tell: every core is as fast as the one that measured, and its
-caches too; a kernel moves each of its operands through memory once; memory serves so many bytes a second for each core
-(`Machine`); and a loop costs what `launch_seconds` says.
+measured (`perf/parts.py`) for the loop cut in as many parts as it would be cut in. Dynamic distribution is what
+libraries do (`harness/targets/parallel.py`): each part goes to the thread that is free first. Static distribution,
+for comparison, is what TVM's pool does by itself: each thread has one part, and the longest counts. What is assumed,
+because one machine cannot tell: every core is as fast as the one that measured, and its caches too; a kernel moves
+each of its operands through memory once; memory serves so many bytes a second for each core (`Machine`); and a loop
+costs what `launch_seconds` says.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.targets.parallel import parts_of_loop
+
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of threads that programs are replayed on."""
-FINER = 4
-"""Parts that dynamic distribution hands out for each thread."""
-CUTS = tuple(sorted({*THREADS, *(FINER * threads for threads in THREADS)}))
+CUTS = tuple(sorted({*THREADS, *map(parts_of_loop, THREADS)}))
 """Numbers of parts that every loop is measured in."""
 LAUNCH_SECONDS, LAUNCH_SECONDS_PER_THREAD = 2e-6, 0.1e-6
 """Assumed cost of handing a loop to threads that are awake: the calling thread fills one queue after the other."""
@@ -91,13 +92,13 @@ class Call:
     loops: tuple[Loop, ...]
     moved: int
 
-    def seconds(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+    def seconds(self, threads: int, machine: Machine, how: Distribution = "dynamic") -> float:
         """Returns how long it takes: never longer for its memory than on one thread, whose time was measured."""
         alone = self.serial + sum(static_seconds(loop[1]) for loop in self.loops)
         if threads == 1:
             return alone
         computing = self.serial + sum(
-            static_seconds(loop[threads]) if how == "static" else dynamic_seconds(loop[FINER * threads], threads)
+            static_seconds(loop[threads]) if how == "static" else dynamic_seconds(loop[parts_of_loop(threads)], threads)
             for loop in self.loops
         )
         memory = min(machine.seconds(self.moved, threads), alone)
@@ -116,15 +117,15 @@ class Program:
     calls: tuple[Call, ...]
     between: float = 0.0
 
-    def seconds(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+    def seconds(self, threads: int, machine: Machine, how: Distribution = "dynamic") -> float:
         """Returns how long a run takes."""
         return self.between + sum(call.seconds(threads, machine, how) for call in self.calls)
 
-    def speedup(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+    def speedup(self, threads: int, machine: Machine, how: Distribution = "dynamic") -> float:
         """Returns the seconds on one thread over those on several."""
         return self.seconds(1, machine) / self.seconds(threads, machine, how)
 
-    def efficiency(self, threads: int, machine: Machine, how: Distribution = "static") -> float:
+    def efficiency(self, threads: int, machine: Machine, how: Distribution = "dynamic") -> float:
         """Returns the share of the threads' time that is needed."""
         return self.speedup(threads, machine, how) / threads
 

@@ -12,7 +12,7 @@ from perf.scaling import THREADS, Distribution, Machine, Program
 
 _COLOURS = ("#1f5fa8", "#d9822b", "#1b9e77", "#a3499f", "#7a4a12", "#86b7e6", "#555555", "#b8860b")
 _KERNELS = 6
-_LINES: Mapping[Distribution, str] = {"static": "-", "dynamic": ":"}
+_LINES: Mapping[Distribution, str] = {"dynamic": "-", "static": ":"}
 
 
 def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
@@ -42,7 +42,7 @@ def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
         axes.set_yscale("log", base=2)
         axes.set_xticks(THREADS, [str(threads) for threads in THREADS])
         axes.set_yticks(THREADS, [str(threads) for threads in THREADS])
-        axes.set_xlabel("threads (solid: TVM's static distribution, dotted: dynamic)", color=EDGE)
+        axes.set_xlabel("threads (solid: dynamic distribution, dotted: TVM's static one)", color=EDGE)
         axes.set_title(title)
         axes.legend(frameon=False, fontsize=7)
     left.set_ylabel("speed-up")

@@ -88,15 +88,15 @@ def _programs(programs: Mapping[str, Program], machine: Machine, title: str) -> 
 
 def _headings() -> Iterator[str]:
     yield from (str(threads) for threads in THREADS[1:])
-    yield "dynamic 16"
-    yield "dynamic 64"
+    yield "static 16"
+    yield "static 64"
 
 
 def _row(program: Program, machine: Machine) -> Iterator[str]:
     for threads in THREADS[1:]:
         yield f"{program.speedup(threads, machine):.1f} ({program.efficiency(threads, machine):.0%})"
     for threads in (16, 64):
-        yield f"{program.efficiency(threads, machine, 'dynamic'):.0%}"
+        yield f"{program.efficiency(threads, machine, 'static'):.0%}"
 
 
 def _assumptions(machine: Machine) -> str:

@@ -91,7 +91,7 @@ def test_scaling(measured_case: Case, benchmark: Any, scaling_results: list[dict
     }
     scaling_results.append(result)
     benchmark.extra_info |= {
-        "scaling": {how: {str(n): program.speedup(n, machine, how) for n in THREADS} for how in ("static", "dynamic")},
+        "scaling": {how: {str(n): program.speedup(n, machine, how) for n in THREADS} for how in ("dynamic", "static")},
         "clock": result["clock"],
     }
     launching = PART_SECONDS * OVERSUBSCRIBED * sum(len(call.loops) for call in program.calls)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.targets.parallel import parts_of_loop
 from perf.scaling import (
     CUTS,
-    FINER,
     THREADS,
     Call,
     Machine,
@@ -96,4 +96,4 @@ def test_programs_add_up() -> None:
             abs(both.seconds(threads, machine) - one.seconds(threads, machine) - other.seconds(threads, machine)) < 1e-9
         )
     assert both.by_function()["kernel"].busy(1) == both.busy(1)
-    assert set(CUTS) >= {FINER * threads for threads in THREADS}
+    assert set(CUTS) >= {parts_of_loop(threads) for threads in THREADS}

@@ -144,6 +144,8 @@ class Model {
   explicit Model(const fs::path& folder) : manifest_(json::Parse(read_text(folder / "manifest.json"))) {
     if (field<int64_t>(manifest_, "format") != kFormat) throw std::runtime_error("another format: compile it again");
     ffi::Module library = ffi::Module::LoadFromFile((folder / "model.so").string());
+    // Parallel loops are handed out part by part to whichever thread is free.
+    if (auto hand_out = library->GetFunction("hand_out_parts", /*query_imports=*/true)) (*hand_out)();
     machine_ = library->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
     // Device type, device number, allocator that keeps memory for the next call (AllocatorType::kPooled).
     machine_.value()->GetFunction("vm_initialization").value()(static_cast<int>(kDLCPU), 0, 2);

@@ -29,6 +29,9 @@ REQUIRED_CPU = "required_cpu"
 One line, separated by spaces, in LLVM's spelling; it runs in TVM's virtual machine, not on compiled code.
 """
 
+HAND_OUT_PARTS = "hand_out_parts"
+"""The function of a library that makes its parallel loops be handed out part by part; `harness.targets.parallel`."""
+
 _ELF_MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 """`e_machine` of the ELF header (System V ABI)."""
 _MACH_O_CPUS = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
@@ -135,10 +138,8 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
     """
     check_header(library)
     load_runtime(library.parent)
-    import tvm_ffi
-
     try:
-        module = tvm_ffi.load_module(str(library))
+        module = open_library(library)
     except Exception as error:
         reason = str(error).splitlines()[0].rpartition(f"{library}: ")[2]
         raise LoadError(f"{library} cannot be loaded ({reason}): compile it again") from error
@@ -150,6 +151,16 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
             here = common_cpu(cpu_features() or frozenset())
             raise LoadError(f"{library} was {problem}: compile it on this machine, or with --cpu {here}")
     return machine
+
+
+def open_library(library: Path) -> tvm_ffi.Module:
+    """Opens a library with TVM's runtime, which has been loaded; its parallel loops are handed out part by part."""
+    import tvm_ffi
+
+    module = tvm_ffi.load_module(str(library))
+    if module.implements_function(HAND_OUT_PARTS, query_imports=True):
+        module.get_function(HAND_OUT_PARTS, query_imports=True)()
+    return module
 
 
 def cpu_problem(compiled_for: str, required: list[str]) -> str | None:

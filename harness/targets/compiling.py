@@ -16,6 +16,7 @@ from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.code_generation import generate
+from harness.targets import parallel
 from harness.targets.kernels import examined
 from harness.targets.linking import MACOS_TRIPLE, link
 from harness.targets.objects import with_objects
@@ -140,7 +141,7 @@ def build_library(
         if str(tvm_target.kind.name) == "llvm":
             objects = with_objects(marked, tvm_target, Path(folder))
             marked = objects.rest
-            (Path(folder) / "kernels.c").write_text(objects.source())
+            (Path(folder) / "kernels.c").write_text(objects.source() + parallel.SOURCE)
             sources = [str(Path(folder) / "kernels.c")]
         with tvm_target, tvm.transform.PassContext(opt_level=3), examined(tvm_target) as kernels:
             executable = generate(lambda chosen: relax.build(marked, chosen, relax_pipeline=None), tvm_target)

@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 
 from harness.processes.timed_calls import CallError, TimedCalls
+from harness.runtime.loading import open_library
 from harness.schedules import Schedule
 from harness.schedules.cpu.schedule import Workload
 from harness.tuning.measuring import Array, Program, Rounds, RunError, RunResult, run_interleaved
@@ -91,7 +92,7 @@ class LocalRunner:
 
 
 def _run(programs: Sequence[Program], arrays: Sequence[str], rounds: Rounds) -> list[RunResult]:
-    libraries = [tvm.runtime.load_module(str(program.library)) for program in programs]
+    libraries = [open_library(program.library) for program in programs]
     return run_interleaved(libraries, tvm.cpu(), programs, [np.load(path) for path in arrays], rounds)
 
 

@@ -41,6 +41,7 @@ from harness.processes.threads import configure_threads
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.executable import Executable
+from harness.runtime.loading import open_library
 from harness.runtime.manifest import MANIFEST
 
 PREFIX = "sam3_tvm."
@@ -85,9 +86,7 @@ class Session:
         }
 
     def _load_module(self, name: str) -> Any:
-        import tvm
-
-        return tvm.runtime.load_module(str(self._work / name))
+        return open_library(self._work / name)
 
     def _load(self, what: Mapping[str, Any]) -> int:
         self._made += 1
