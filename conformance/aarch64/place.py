@@ -74,19 +74,25 @@ class EmulatedPlace:
             kind, value = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError):
             code = process.wait()
-            self._process = None
+            self._end()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise RuntimeError(f"the AArch64 process died of {how}; machines made before this are gone") from None
+        except BaseException:  # interrupted: its next answer would be this one's
+            self._end()
+            raise
         if kind == "error":
             raise RuntimeError(f"on AArch64: {value}")
         return value
 
     def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
+        self._end()
         self._folder.cleanup()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
 
 
 class Functions:
@@ -103,9 +109,7 @@ class Functions:
         self._place.calls += 1
         result, after = self._place.ask("call", self._number, name, [_sent(argument) for argument in arguments])
         for argument, values in zip(arguments, after, strict=True):
-            if isinstance(argument, tvm.runtime.Tensor) and not np.array_equal(
-                argument.numpy().view(np.uint8), values.view(np.uint8)
-            ):
+            if isinstance(argument, tvm.runtime.Tensor) and argument.numpy().tobytes() != values.tobytes():
                 argument.copyfrom(values)
         return _received(result)
 

@@ -7,7 +7,10 @@ from typing import Any, Protocol
 import tvm
 from tvm import relax
 
+from harness.runtime.loading import cpu_problem
 from harness.targets import TARGETS
+from harness.targets.compiling import platform_of, required_cpu
+from harness.targets.linking import this_platform
 
 
 class Place(Protocol):
@@ -38,6 +41,19 @@ def choose(place: Place | None) -> None:
 def cpu_target() -> tvm.target.Target:
     """The target of the CPU that kernels run on."""
     return TARGETS["llvm"].tvm_target() if _place is None else _place.target()
+
+
+def any_cpu_target() -> tvm.target.Target:
+    """The target of code for every CPU of that architecture."""
+    triple = cpu_target().attrs.get("mtriple")
+    return tvm.target.Target({"kind": "llvm"} | ({} if triple is None else {"mtriple": str(triple)}))
+
+
+def executes(target: tvm.target.Target) -> bool:
+    """Whether code for a target can be run, on this machine or where kernels run."""
+    if _place is not None and _place.runs(target):
+        return True
+    return platform_of(target) == this_platform() and cpu_problem(*required_cpu(target)) is None
 
 
 def virtual_machine(executable: Any, target: tvm.target.Target | None = None) -> Any:
