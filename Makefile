@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help setup verify test lint types perf doctor clean
+.PHONY: help setup verify test test-arm lint types perf doctor clean
 
 help:
 	@echo "make verify   prove that every component compiled for the CPU is the model PyTorch runs; writes reports/latest"
 	@echo "make test     the conformance suite on the CPU"
+	@echo "make test-arm CPU kernels, components and segment as AArch64 code; emulated on any other machine, docs/ARM.md"
 	@echo "make doctor   what this machine can compile and run"
 	@echo "make lint     ruff, and import-linter's contracts about what may import what"
 	@echo "make types    mypy --strict, on harness and perf"
@@ -52,6 +53,11 @@ doctor: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not cuda and not metal" -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		$(if $(JUNIT),--junitxml=$(JUNIT))
+
+# One process: the emulated machine is shared.
+test-arm: $(STAMP)
+	$(BIN)/python -m conformance.aarch64
+	$(BIN)/python -m pytest --aarch64 conformance/aarch64 conformance/schedules/cpu $(if $(JUNIT),--junitxml=$(JUNIT))
 
 perf: $(STAMP)
 	$(BIN)/python -m pytest perf

@@ -92,6 +92,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--secret-file", metavar="FILE", type=Path, help="of the secret that the devices share; default: as for verify"
     )
     group.addoption(
+        "--aarch64",
+        action="store_true",
+        help="run the CPU kernels on AArch64, emulated on any other machine; --cpu names another CPU than Neoverse N1",
+    )
+    group.addoption(
         "--require-target", action="append", default=[], help="fail instead of skip where this target cannot run"
     )
 

@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from conformance.aarch64.environment import CPU, machine_for
+from conformance.aarch64.place import EmulatedPlace
+from conformance.support.place import choose
 from conformance.support.tuning import record
+from harness.core.errors import HarnessError
+from harness.core.processors import Processors
 from harness.processes.memory import give_back_freed_memory
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
@@ -21,6 +26,47 @@ from harness.tuning.database import store
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: every command that is interrupted by a test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+PLACE = pytest.StashKey[EmulatedPlace]()
+EXECUTED = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets the CPU kernels run on an emulated AArch64 machine, where that is asked for and this is none."""
+    if not config.getoption("aarch64"):
+        return
+    try:
+        machine = machine_for(config.getoption("cpu"))
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from error
+    if machine.emulated:
+        config.stash[PLACE] = EmulatedPlace(machine, Processors(config.getoption("cpu") or CPU))
+        config.stash[EXECUTED] = []
+        choose(config.stash[PLACE])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if PLACE in config.stash:
+        choose(None)
+        config.stash[PLACE].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    place = item.config.stash.get(PLACE, None)
+    before = 0 if place is None else place.calls
+    yield
+    if place is not None and place.calls > before:
+        item.config.stash[EXECUTED].append(item.nodeid)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if PLACE in config.stash:
+        terminalreporter.write_line(
+            f"AArch64, emulated: {len(config.stash[EXECUTED])} tests called compiled code there, "
+            f"{config.stash[PLACE].calls} times; the others compile only, or run on this machine"
+        )
 
 
 LONGEST = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +11,9 @@ import tvm
 from tvm import relax
 
 from conformance.support.operators import EPSILON, rms
+from conformance.support.place import cpu_target, functions, virtual_machine
 from harness.schedules.common.code_generation import generate
 from harness.schedules.cpu import cpu_pipeline
-from harness.targets import TARGETS
 
 RATIO = 1.5
 """How much larger than PyTorch's the rms error against float64 may be."""
@@ -48,7 +49,7 @@ def _lowered(
         with builder.dataflow():
             result = builder.emit_output(builder.emit(operator(*parameters)))
         builder.emit_func_output(result)
-    target = target or TARGETS["llvm"].tvm_target()
+    target = target or cpu_target()
     return cpu_pipeline(target)(builder.get())
 
 
@@ -56,7 +57,7 @@ def run(
     operator: Operator, inputs: Arrays, weights: Arrays = (), target: tvm.target.Target | None = None
 ) -> np.ndarray:
     """The result of the compiled operator."""
-    target = target or TARGETS["llvm"].tvm_target()
+    target = target or cpu_target()
     module = lowered(operator, inputs, weights, target)
     machine = machine_of(module, target)
     arguments, loaded = ([tvm.runtime.tensor(np.asarray(a, order="C")) for a in group] for group in (inputs, weights))
@@ -65,18 +66,18 @@ def run(
     return machine["main"](*arguments, *loaded).numpy()
 
 
-def machine_of(module: tvm.IRModule, target: tvm.target.Target | None = None) -> relax.VirtualMachine:
+def machine_of(module: tvm.IRModule, target: tvm.target.Target | None = None) -> Any:
     """The virtual machine that runs a lowered module."""
-    target = target or TARGETS["llvm"].tvm_target()
+    target = target or cpu_target()
     executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
-    return relax.VirtualMachine(executable, tvm.cpu())
+    return virtual_machine(executable, target)
 
 
 def call_function(function: tvm.tirx.PrimFunc, x: np.ndarray, extent: int) -> np.ndarray:
     """What a function of two tensors writes into the second one, fp32 [extent]."""
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     result = tvm.runtime.tensor(np.zeros(extent, np.float32))
-    tvm.compile(module, TARGETS["llvm"].tvm_target())["main"](tvm.runtime.tensor(x), result)
+    functions(tvm.compile(module, cpu_target()))["main"](tvm.runtime.tensor(x), result)
     return result.numpy()
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from conformance.support.place import cpu_target, virtual_machine
 from harness.schedules.common.code_generation import generate
 from harness.schedules.cpu import cpu_pipeline
-from harness.targets import TARGETS
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -36,10 +36,10 @@ def compiled(
     target: tvm.target.Target | None = None,
 ) -> Callable[..., np.ndarray]:
     """The operator, compiled by `cpu_pipeline` for this machine's CPU or for `target`."""
-    target = target or TARGETS["llvm"].tvm_target()
+    target = target or cpu_target()
     module = module_of(operator, shapes, dtype)
     executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=cpu_pipeline(target)), target)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = virtual_machine(executable, target)
 
     def run(*arrays: np.ndarray) -> np.ndarray:
         return machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C"), tvm.cpu()) for a in arrays]).numpy()

@@ -22,15 +22,16 @@ from harness.execution.remote.secret import make_secret
 from harness.execution.remote.tracker import Tracker
 
 KEY = "a-machine"
+THIS_PYTHON = Path(sys.executable)
 
 
 @contextmanager
 def process(
-    *command: str, output: int | None = subprocess.DEVNULL, **environment: str
+    *command: str, output: int | None = subprocess.DEVNULL, python: Path = THIS_PYTHON, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     """A Python process in a process group of its own, which is ended afterwards."""
     started = subprocess.Popen(
-        [sys.executable, *command],
+        [str(python), *command],
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
@@ -45,12 +46,12 @@ def process(
 
 @contextmanager
 def without_torch(
-    *command: str, output: int | None = subprocess.DEVNULL, **environment: str
+    *command: str, output: int | None = subprocess.DEVNULL, python: Path = THIS_PYTHON, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     """A process on a machine without PyTorch, which TVM imports if it can: a start takes a third of the time."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "torch.py").write_text("raise ImportError('there is no PyTorch here')\n")
-        with process(*command, output=output, PYTHONPATH=folder, **environment) as started:
+        with process(*command, output=output, python=python, PYTHONPATH=folder, **environment) as started:
             yield started
 
 
@@ -145,7 +146,9 @@ def new_remote(address: str, folder: Path, key: str = KEY) -> Remote:
 
 
 @contextmanager
-def device(remote: Remote, store: Path, *options: str, **environment: str) -> Iterator[Served]:
+def device(
+    remote: Remote, store: Path, *options: str, python: Path = THIS_PYTHON, **environment: str
+) -> Iterator[Served]:
     """`sam3-tvm serve-device`, registered; without PyTorch, which a device does not need."""
     tracker, port, log = Tracker(remote.address, remote.key), free_port(), store.with_name(f"{store.name}.log")
     before = tracker.workers()
@@ -156,6 +159,7 @@ def device(remote: Remote, store: Path, *options: str, **environment: str) -> It
         without_torch(
             *("-m", "harness", "serve-device", *given, *secret, *options),
             output=output.fileno(),
+            python=python,
             PYTHONUNBUFFERED="1",
             **environment,
         ) as started,

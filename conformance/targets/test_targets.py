@@ -150,6 +150,24 @@ def test_another_cpu_can_be_named():
         llvm.llvm_target(Processors(cpu="z80"))
 
 
+@pytest.mark.skipif(platform.system() != "Linux", reason="a CPU's name tells no system, so it is Linux on both sides")
+def test_a_cpu_of_the_other_architecture_can_be_named(tmp_path):
+    named, triple, machine = {
+        "x86_64": ("neoverse-n1", "aarch64-linux-gnu", 183),
+        "aarch64": ("x86-64-v3", "x86_64-linux-gnu", 62),
+    }[cpu.architecture()]
+    processors = Processors(cpu=named)
+    target = llvm.llvm_target(processors)
+    assert (target.attrs["mcpu"], target.attrs["mtriple"]) == (named, triple)
+    problem = TARGETS["llvm"].run_problem(processors)
+    assert problem is not None and f"compiled for {named}, whose " in problem
+    program, _ = import_program(export_program(*MODULES["scoring"]))
+    library = tmp_path / "model.so"
+    compile_module(program, TARGETS["llvm"], library, processors=processors)
+    assert int.from_bytes(library.read_bytes()[18:20], "little") == machine  # e_machine of ELF
+    assert "mtriple" not in llvm.llvm_target(Processors(cpu="generic")).attrs
+
+
 X86_LEVEL_FEATURES = {
     "x86-64": frozenset(),
     "x86-64-v2": frozenset({"cx16", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2"}),
@@ -456,8 +474,7 @@ def test_without_a_c_compiler_zig_links(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
-    for_macos = platform.system() == "Darwin"
-    assert "ziglang" in linking.linker(for_macos)
+    assert "ziglang" in linking.linker()
     program, parameters = import_program(export_program(*MODULES["scoring"]))
     compile_module(program, TARGETS["llvm"], tmp_path / "model.so")
     executable = Executable(tmp_path / "model.so", tvm.cpu(), list(parameters.values()))
@@ -481,7 +498,7 @@ def test_with_nothing_to_link_every_target_says_so(monkeypatch, tmp_path):
 
 def test_a_linker_that_fails_is_an_error(tmp_path):
     with pytest.raises(RuntimeError, match=r"could not link .*model\.so"):
-        linking.link(str(tmp_path / "model.so"), [str(tmp_path / "missing.o")], for_macos=platform.system() == "Darwin")
+        linking.link(str(tmp_path / "model.so"), [str(tmp_path / "missing.o")])
 
 
 # --- schedule rules of the GPU targets ---

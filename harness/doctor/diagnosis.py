@@ -80,7 +80,7 @@ def _machine() -> list[Finding]:
 
     present = cpu_features() or frozenset()
     features = " ".join(feature for feature in VECTOR_FEATURES if feature in present) or "not told by the system"
-    command = linker(for_macos=platform.system() == "Darwin")
+    command = linker()
     return [
         Finding("machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         Finding("machine", f"{psutil.virtual_memory().total / 2**30:.1f} GiB of memory"),

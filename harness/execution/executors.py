@@ -92,8 +92,9 @@ class RemoteExecutor:
 
     emulates = False
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, processors: Processors = THIS_MACHINE) -> None:
         self._remote = remote
+        self._processors = processors
         self._session: DeviceSession | None = None
         self._seconds: list[float] = []
         self._target = ""
@@ -120,7 +121,7 @@ class RemoteExecutor:
             raise DeviceLostError(str(error)) from error
         if target in description.problems:
             return f"{description.name} ({self._remote}): {description.problems[target]}"
-        tvm_target = TARGETS[target].tvm_target()
+        tvm_target = TARGETS[target].tvm_target(self._processors)
         compiled_for = platform_of(tvm_target.host or tvm_target)
         if compiled_for != (description.system, description.architecture):
             return (
@@ -184,4 +185,6 @@ class RemoteExecutor:
 
 def executor_for(settings: Settings) -> Executor:
     """Returns what runs a case with these settings."""
-    return LocalExecutor(settings.processors) if settings.remote is None else RemoteExecutor(settings.remote)
+    if settings.remote is None:
+        return LocalExecutor(settings.processors)
+    return RemoteExecutor(settings.remote, settings.processors)

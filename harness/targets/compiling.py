@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.outcome import Kernel
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.runtime.cpu import VECTOR_FEATURES, architecture, normalized
+from harness.runtime.cpu import VECTOR_FEATURES, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.code_generation import generate
 from harness.targets import parallel
 from harness.targets.kernels import examined
-from harness.targets.linking import MACOS_TRIPLE, link
+from harness.targets.linking import Platform, link, this_platform
 from harness.targets.objects import with_objects
 from harness.targets.serialized import EMBEDDED, with_modules
 from harness.targets.target import DeviceCode, Target
@@ -172,14 +171,13 @@ def export_library(
     from harness.targets import TARGETS
 
     host = tvm_target.host or tvm_target
-    for_macos = host.attrs["mtriple"] == MACOS_TRIPLE if "mtriple" in host.attrs else platform.system() == "Darwin"
     known = TARGETS.get(str(tvm_target.kind.name))
     options = {}
     if known is not None and known.device_code is not None and not keep_source:
         options["fpack_imports"] = partial(_packed_modules, tvm_target, known.device_code)
     elif sources:
         options["fpack_imports"] = partial(_embedded_modules, tvm_target)
-    linked = partial(link, for_macos=for_macos)
+    linked = partial(link, to=platform_of(host))
     compiled.export_library(str(library), fcompile=linked, addons=list(sources), **options)
 
 
@@ -225,10 +223,10 @@ _EMBEDDING = """\
 """For ELF; the last line says that the stack holds no code."""
 
 
-def platform_of(host: tvm.target.Target) -> tuple[str, str]:
-    """Returns the system (`Linux`, `macOS`) and architecture (`x86_64`, `aarch64`) that host code is compiled for."""
+def platform_of(host: tvm.target.Target) -> Platform:
+    """Returns the system and architecture that host code is compiled for."""
     if "mtriple" not in host.attrs:
-        return {"Darwin": "macOS"}.get(platform.system(), platform.system()), architecture()
+        return this_platform()
     machine, _, rest = str(host.attrs["mtriple"]).partition("-")
     return "macOS" if "macos" in rest or "darwin" in rest else "Linux", normalized(machine)
 

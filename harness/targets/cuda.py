@@ -86,7 +86,7 @@ def cuda_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": 49152,
             "thread_warp_size": 32,
-            "host": {"kind": "llvm", "mcpu": llvm.cpu_name(processors)},
+            "host": llvm.host_of(processors),
         }
     )
 

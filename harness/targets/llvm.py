@@ -1,6 +1,7 @@
 """Target `llvm`: the CPU of this machine, or another CPU that is named.
 
-`x86-64-v3`, for instance, is the CPU of machines with AVX2 but no AVX-512.
+`x86-64-v3`, for instance, is the CPU of machines with AVX2 but no AVX-512. On Linux, a CPU of the other architecture
+may be named, too: `neoverse-n1` on x86-64 compiles for Linux on AArch64.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
-from harness.runtime.cpu import VECTOR_FEATURES, common_cpu, cpu_features
+from harness.runtime.cpu import VECTOR_FEATURES, architecture, common_cpu, cpu_features
 from harness.runtime.loading import cpu_problem
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
@@ -20,6 +21,8 @@ from harness.targets.target import Target
 
 if TYPE_CHECKING:
     import tvm
+
+_OTHER_TRIPLES = {"x86_64": "aarch64-linux-gnu", "aarch64": "x86_64-linux-gnu"}
 
 
 def cpu_name(processors: Processors = THIS_MACHINE) -> str:
@@ -32,7 +35,8 @@ def cpu_name(processors: Processors = THIS_MACHINE) -> str:
     from tvm.target import codegen
 
     if processors.cpu is not None:
-        if not codegen.llvm_is_valid_cpu(processors.cpu, codegen.llvm_get_system_triple()):
+        known = codegen.llvm_is_valid_cpu(processors.cpu, codegen.llvm_get_system_triple())
+        if not known and cross_triple(processors) is None:
             raise HarnessError(
                 f"LLVM knows no CPU {processors.cpu!r} for {codegen.llvm_get_system_triple()}: leave out --cpu, and "
                 f"unset {CPU_VARIABLE}, to compile for this machine's {codegen.llvm_get_system_cpu()}"
@@ -41,6 +45,31 @@ def cpu_name(processors: Processors = THIS_MACHINE) -> str:
     name: str = codegen.llvm_get_system_cpu()
     promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))
     return safe_cpu(name, frozenset(promised), cpu_features())
+
+
+def cross_triple(processors: Processors) -> str | None:
+    """LLVM's triple for a CPU that is named and is not of this architecture; None for every other CPU.
+
+    LLVM has no names of systems for a CPU: such a one is taken for Linux, and on Linux alone.
+    """
+    from tvm.target import codegen
+
+    triple = _OTHER_TRIPLES.get(architecture()) if platform.system() == "Linux" else None
+    if processors.cpu is None or triple is None:
+        return None
+    if codegen.llvm_is_valid_cpu(processors.cpu, codegen.llvm_get_system_triple()):
+        return None
+    return triple if codegen.llvm_is_valid_cpu(processors.cpu, triple) else None
+
+
+def host_of(processors: Processors = THIS_MACHINE) -> dict[str, str]:
+    """TVM's target for a CPU as a dictionary: kind, name, and triple if it is not of this architecture.
+
+    Raises:
+        HarnessError: LLVM does not know the CPU that is named.
+    """
+    triple = cross_triple(processors)
+    return {"kind": "llvm", "mcpu": cpu_name(processors)} | ({} if triple is None else {"mtriple": triple})
 
 
 def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str] | None) -> str:
@@ -66,7 +95,7 @@ def llvm_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
     """
     import tvm
 
-    return tvm.target.Target({"kind": "llvm", "mcpu": cpu_name(processors), "num-cores": usable_cpus()})
+    return tvm.target.Target({**host_of(processors), "num-cores": usable_cpus()})
 
 
 def llvm_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
@@ -82,7 +111,7 @@ def compile_problem() -> str | None:
 
     if not codegen.llvm_version_major(allow_none=True):
         return "this build of TVM has no LLVM: install the apache-tvm wheel from PyPI"
-    return link_problem(for_macos=platform.system() == "Darwin")
+    return link_problem()
 
 
 def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
@@ -93,7 +122,7 @@ def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
     """
     import tvm
 
-    problem = cpu_problem(*required_cpu(tvm.target.Target({"kind": "llvm", "mcpu": cpu_name(processors)})))
+    problem = cpu_problem(*required_cpu(tvm.target.Target(host_of(processors))))
     return problem and f"code {problem}: leave out --cpu, and unset {CPU_VARIABLE}"
 
 

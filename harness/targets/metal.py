@@ -12,7 +12,7 @@ from harness.core.outcome import Kernel
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.gpu.capabilities import VECTORS_OF_FOUR
-from harness.targets.linking import MACOS_TRIPLE, link_problem
+from harness.targets.linking import MACOS, MACOS_TRIPLE, link_problem
 from harness.targets.metal_constants import exact_constants
 from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
 from harness.targets.target import Target
@@ -64,7 +64,7 @@ def compile_problem() -> str | None:
         return "this build of TVM cannot generate Metal code: install the apache-tvm wheel from PyPI"
     if not codegen.llvm_is_valid_cpu("apple-m1", MACOS_TRIPLE):
         return "the LLVM in this build of TVM has no arm64 code generator, which the macOS host code needs"
-    return link_problem(for_macos=True)
+    return link_problem(MACOS)
 
 
 def examine(source: str, threads: Mapping[str, int], _target: tvm.target.Target) -> tuple[Kernel, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,13 +16,13 @@ from conformance.support.assembly import assembly, product_loops
 from conformance.support.bf16 import SMALLEST, Processor, linear, product, rounded
 from conformance.support.kernels import functions_of, lowered, machine_of, run
 from conformance.support.operators import normal
+from conformance.support.place import cpu_target, executes
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS, ROUNDED_OPERANDS
 from harness.lowering.route import Route, lower
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
 from harness.parity.verdict import judge
-from harness.runtime.cpu import cpu_features
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.bf16 import arithmetic
@@ -42,25 +40,25 @@ def target_for(cpu: str) -> tvm.target.Target:
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": TRIPLES.get(cpu, "x86_64-linux-gnu")})
 
 
-def runs(*features: str) -> pytest.MarkDecorator:
-    missing = set(features) - (cpu_features() or frozenset())
-    here = platform.machine() == "x86_64" and not missing
-    return pytest.mark.skipif(not here, reason=f"this machine lacks {', '.join(sorted(missing))}")
+def runs(*cpus: str) -> pytest.MarkDecorator:
+    lacking = [cpu for cpu in cpus if not executes(target_for(cpu))]
+    return pytest.mark.skipif(bool(lacking), reason=f"this machine does not execute code for {' and '.join(lacking)}")
 
 
-ON_X86 = [
-    pytest.param("cooperlake", Processor(flushes=True), marks=runs("avx512f", "avx512bf16"), id="dot products"),
-    pytest.param("x86-64-v4", Processor(), marks=runs("avx512f"), id="shifts with AVX-512"),
-    pytest.param("x86-64-v3", Processor(), marks=runs("avx2"), id="shifts with AVX2"),
-    pytest.param("x86-64", Processor(fuses=False), marks=runs(), id="shifts with SSE"),
+EXECUTED = [
+    pytest.param("cooperlake", Processor(flushes=True), marks=runs("cooperlake"), id="dot products"),
+    pytest.param("x86-64-v4", Processor(), marks=runs("x86-64-v4"), id="shifts with AVX-512"),
+    pytest.param("x86-64-v3", Processor(), marks=runs("x86-64-v3"), id="shifts with AVX2"),
+    pytest.param("x86-64", Processor(fuses=False), marks=runs("x86-64"), id="shifts with SSE"),
+    pytest.param("neoverse-n1", Processor(), marks=runs("neoverse-n1"), id="shifts with NEON"),
 ]
-on_x86 = pytest.mark.parametrize(("cpu", "processor"), ON_X86)
+executed = pytest.mark.parametrize(("cpu", "processor"), EXECUTED)
 
 
 # --- bit for bit ---
 
 
-@on_x86
+@executed
 @few
 @given(rows=EXTENTS, columns=EXTENTS, depth=DEPTHS)
 def test_a_linear_layer_is_what_numpy_emulates(
@@ -71,7 +69,7 @@ def test_a_linear_layer_is_what_numpy_emulates(
     np.testing.assert_array_equal(actual, product(x, weight, processor))
 
 
-@on_x86
+@executed
 def test_sums_of_several_chunks(cpu: str, processor: Processor) -> None:
     x, weight = normal((25, 1250)), rounded(normal((70, 1250), 1))
     actual = run(linear, [x], [weight], target_for(cpu))
@@ -89,7 +87,7 @@ def extreme(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return values
 
 
-@on_x86
+@executed
 def test_denormals_infinities_and_nan(cpu: str, processor: Processor) -> None:
     """Two terms, so that no large one hides the small ones."""
     x, weight = extreme((600, 2), 0), rounded(extreme((70, 2), 1))
@@ -100,19 +98,19 @@ def test_denormals_infinities_and_nan(cpu: str, processor: Processor) -> None:
     np.testing.assert_array_equal(run(linear, [x], [weight], target_for(cpu)), expected)
 
 
-@runs("avx2")
-def test_activations_are_rounded_to_the_nearest_and_ties_to_even() -> None:
+@pytest.mark.parametrize("cpu", [pytest.param(cpu, marks=runs(cpu)) for cpu in ("x86-64-v3", "neoverse-n1")])
+def test_activations_are_rounded_to_the_nearest_and_ties_to_even(cpu: str) -> None:
     """Numbers between two neighbours, times one: what is multiplied is what `ml_dtypes` rounds to."""
     bits = np.arange(0x3F800000, 0x3F830000, 0x0FFF, np.uint32)
     values = np.concatenate([bits, bits | 0x8000, [0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF, 0xFF800000]])
     x = np.zeros((values.size, 2), np.float32)
     x[:, 1] = values.astype(np.uint32).view(np.float32)
-    (one,) = run(linear, [x], [rounded(np.array([[0.0, 1.0]], np.float32))], target_for("x86-64-v3")).T
+    (one,) = run(linear, [x], [rounded(np.array([[0.0, 1.0]], np.float32))], target_for(cpu)).T
     with np.errstate(over="ignore", invalid="ignore"):
         np.testing.assert_array_equal(one, x[:, 1].astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-@runs("avx512f", "avx512bf16")
+@runs("cooperlake", "x86-64-v4")
 def test_both_arithmetics_agree_where_nothing_is_denormal() -> None:
     x, weight = normal((50, 770), 3), rounded(normal((40, 770), 4))
     results = [run(linear, [x], [weight], target_for(cpu)) for cpu in ("cooperlake", "x86-64-v4")]
@@ -182,7 +180,7 @@ class Mixed(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.wide(x))), attended @ x.mT
 
 
-@pytest.mark.parametrize("cpu", [param.values[0] for param in ON_X86[1:3]])
+@pytest.mark.parametrize("cpu", ["x86-64-v4", "x86-64-v3", "neoverse-n1"])
 def test_linear_layers_alone_are_half_and_the_rest_is_no_less_accurate(cpu: str) -> None:
     target, block = target_for(cpu), Mixed().eval()
     args, names = (torch.randn(1, 8, 9, 11, generator=torch.Generator().manual_seed(1)),), ("x", "scores")
@@ -190,7 +188,7 @@ def test_linear_layers_alone_are_half_and_the_rest_is_no_less_accurate(cpu: str)
     module = cpu_pipeline(target)(made.module)
     compiled = functions_of(module)
     assert {name for name in compiled if name.startswith("matmul_bf16")} and "matmul" in compiled
-    if any(mark.args[0] for param in ON_X86 if param.values[0] == cpu for mark in param.marks):
+    if not executes(target):
         pytest.skip("this machine cannot run it")
     machine = machine_of(module, target)
     weights = list(machine["main_transform_params"]([tvm.runtime.tensor(a) for a in made.parameters().values()]))
@@ -248,7 +246,7 @@ def test_what_falls_to_tvm_is_as_in_fp32() -> None:
         with builder.dataflow():
             result = builder.emit_output(builder.emit(linear(x, w)))
         builder.emit_func_output(result)
-    target = target_for("x86-64-v3")
+    target = cpu_target()
     machine = machine_of(cpu_pipeline(target)(builder.get()), target)
     weight = rounded(normal((32, 64), 1))
     loaded = list(machine["main_transform_params"]([tvm.runtime.tensor(weight)]))

@@ -18,16 +18,16 @@ from tvm import relax, tirx
 from conformance.support.assembly import assembly
 from conformance.support.kernels import lowered
 from conformance.support.operators import EPSILON, compiled, error_ratio, module_of, normal, rms
+from conformance.support.place import cpu_target, functions, virtual_machine
 from harness.schedules.common.kernel_info import info_of
 from harness.schedules.cpu.elementwise import schedule_function, schedule_remaining
-from harness.targets import TARGETS
 
 extents = st.sampled_from([1, 2, 3, 7, 16, 33, 96, 257])
 
 
 def fused(operator: Callable[..., relax.Expr], *shapes: tuple[int, ...], dtype: str = "float32") -> tvm.IRModule:
     """TVM's own legalization and fusion of the operator: what the schedule finds."""
-    with TARGETS["llvm"].tvm_target():
+    with cpu_target():
         return tvm.transform.Sequential(
             [
                 relax.transform.LegalizeOps(),
@@ -39,8 +39,8 @@ def fused(operator: Callable[..., relax.Expr], *shapes: tuple[int, ...], dtype: 
 
 
 def executable(module: tvm.IRModule) -> Callable[..., np.ndarray]:
-    target = TARGETS["llvm"].tvm_target()
-    machine = relax.VirtualMachine(relax.build(module, target), tvm.cpu())
+    target = cpu_target()
+    machine = virtual_machine(relax.build(module, target), target)
 
     def run(*arrays: np.ndarray) -> np.ndarray:
         return machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C"), tvm.cpu()) for a in arrays]).numpy()
@@ -315,7 +315,7 @@ def test_loops_with_symbolic_extents_run_in_parallel() -> None:
 def test_unusual_functions_compile_and_keep_their_results(name: str) -> None:
     function = _unusual()[name]()
     scheduled = schedule_function(function)
-    target = TARGETS["llvm"].tvm_target()
+    target = cpu_target()
     rng = np.random.default_rng(0)
     arrays: dict[str, list[np.ndarray]] = {
         "dynamic": [normal((77,)), np.zeros(77, np.float32)],
@@ -335,7 +335,8 @@ def test_unusual_functions_compile_and_keep_their_results(name: str) -> None:
     outcome = []
     for candidate in (function, scheduled):
         tensors = [tvm.runtime.tensor(a, tvm.cpu()) for a in arrays[name]]
-        tvm.compile(tvm.IRModule({"main": candidate.with_attr("global_symbol", "main")}), target)["main"](*tensors)
+        compiled_alone = tvm.compile(tvm.IRModule({"main": candidate.with_attr("global_symbol", "main")}), target)
+        functions(compiled_alone, target)["main"](*tensors)
         outcome.append(tensors[-1].numpy().copy())
     np.testing.assert_allclose(outcome[1], outcome[0], rtol=1e-6, atol=1e-6)
     assert np.any(outcome[0])

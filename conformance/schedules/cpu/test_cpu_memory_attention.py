@@ -13,13 +13,13 @@ from torch.nn import functional
 
 from conformance.support.attention import kernels
 from conformance.support.kernels import functions_of, hold_result, machine_of
+from conformance.support.place import cpu_target
 from harness.core.subject import Axis
 from harness.lowering.frontends.torch_export import export_program
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.route import Route
 from harness.models.sam3.upstream import upstream
 from harness.schedules.cpu import cpu_pipeline
-from harness.targets import TARGETS
 
 SIDE, MEMORIES, POINTERS = 36, 3, 8
 """Tokens of an image's side, memories of such images, and keys that are not rotated."""
@@ -58,7 +58,7 @@ def test_upstreams_memory_attention() -> None:
     inputs = tuple(torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)) for shape in lengths)
     with upstream(), STRATEGIES["real"].apply(module):
         lowered, values = STRATEGIES["real"].import_program(export_program(module, inputs))
-    lowered = cpu_pipeline(TARGETS["llvm"].tvm_target())(lowered)
+    lowered = cpu_pipeline(cpu_target())(lowered)
     (info,) = kernels(lowered)
     assert info.decisions["packed"] == "by block" and info.decisions["values"] == "projected afterwards"
     assert info.extents["width"] == 64
@@ -123,7 +123,7 @@ def test_one_program_for_every_bank() -> None:
     route = Route()
     with upstream():
         program = route.lower(route.export(module, bank(2, 4), axes))
-    lowered = cpu_pipeline(TARGETS["llvm"].tvm_target())(program.module)
+    lowered = cpu_pipeline(cpu_target())(program.module)
     assert {name.rstrip("0123456789") for name in functions_of(lowered)} == {"attention", "matmul_add", "pack"}
     machine = machine_of(lowered)
     weights = machine["main_transform_params"]([tvm.runtime.tensor(x) for x in program.parameters().values()])

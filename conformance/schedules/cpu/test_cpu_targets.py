@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from tvm import relax, te, tirx
 from conformance.support.assembly import Instruction, ProductLoop, assembly, full_vector, product_loops
 from conformance.support.kernels import hold, lowered, lowered_for
 from conformance.support.operators import normal
+from conformance.support.place import executes
 from harness.runtime.loading import cpu_problem
 from harness.schedules.common.code_generation import generate
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile, vector_unit
@@ -122,10 +122,11 @@ KERNELS = {
 }
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="code for x86-64 runs on x86-64 only")
-@pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v3", "neoverse-n1"])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_kernels_for_processors_without_avx512(kernel: Kernel, cpu: str) -> None:
+    if not executes(target_for(cpu)):
+        pytest.skip(f"this machine does not execute code for {cpu}")
     hold(kernel.operator, kernel.reference, kernel.inputs, kernel.weights, target=target_for(cpu), large=True)
 
 

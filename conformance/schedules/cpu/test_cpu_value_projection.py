@@ -16,11 +16,11 @@ from tvm import relax, tirx
 from conformance.support.attention import kernels
 from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
+from conformance.support.place import cpu_target
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.common.provenance import How, Operator, trace
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.rewrite import workloads
-from harness.targets import TARGETS
 
 op = relax.op
 
@@ -258,7 +258,7 @@ def test_not_where_something_else_reads_the_values(where: str) -> None:
 
 
 def operators_of(inputs: list[np.ndarray], weights: list[np.ndarray]) -> list[Operator]:
-    target = TARGETS["llvm"].tvm_target()
+    target = cpu_target()
     return trace(imported(inputs, weights), cpu_pipeline(target), target)
 
 
@@ -285,7 +285,7 @@ def test_the_layer_is_folded_into_the_kernels_that_do_it() -> None:
 
 def test_what_can_be_tuned_is_what_runs() -> None:
     """The product has as many rows as there are queries, and there is none with as many as keys."""
-    found = [workload.key for workload in workloads(imported(*tensors(50, 600, 16, 64)), TARGETS["llvm"].tvm_target())]
+    found = [workload.key for workload in workloads(imported(*tensors(50, 600, 16, 64)), cpu_target())]
     assert sorted(found) == ["attention 1x1 50x600x32 to 16", "product 1x50x16x64 left"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import platform
 import shutil
 import tempfile
 from pathlib import Path
@@ -83,5 +82,5 @@ def compiled(module: DeviceModule, kind: str, *options: str) -> tvm.runtime.Modu
     messages = run_clang([*OPTIONS, f"-I{HEADERS / 'cuda'}", *options, "-c", "-o", str(binary), str(source)])
     if messages:
         raise RuntimeError(f"clang rejected the generated kernels: {messages[:4000]}")
-    link(str(library), [str(binary)], for_macos=platform.system() == "Darwin")
+    link(str(library), [str(binary)])
     return tvm_ffi.load_module(str(library))

@@ -57,9 +57,10 @@ class Description:
     def processors(self) -> Processors:
         """What to compile for on a machine like this one.
 
-        LLVM's names of CPUs are those of one architecture: the device's CPU is left out on a machine of another one.
+        LLVM's names of CPUs are those of one architecture, except for `generic`, which is left out where it would mean
+        another one.
         """
-        cpu = self.mcpu if self.architecture == architecture() else None
+        cpu = None if self.mcpu == "generic" and self.architecture != architecture() else self.mcpu
         return Processors(cpu, self.cuda_arch or None)
 
     def to_json(self) -> str:

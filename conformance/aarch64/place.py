@@ -1,0 +1,126 @@
+"""The emulated machine as a place where the tests of the CPU kernels run what they compile."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from conformance.aarch64.environment import Machine, environment
+from harness.core.processors import Processors
+from harness.targets import TARGETS
+from harness.targets.compiling import export_library
+
+
+class EmulatedPlace:
+    """Compiles for the processors of an AArch64 machine, and calls what was compiled there.
+
+    Attributes:
+        calls: How many calls there were.
+    """
+
+    def __init__(self, machine: Machine, processors: Processors) -> None:
+        self.calls = 0
+        self._machine = machine
+        self._processors = processors
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="sam3-tvm-aarch64-")
+        self._made = 0
+
+    def target(self) -> tvm.target.Target:
+        return TARGETS["llvm"].tvm_target(self._processors)
+
+    def runs(self, target: tvm.target.Target) -> bool:
+        """Whether code for a target is run there, and not on this machine."""
+        return str(target.attrs.get("mtriple", "")).startswith("aarch64-linux")
+
+    def virtual_machine(self, executable: Any, target: tvm.target.Target) -> Functions:
+        return Functions(self, self._loaded("machine", executable, target))
+
+    def module(self, compiled: Any, target: tvm.target.Target) -> Functions:
+        return Functions(self, self._loaded("module", compiled, target))
+
+    def _loaded(self, kind: str, compiled: Any, target: tvm.target.Target) -> int:
+        self._made += 1
+        library = Path(self._folder.name) / f"{self._made}.so"
+        export_library(compiled, target, library)
+        number = self.ask(kind, str(library))
+        library.unlink()
+        return int(number)
+
+    def ask(self, *request: Any) -> Any:
+        """Sends a request to the worker, which is started for the first one.
+
+        Raises:
+            RuntimeError: What was called raised there, or the worker died of it.
+        """
+        if self._process is None:
+            command = [str(self._machine.python), "-m", "conformance.aarch64.worker"]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment())
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            pickle.dump(request, process.stdin, protocol=5)
+            process.stdin.flush()
+            kind, value = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError):
+            code = process.wait()
+            self._end()
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise RuntimeError(f"the AArch64 process died of {how}; machines made before this are gone") from None
+        except BaseException:  # interrupted: its next answer would be this one's
+            self._end()
+            raise
+        if kind == "error":
+            raise RuntimeError(f"on AArch64: {value}")
+        return value
+
+    def close(self) -> None:
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
+
+
+class Functions:
+    """The functions of a library there, by name; they take and give tensors of this machine."""
+
+    def __init__(self, place: EmulatedPlace, number: int) -> None:
+        self._place = place
+        self._number = number
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        self._place.calls += 1
+        result, after = self._place.ask("call", self._number, name, [_sent(argument) for argument in arguments])
+        for argument, values in zip(arguments, after, strict=True):
+            if isinstance(argument, tvm.runtime.Tensor) and argument.numpy().tobytes() != values.tobytes():
+                argument.copyfrom(values)
+        return _received(result)
+
+
+def _sent(value: Any) -> Any:
+    if isinstance(value, tvm.runtime.Tensor):
+        return value.numpy()
+    return [_sent(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _received(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return tvm.runtime.tensor(value)
+    return [_received(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,72 @@
+"""Where tests of the CPU kernels run what they compile: on this machine, or on another one that pytest was told of."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import tvm
+from tvm import relax
+
+from harness.runtime.loading import cpu_problem
+from harness.targets import TARGETS
+from harness.targets.compiling import platform_of, required_cpu
+from harness.targets.linking import this_platform
+
+
+class Place(Protocol):
+    """A machine that runs compiled code; `conformance.aarch64.place` is one."""
+
+    def target(self) -> tvm.target.Target:
+        """What to compile for."""
+
+    def runs(self, target: tvm.target.Target) -> bool:
+        """Whether code for this target is run there, and not on this machine."""
+
+    def virtual_machine(self, executable: Any, target: tvm.target.Target) -> Any:
+        """TVM's virtual machine there: functions by name."""
+
+    def module(self, compiled: Any, target: tvm.target.Target) -> Any:
+        """A compiled module there: functions by name, which write into their last arguments."""
+
+
+_place: Place | None = None
+
+
+def choose(place: Place | None) -> None:
+    """Chooses where kernels run from now on; None is this machine."""
+    global _place
+    _place = place
+
+
+def cpu_target() -> tvm.target.Target:
+    """The target of the CPU that kernels run on."""
+    return TARGETS["llvm"].tvm_target() if _place is None else _place.target()
+
+
+def any_cpu_target() -> tvm.target.Target:
+    """The target of code for every CPU of that architecture."""
+    triple = cpu_target().attrs.get("mtriple")
+    return tvm.target.Target({"kind": "llvm"} | ({} if triple is None else {"mtriple": str(triple)}))
+
+
+def executes(target: tvm.target.Target) -> bool:
+    """Whether code for a target can be run, on this machine or where kernels run."""
+    if _place is not None and _place.runs(target):
+        return True
+    return platform_of(target) == this_platform() and cpu_problem(*required_cpu(target)) is None
+
+
+def virtual_machine(executable: Any, target: tvm.target.Target | None = None) -> Any:
+    """The virtual machine that runs what was built for a target, by default for `cpu_target`."""
+    target = target or cpu_target()
+    if _place is not None and _place.runs(target):
+        return _place.virtual_machine(executable, target)
+    return relax.VirtualMachine(executable, tvm.cpu())
+
+
+def functions(compiled: Any, target: tvm.target.Target | None = None) -> Any:
+    """The functions of a module that was compiled for a target, by default for `cpu_target`; by name."""
+    target = target or cpu_target()
+    if _place is not None and _place.runs(target):
+        return _place.module(compiled, target)
+    return compiled
