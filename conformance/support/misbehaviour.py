@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.verify import stages
 
 Enter = Callable[[str], None]
 
@@ -66,6 +65,8 @@ def what_was_loaded(_: object, enter: Enter) -> tuple[int, list[int]]:
 
 def load_libraries(_: object, enter: Enter) -> tuple[set[str], list[str]]:
     """Large modules that are there after `harness.verify.stages.load_libraries`, and the threads."""
+    from harness.verify import stages
+
     stages.load_libraries()
     return {"torch", "tvm", "sam3"} & set(sys.modules), [thread.name for thread in threading.enumerate()]
 
