@@ -30,9 +30,13 @@ LONGEST = (
     "test_interactive_subject.py",
     "test_tuning_search.py",
     "test_operators.py",
+    "test_tuning_remote.py",
+    "test_tuning_command.py",
+    "test_other_cpus.py",
 )
-"""Files that take minutes: the first that processes of pytest-xdist get.
+"""Files that take minutes, and those that take half a minute and would come last by their names.
 
+They are the first that processes of pytest-xdist get, so that all end at nearly the same time.
 The first two are of different processes: one makes the arrays that `test_end_to_end.py` reads from the cache, the other
 one the artifact, for which everybody else would wait.
 """
