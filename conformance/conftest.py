@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -76,12 +77,26 @@ LONGEST = (
     "test_interactive_subject.py",
     "test_tuning_search.py",
     "test_operators.py",
+    "test_tuning_remote.py",
+    "test_tuning_command.py",
+    "test_other_cpus.py",
 )
-"""Files that take minutes: the first that processes of pytest-xdist get.
+"""Files that take minutes, and those that take half a minute and would come last by their names.
 
+They are the first that processes of pytest-xdist get, so that all end at nearly the same time.
 The first two are of different processes: one makes the arrays that `test_end_to_end.py` reads from the cache, the other
 one the artifact, for which everybody else would wait.
 """
+
+
+gc.disable()  # while test modules and their libraries are imported: collections would take a quarter of that time
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so that collections, one after each module at least, need not go through it."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

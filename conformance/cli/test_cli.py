@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,44 +42,51 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> 
         assert word in done.stderr, done.stderr
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A run of two cases at a time: the folder of its report, and what it printed."""
+
+    report: Path
+    printed: str
+
+
 @pytest.fixture(scope="module")
-def verified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run; its outputs are the last that were saved when the first test asks for it."""
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Verified:
+    """Its outputs are the last that were saved when the first test asks for it."""
     report = tmp_path_factory.mktemp("verified") / "report"
-    done = sam3_tvm("verify", *QUICK, "--report", str(report))
+    done = sam3_tvm("verify", *TWO_AT_A_TIME, "--report", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
-    return report
+    return Verified(report, done.stdout)
 
 
-def test_saved_outputs_can_be_judged_again(verified: Path, tmp_path: Path) -> None:
+def test_saved_outputs_can_be_judged_again(verified: Verified, tmp_path: Path) -> None:
     again = sam3_tvm("verify", *QUICK, "--judge-saved", "--report", str(tmp_path))
     assert again.returncode == 0, again.stdout + again.stderr
-    cases = [read_report(folder / "verification_report.json")["cases"][0] for folder in (verified, tmp_path)]
+    reports = (verified.report, tmp_path)
+    cases = [read_report(folder / "verification_report.json")["cases"][0] for folder in reports]
     assert cases[0]["outputs"] == cases[1]["outputs"]
     assert "compile" in cases[0]["seconds"]
     assert "compile" not in cases[1]["seconds"]
 
 
-def test_verify_writes_a_report_and_exits_0(verified: Path) -> None:
-    report = read_report(verified / "verification_report.json")
-    assert report["summary"]["passed"] == 1
+def test_verify_writes_a_report_and_exits_0(verified: Verified) -> None:
+    report = read_report(verified.report / "verification_report.json")
+    assert report["summary"]["passed"] == 2
     assert [output["verdict"] for output in report["cases"][0]["outputs"]] == ["strict", "strict"]
-    page = (verified / "VERIFICATION_REPORT.md").read_text(encoding="utf-8")
+    page = (verified.report / "VERIFICATION_REPORT.md").read_text(encoding="utf-8")
     assert "box_head" in page
-    assert sorted(path.name for path in verified.iterdir()) == [
+    assert sorted(path.name for path in verified.report.iterdir()) == [
         "VERIFICATION_REPORT.md",
         "verification_report.html",
         "verification_report.json",
     ]
 
 
-def test_cases_that_run_at_a_time_are_reported_in_order(tmp_path: Path) -> None:
-    done = sam3_tvm("verify", *TWO_AT_A_TIME, "--report", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    cases = read_report(tmp_path / "verification_report.json")["cases"]
+def test_cases_that_run_at_a_time_are_reported_in_order(verified: Verified) -> None:
+    cases = read_report(verified.report / "verification_report.json")["cases"]
     assert [case["component"] for case in cases] == ["box_head", "scoring_head"]
     assert [case["status"] for case in cases] == ["passed", "passed"]
-    assert all(f"✓ {component}-real-llvm-shallow" in done.stdout for component in ("scoring_head", "box_head"))
+    assert all(f"✓ {component}-real-llvm-shallow" in verified.printed for component in ("scoring_head", "box_head"))
 
 
 def test_verify_with_a_checkpoint(tmp_path: Path) -> None:

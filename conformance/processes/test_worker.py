@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -29,18 +30,24 @@ from harness.verify.runner import Limits, libraries_loaded, verify_case
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_behind(tmp_path, monkeypatch):
-    """No process and no file may outlive a call."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
+@contextmanager
+def no_traces(folder: Path) -> Iterator[None]:
+    """No process and no file in the folder for temporary ones may outlive what is called inside."""
+    folder.mkdir()
     before = set(psutil.Process().children(recursive=True))
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setenv("TMPDIR", str(folder))
+        yield
     assert [p for p in psutil.Process().children(recursive=True) if p not in before] == []
     # PyTorch makes a folder for what it compiles as soon as it is imported, and keeps it.
-    left = [path.name for path in (tmp_path / "temporary").iterdir() if not path.name.startswith("torchinductor_")]
-    assert left == []
+    assert [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
+    with no_traces(tmp_path / "temporary"):
+        yield
 
 
 class Call(Protocol):
@@ -93,10 +100,10 @@ def test_stages_are_seen_while_the_child_runs(call):
     assert seen["import"] - seen["build"] > 0.02  # not all at once, at the end
 
 
-@pytest.mark.parametrize("how", ["returns", "waits", "dies"])
+@pytest.mark.parametrize("how", ["returns", "dies"])
 def test_temporary_files_go_with_the_call(call, how):
     """That none is left is seen by a fixture."""
-    result = call("leave_files", how, timeout=60 if how != "waits" else 3)
+    result = call("leave_files", how)
     assert result.stage == "left"
     assert how != "returns" or not Path(result.value).exists()
 
@@ -124,13 +131,71 @@ def test_a_child_that_leaves_without_an_answer_has_crashed(call, code):
     assert f"exit code {code}" in result.error.message
 
 
-@pytest.mark.parametrize("function", ["hang_in_python", "hang_in_native_code"])
-def test_a_hang_ends_at_the_time_limit(call, function):
-    start = time.monotonic()
-    result = call(function, timeout=5)
-    assert 5 <= time.monotonic() - start < 60
-    assert (result.kind, result.error.type, result.stage) == (WorkerEnd.TIMED_OUT, "TimeLimit", "hanging")
-    assert "still running after 5 s, in stage hanging" in result.error.message
+LIMIT = 8
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A call that did not end by itself.
+
+    Attributes:
+        result: What it ended with.
+        seconds: How long it took.
+        is_gone: Whether the grandchild had ended by then; True if there was none.
+    """
+
+    result: WorkerResult
+    seconds: float
+    is_gone: bool
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Hung]:
+    """Everything that hangs until its time limit, spawned and forked, all at the same time."""
+    folder = tmp_path_factory.mktemp("hung")
+
+    def call(kind: str, name: str, template: Template) -> Hung:
+        pid = folder / f"{kind} {name}"
+        function, argument = {
+            "python": ("hang_in_python", None),
+            "native code": ("hang_in_native_code", None),
+            "stays": ("spawn_a_stubborn_grandchild", (pid, "stays", True)),
+            "leaves": ("spawn_a_stubborn_grandchild", (pid, "leaves", True)),
+            "files": ("leave_files", "waits"),
+        }[name]
+        start = time.monotonic()
+        result = run_isolated(
+            f"conformance.support.misbehaviour:{function}",
+            argument,
+            timeout=LIMIT,
+            template=template if kind == "forked" else None,
+        )
+        seconds = time.monotonic() - start
+        return Hung(result, seconds, not pid.exists() or is_gone(int(pid.read_text())))
+
+    names = [(kind, name) for kind in ("spawned", "forked") for name in HANGING]
+    with (
+        no_traces(folder / "temporary"),
+        closing(Template("conformance.support.misbehaviour:load")) as template,
+        ThreadPoolExecutor(len(names)) as pool,
+    ):
+        return dict(zip(names, pool.map(lambda each: call(*each, template), names), strict=True))
+
+
+HANGING = {"python": "hanging", "native code": "hanging", "stays": "spawned", "leaves": "spawned", "files": "left"}
+"""What hangs, in Python, in native code, waiting for a grandchild, with temporary files; and the stage it is in."""
+
+
+@pytest.mark.parametrize("kind", ["spawned", "forked"])
+@pytest.mark.parametrize("name", HANGING)
+def test_a_hang_ends_at_the_time_limit(hung, name, kind):
+    """With its grandchild, in its process group or out of it; that no file is left is seen by the fixture."""
+    ended, stage = hung[kind, name], HANGING[name]
+    assert LIMIT <= ended.seconds < 60
+    assert (ended.result.kind, ended.result.error.type) == (WorkerEnd.TIMED_OUT, "TimeLimit")
+    assert ended.result.stage == stage
+    assert f"still running after {LIMIT} s, in stage {stage}" in ended.result.error.message
+    assert ended.is_gone
 
 
 def test_another_thread_ends_a_call(call, tmp_path):
@@ -205,6 +270,11 @@ def test_an_unknown_module():
     assert (result.kind, result.error.type) == (WorkerEnd.FAILED, "ModuleNotFoundError")
 
 
+def test_garbage_is_collected(call):
+    """A template loads without collections."""
+    assert call("collects_garbage").value is True
+
+
 def test_a_child_that_reads_its_input_gets_nothing(call):
     assert call("read_stdin").value == ""
 
@@ -234,13 +304,11 @@ def test_output_of_any_size_ends_in_a_short_tail(call):
 
 
 @pytest.mark.parametrize("leaves", ["stays", "leaves"])
-@pytest.mark.parametrize("waits", [True, False], ids=["hangs", "returns"])
-def test_a_grandchild_dies_with_its_parent(call, tmp_path, leaves, waits):
-    """Whether the child waits for it until the time limit or returns without it, in its process group or out of it."""
+def test_a_grandchild_dies_with_a_parent_that_returns(call, tmp_path, leaves):
+    """In its process group or out of it; the child that waits for it is among those that hang."""
     path = tmp_path / "pid"
-    result = call("spawn_a_stubborn_grandchild", (path, leaves, waits), timeout=8 if waits else 60)
-    assert result.kind is (WorkerEnd.TIMED_OUT if waits else WorkerEnd.OK)
-    assert result.stage == "spawned"
+    result = call("spawn_a_stubborn_grandchild", (path, leaves, False))
+    assert (result.kind, result.stage) == (WorkerEnd.OK, "spawned")
     assert is_gone(int(path.read_text()))
 
 

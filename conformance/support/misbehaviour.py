@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.verify import stages
 
 Enter = Callable[[str], None]
 
@@ -64,8 +64,15 @@ def what_was_loaded(_: object, enter: Enter) -> tuple[int, list[int]]:
     return os.getpid(), traces
 
 
+def collects_garbage(_: object, enter: Enter) -> bool:
+    enter("looking")
+    return gc.isenabled()
+
+
 def load_libraries(_: object, enter: Enter) -> tuple[set[str], list[str]]:
     """Large modules that are there after `harness.verify.stages.load_libraries`, and the threads."""
+    from harness.verify import stages
+
     stages.load_libraries()
     return {"torch", "tvm", "sam3"} & set(sys.modules), [thread.name for thread in threading.enumerate()]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +53,23 @@ def running() -> Iterator[None]:
 
 
 def video_model() -> Any:
-    """Upstream's video model of the shallow scale."""
-    return build_video_model(interactive_model(), "shallow")
+    """Upstream's video model of the shallow scale; a picture is encoded once, whichever session it is in."""
+    model = build_video_model(interactive_model(), "shallow")
+    _encodes_once(model.detector.backbone)
+    return model
+
+
+def _encodes_once(backbone: Any) -> None:
+    """The features of a picture follow from its pixels alone; whoever asks for them gets copies."""
+    encode, known = backbone.forward_image, dict[str, Any]()
+
+    def forward_image(samples: torch.Tensor) -> Any:
+        digest = hashlib.sha256(samples.contiguous().numpy()).hexdigest()
+        if digest not in known:
+            known[digest] = encode(samples)
+        return deepcopy(known[digest])
+
+    backbone.forward_image = forward_image
 
 
 class UpstreamSession:
