@@ -68,7 +68,7 @@ def read_arrays(path: Path, tag: str = "") -> dict[str, Array]:
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            stored = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         if metadata.get("format") != _FORMAT or metadata.get("tag") != tag:
             raise CorruptFile(f"{path} is of another format or belongs to another key")
         checksum = metadata.pop("sha256", "")
