@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -40,6 +41,16 @@ They are the first that processes of pytest-xdist get, so that all end at nearly
 The first two are of different processes: one makes the arrays that `test_end_to_end.py` reads from the cache, the other
 one the artifact, for which everybody else would wait.
 """
+
+
+gc.disable()  # while test modules and their libraries are imported: collections would take a quarter of that time
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so that collections, one after each module at least, need not go through it."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -270,6 +270,11 @@ def test_an_unknown_module():
     assert (result.kind, result.error.type) == (WorkerEnd.FAILED, "ModuleNotFoundError")
 
 
+def test_garbage_is_collected(call):
+    """A template loads without collections."""
+    assert call("collects_garbage").value is True
+
+
 def test_a_child_that_reads_its_input_gets_nothing(call):
     assert call("read_stdin").value == ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -61,6 +62,11 @@ def what_was_loaded(_: object, enter: Enter) -> tuple[int, list[int]]:
     """This process, and those in which `load` ran before it was forked."""
     enter("looking")
     return os.getpid(), traces
+
+
+def collects_garbage(_: object, enter: Enter) -> bool:
+    enter("looking")
+    return gc.isenabled()
 
 
 def load_libraries(_: object, enter: Enter) -> tuple[set[str], list[str]]:
