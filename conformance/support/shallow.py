@@ -36,20 +36,27 @@ class _Shallow:
     def interactive(self) -> Any:
         return build_model("shallow", 0, weights=self._weights, interactive=True)
 
+    @property
+    def _case(self) -> Case:
+        return Case("", "real", "llvm", "shallow", weights=self._weights)
+
     @cached_property
     def photograph(self) -> Activations:
+        """Of the vision transformer, which is most of it, there may be the outputs of an earlier run."""
+        from harness.files import cache_root
         from harness.models.sam3.capture import capture, load_prompts
+        from harness.models.sam3.source import shared_trunk
+        from harness.parity.cache import ArrayCache
 
-        with upstream():
+        with upstream(), shared_trunk(self.model, ArrayCache(cache_root()), self._case, SEEDED):
             return capture(self.model, load_prompts())
 
     def captured(self, capture: Capture) -> Any:
         from harness.models.sam3 import source
 
         if capture not in self._captured:
-            case = Case("", "real", "llvm", "shallow", weights=self._weights)
             with upstream():
-                self._captured[capture] = source.captured(capture, case, SEEDED, self.interactive)
+                self._captured[capture] = source.captured(capture, self._case, SEEDED, self.interactive)
         return self._captured[capture]
 
 
