@@ -65,7 +65,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if PLACE in config.stash:
         terminalreporter.write_line(
-            f"AArch64, emulated: {len(config.stash[EXECUTED])} tests called compiled code there, "
+            f"AArch64, emulated: {len(config.stash[EXECUTED])} tests of the CPU kernels called code there, "
             f"{config.stash[PLACE].calls} times; the others compile only, or run on this machine"
         )
 
