@@ -2,11 +2,11 @@
 
 A call of a kernel is what it does alone (`serial`) and its parallel loops. The seconds of each part of a loop are
 measured (`perf/parts.py`) for the loop cut in as many parts as it would be cut in. Dynamic distribution is what
-libraries do (`harness/targets/parallel.py`): each part goes to the thread that is free first. Static distribution,
-for comparison, is what TVM's pool does by itself: each thread has one part, and the longest counts. What is assumed,
-because one machine cannot tell: every core is as fast as the one that measured, and its caches too; a kernel moves
-each of its operands through memory once; memory serves so many bytes a second for each core (`Machine`); and a loop
-costs what `launch_seconds` says.
+libraries do with long loops (`harness/targets/parallel.py`): each part goes to the thread that is free first. Static
+distribution, for comparison, is what TVM's pool does by itself: each thread has one part, and the longest counts.
+What is assumed, because one machine cannot tell: every core is as fast as the one that measured, and its caches too;
+a kernel moves each of its operands through memory once; memory serves so many bytes a second for each core
+(`Machine`); and a loop costs what `launch_seconds` says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.targets.parallel import parts_of_loop
+from harness.targets.parallel import LONG_SECONDS, parts_of_loop
 
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of threads that programs are replayed on."""
@@ -98,7 +98,9 @@ class Call:
         if threads == 1:
             return alone
         computing = self.serial + sum(
-            static_seconds(loop[threads]) if how == "static" else dynamic_seconds(loop[parts_of_loop(threads)], threads)
+            dynamic_seconds(loop[parts_of_loop(threads)], threads)
+            if how == "dynamic" and static_seconds(loop[threads]) >= LONG_SECONDS
+            else static_seconds(loop[threads])
             for loop in self.loops
         )
         memory = min(machine.seconds(self.moved, threads), alone)

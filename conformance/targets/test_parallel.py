@@ -17,7 +17,7 @@ from harness.runtime.loading import HAND_OUT_PARTS, open_library
 from harness.schedules.common.kernel import Argument, prim_func
 from harness.targets import HOST
 from harness.targets.compiling import build_library
-from harness.targets.parallel import parts_of_loop
+from harness.targets.parallel import LONG_SECONDS, parts_of_loop
 from perf.launching import LAUNCH, PART, VARIABLE, launched_by, on_threads
 
 TASKS = 64
@@ -58,36 +58,59 @@ def test_a_thread_that_is_free_takes_what_a_late_one_has_not_begun(threads: int,
     library, result = library_of(sleeping, tmp_path), tensor()
     naps = TASKS // 2 * NAP_SECONDS
     with handed_out(library, threads) as module:
+        loop = module.get_function("loop", query_imports=True)
+        loop(result)  # tells that it is long
         start = time.perf_counter()
-        module.get_function("loop", query_imports=True)(result)
+        loop(result)
         # All threads share the naps but for a part; TVM's own distribution leaves them to half of the threads.
         assert time.perf_counter() - start < naps / threads + 2 * naps / parts_of_loop(threads) + naps / 10
     assert result.numpy().tolist() == list(range(TASKS))
 
 
-def launch_of(library: Path, part: Callable[[int, int], int]) -> int:
-    """Runs a loop by the function that runs a library's loops; `part` gets its number and how many there are."""
-    run = PART(lambda number, group, _data: part(number, group.contents.num_task))
-    launch = LAUNCH(ctypes.c_void_p.in_dll(ctypes.CDLL(str(library)), VARIABLE).value)
-    return int(launch(ctypes.cast(run, ctypes.c_void_p), None, 0))
+class Launched:
+    """A loop of this library's, whose parts are those of a function."""
+
+    def __init__(self, library: Path, part: Callable[[int, int], int]) -> None:
+        """`part` gets its number and how many there are, and returns 0 or that it failed."""
+        self._part = PART(lambda number, group, _data: part(number, group.contents.num_task))
+        self._launch = LAUNCH(ctypes.c_void_p.in_dll(ctypes.CDLL(str(library)), VARIABLE).value)
+
+    def __call__(self) -> int:
+        return int(self._launch(ctypes.cast(self._part, ctypes.c_void_p), None, 0))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 16, 64])
-def test_a_loop_has_so_many_parts_each_of_them_once(threads: int, tmp_path: Path) -> None:
-    library, done = library_of(sleeping, tmp_path), []
+def test_a_loop_that_was_long_has_more_parts_and_each_of_them_once(threads: int, tmp_path: Path) -> None:
+    library = library_of(sleeping, tmp_path)
+    done: list[tuple[int, int]] = []
+
+    def part(number: int, count: int) -> int:
+        done.append((number, count))
+        time.sleep(2 * LONG_SECONDS if count == threads else 0)
+        return 0
+
     with handed_out(library, threads):
-        assert launch_of(library, lambda number, count: bool(done.append((number, count)))) == 0
-    count = parts_of_loop(threads)
-    assert sorted(done) == [(number, count) for number in range(count)]
+        loop = Launched(library, part)
+        for count in (threads, parts_of_loop(threads)):
+            done.clear()
+            assert loop() == 0
+            assert sorted(done) == [(number, count) for number in range(count)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_part_that_fails_is_told_and_the_next_loop_works(threads: int, tmp_path: Path) -> None:
-    library = library_of(sleeping, tmp_path)
-    last = parts_of_loop(threads) - 1
+    library, failed = library_of(sleeping, tmp_path), -1
+
+    def part(number: int, count: int) -> int:
+        time.sleep(2 * LONG_SECONDS if count == threads else 0)
+        return failed if number == count - 1 else 0
+
     with handed_out(library, threads):
-        assert launch_of(library, lambda number, count: -1 if number == last else 0) != 0
-        assert launch_of(library, lambda number, count: 0) == 0
+        loop = Launched(library, part)
+        assert loop() != 0
+        assert loop() != 0
+        failed = 0
+        assert loop() == 0
 
 
 def test_a_library_that_is_loaded_twice_hands_out_once(tmp_path: Path) -> None:
