@@ -332,7 +332,7 @@ ANY_KEYS = (
     AnyKeys("twice", 1, 20, 2, 32, twice=True),
     AnyKeys("half", 1, 40, 2, 32, torch.float16),
 )
-MANY = 20_000
+MANY = 8_000
 """Keys whose sums, one term after the other, are outside the gate."""
 
 
