@@ -27,6 +27,14 @@ def run_descending(request: tuple[str, str, list[np.ndarray], list[np.ndarray]],
     return run(request, announce)
 
 
+def run_each(request: tuple[str, str, list[list[np.ndarray]]], _announce: object) -> list[list[np.ndarray]]:
+    """Loads a library without parameters and runs it on several inputs, one after the other."""
+    kind, library, inputs = request
+    install(kind)
+    executable = Executable(Path(library), TARGETS[kind].device(), [])
+    return [executable.run(each) for each in inputs]
+
+
 def run_as_cpp(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], announce: object) -> list[np.ndarray]:
     """The same where a value that is not there may not be passed on, as C++ and Metal have it."""
     device.OPTIONS = (*device.OPTIONS, "-Xclang", "-enable-noundef-analysis")

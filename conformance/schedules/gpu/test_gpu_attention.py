@@ -5,13 +5,17 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import tvm
 from torch.nn.functional import scaled_dot_product_attention
+from tvm import relax, tirx
 
 from conformance.support.gpu_programs import (
     KINDS,
@@ -118,6 +122,8 @@ EXPRESSIONS = (
     attention("few queries", 2, 1, 6, 201, 64),
     attention("one key", 1, 1, 3, 1, 32),
     attention("odd heads", 1, 2, 20, 50, 21),
+    attention("wide head, bias", 2, 1, 18, 43, 256, random(1, 1, 18, 43, seed=4)),
+    attention("wide head, many keys", 1, 1, 17, 4200, 256),
     attention("large scores", 1, 2, 33, 70, 32, scale=300.0),
 )
 LARGE = EXPRESSIONS[-1]
@@ -253,8 +259,8 @@ def test_half_operands_are_multiplied_on_tensor_cores(dtype: str, tmp_path: Path
     skip_unless_emulated("cuda")
     chosen = [halved(expression, HALVES[dtype]) for expression in EXPRESSIONS if expression is not LARGE]
     kernels = infos_of(lowered(chosen, "cuda")).values()
-    few = {"one query", "few queries", "one key"}
-    assert [kernel.algorithm for kernel in kernels].count(TENSOR_CORES) == len(chosen) - len(few)
+    others = {"one query", "few queries", "one key", "wide head, bias", "wide head, many keys"}
+    assert [kernel.algorithm for kernel in kernels].count(TENSOR_CORES) == len(chosen) - len(others)
     for results in emulated(chosen, "cuda", tmp_path, ["run" if dtype == "float16" else "run_descending"]):
         for expression, actual in zip(chosen, results, strict=True):
             expected = expression.function(*expression.arguments).numpy()
@@ -265,6 +271,117 @@ def test_half_operands_are_multiplied_on_tensor_cores(dtype: str, tmp_path: Path
             assert np.isfinite(actual).all() and finite.all(), expression.name
             assert rms(actual - exact) <= ORACLE_R_RMS * rms(expected - exact), expression.name
             assert np.abs(actual - exact).max() <= ORACLE_R_INF * np.abs(expected - exact).max(), expression.name
+
+
+@dataclass(frozen=True)
+class AnyKeys:
+    """An attention [batch, position, head, channel] to any number of keys.
+
+    Attributes:
+        bias: There is one, of [1, 1, queries, keys].
+        causal: Query i sees keys up to the one that is as far from the last as query i is from the last one.
+        twice: All keys are there twice.
+    """
+
+    name: str
+    batch: int
+    queries: int
+    heads: int
+    channels: int
+    dtype: torch.dtype = torch.float32
+    bias: bool = False
+    causal: bool = False
+    twice: bool = False
+
+    def shapes(self, keys: Any) -> list[tuple[Any, ...]]:
+        """Of queries, keys, values and bias."""
+        others = (self.batch, keys, self.heads, self.channels)
+        bias = [(1, 1, self.queries, keys)] if self.bias else []
+        return [(self.batch, self.queries, *others[2:]), others, others, *bias]
+
+    def emit(self, q: relax.Expr, k: relax.Expr, v: relax.Expr, bias: relax.Expr | None = None) -> relax.Expr:
+        """On Relax."""
+        if self.twice:
+            k, v = (relax.op.concat([x, x], 1) for x in (k, v))
+        return relax.op.nn.attention(q, k, v, bias, causal_mask="BottomRight" if self.causal else None)
+
+    def reference(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """PyTorch's."""
+        if self.twice:
+            k, v = torch.cat((k, k), 1), torch.cat((v, v), 1)
+        if self.causal:
+            mask = torch.ones(self.queries, k.shape[1]).tril(k.shape[1] - self.queries).bool()
+        heads = [x.transpose(1, 2) for x in (q, k, v)]
+        return scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)
+
+    def expression(self, keys: int) -> Expression:
+        """With so many keys."""
+        arguments = [random(*shape, seed=n).to(self.dtype) for n, shape in enumerate(self.shapes(keys))]
+        return Expression(f"{self.name}, {keys} keys", self.reference, tuple(arguments))
+
+
+WIDE = AnyKeys("wide head", 1, 18, 1, 256)
+ANY_KEYS = (
+    WIDE,
+    AnyKeys("several heads", 2, 20, 3, 64),
+    AnyKeys("few queries", 1, 3, 2, 32),
+    AnyKeys("bias", 1, 20, 2, 32, bias=True),
+    AnyKeys("causal", 1, 20, 1, 16, causal=True),
+    AnyKeys("twice", 1, 20, 2, 32, twice=True),
+    AnyKeys("half", 1, 40, 2, 32, torch.float16),
+)
+MANY = 8_000
+"""Keys whose sums, one term after the other, are outside the gate."""
+
+
+def program_of_any_keys() -> tvm.IRModule:
+    """A function of all of them, whose number of keys is a variable."""
+    builder, keys = relax.BlockBuilder(), tirx.Var("keys", "int64")
+    parameters = [
+        [
+            relax.Var(f"x{i}_{n}", relax.TensorType(list(shape), str(each.dtype).removeprefix("torch.")))
+            for n, shape in enumerate(each.shapes(keys))
+        ]
+        for i, each in enumerate(ANY_KEYS)
+    ]
+    with builder.function("main", [x for own in parameters for x in own]):
+        with builder.dataflow():
+            results = [builder.emit(each.emit(*own)) for each, own in zip(ANY_KEYS, parameters, strict=True)]
+            result = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@emulation
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kernel_for_any_number_of_keys(kind: str, tmp_path: Path) -> None:
+    """One key; whole steps, one key more and one less; so many that sums need several levels."""
+    skip_unless_emulated(kind)
+    module = lower_module(program_of_any_keys(), TARGETS[kind], target_of(kind))
+    kernels = [info.algorithm for info in infos_of(module).values() if info.operator == "nn.attention"]
+    assert len(kernels) == len(ANY_KEYS) and kernels.count(TENSOR_CORES) == (kind == "cuda")
+    build_library(module, target_of(kind), tmp_path / "any.so", keep_source=True)
+    counts = (1, 63, 64, 65, MANY)
+    programs = [[each.expression(count) for each in ANY_KEYS] for count in counts]
+    inputs = [[argument.numpy() for e in program for argument in e.arguments] for program in programs]
+    ended = run_isolated("conformance.support.emulated:run_each", (kind, str(tmp_path / "any.so"), inputs), timeout=600)
+    assert ended.kind is WorkerEnd.OK, ended.error
+    for program, results in zip(programs, ended.value, strict=True):
+        for expression, actual in zip(program, results, strict=True):
+            hold(expression, actual)
+
+
+def test_many_keys_are_enough_to_tell_sums_apart() -> None:
+    """What adds weights, and weighted values, one after the other is outside the gate."""
+    expression = WIDE.expression(MANY)
+    q, k, v = (argument[0, :, 0].numpy() for argument in expression.arguments)
+    scores = q @ k.T / 16
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    result = np.stack([np.cumsum(w[:, None] * v, 0)[-1] / np.cumsum(w)[-1] for w in weights])
+    with pytest.raises(AssertionError, match="r_rms"):
+        hold(expression, result[None, :, None])
 
 
 def zeros(*shape: int, **_: float) -> torch.Tensor:
@@ -278,6 +395,7 @@ FULL = (
     rotated("rotated windows", 9, 16, 576, 64),
     rotated("rotated global block", 1, 16, 5184, 64),
     attention("queries of the decoder", 1, 8, 201, 5184, 32, zeros(1, 8, 201, 5184), make=zeros),
+    attention("memories and pointers", 1, 1, 5184, 36352, 256, make=zeros),
 )
 
 
@@ -321,9 +439,9 @@ def test_kernels_for_tensor_cores_spill_nothing_on_any_architecture(dtype: str, 
 
 
 @pytest.mark.parametrize("shared", [32 * 1024, 48 * 1024])
-@pytest.mark.parametrize("channels", [1, 32, 64, 72, 128])
+@pytest.mark.parametrize("channels", [1, 32, 64, 72, 128, 256])
 def test_a_tiling_fits_the_shared_memory(shared: int, channels: int) -> None:
-    for queries, keys in ((1, 5184), (7, 3), (40, 40), (5184, 5184)):
+    for queries, keys in ((1, 5184), (7, 3), (40, 40), (5184, 5184), (5184, tirx.Var("keys", "int64"))):
         problem = Attention(1, queries, keys, 16, channels, channels)
         tile = choose_attention_tile(problem, shared)
         assert tile is not None and tile.threads <= 1024 and 4 * shared_layout(problem, tile).size <= shared

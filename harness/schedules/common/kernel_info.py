@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -125,14 +126,14 @@ def kernel(operator: str, algorithm: str = "", **extents: int | str) -> KernelIn
     return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
 
 
-def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int | str) -> KernelInfo:
+def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: Any) -> KernelInfo:
     """Returns the facts of a kernel that computes attention.
 
     Args:
         algorithm: How it does that.
         reads: Whether queries, keys and values are computed while they are read.
         width: Channels of a value.
-        extents: batch, heads, queries, keys and channels.
+        extents: batch, heads, queries, keys and channels; numbers, or expressions where they are symbolic.
     """
     known = {name: extent for name, extent in extents.items() if isinstance(extent, int)}
     flop = None
@@ -140,10 +141,15 @@ def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: int 
         scores = math.prod(known[name] for name in ("batch", "heads", "queries", "keys"))
         flop = 2 * scores * (known["channels"] + width)
     return replace(
-        kernel("nn.attention", algorithm, **extents, width=width),
+        kernel("nn.attention", algorithm, **{name: _word(extent) for name, extent in extents.items()}, width=width),
         reads=tuple(name for name, computed in zip(("queries", "keys", "values"), reads, strict=True) if computed),
         flop=flop,
     )
+
+
+def _word(extent: Any) -> int | str:
+    """Returns an extent, an expression as a word."""
+    return extent if isinstance(extent, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(extent))
 
 
 def info_of(function: tirx.PrimFunc) -> KernelInfo | None:

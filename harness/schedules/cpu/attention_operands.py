@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,7 +187,7 @@ class Attention:
             batch=batch,
             heads=heads,
             queries=queries,
-            keys=self.keys if isinstance(self.keys, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(self.keys)),
+            keys=self.keys,
             channels=channels,
         )
         decisions = {"values": "projected afterwards"} if self.projected else {}

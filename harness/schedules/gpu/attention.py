@@ -12,7 +12,8 @@ highest score so far and the sum of weights are kept, and both with the result a
 
 `highest` starts at the lowest finite number, so that no difference of infinities can occur: what is masked with -inf
 weighs nothing, and a query whose keys are all masked gives zero, as in PyTorch. The values of a step are added up in
-registers of their own and then to the result: sums in two levels.
+registers of their own and then to the result: sums in two levels. Where there are many steps, or nobody knows how many,
+those of a span are added up first: sums in three levels.
 
 Where there are too few queries to keep a GPU busy, groups of threads share the keys of a step, each with a highest
 score, a total and a result of its own; they are merged when all keys are done.
@@ -31,8 +32,8 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common import kernel_info
 from harness.schedules.common.attention import Attention
-from harness.schedules.common.graph import static_shape
-from harness.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.schedules.common.graph import extents
+from harness.schedules.common.kernel import Argument, at_most, ceil_div, chunk_length, prim_func
 from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import LANES, BoundOperand, QueryBlock
@@ -51,10 +52,14 @@ from harness.schedules.gpu.threads import shared as shared_memory
 LOWEST = -3.4028234663852886e38
 """The lowest finite fp32 number."""
 
-_MOST_RESULTS = 64
-"""fp32 numbers of the result that a thread holds; as many again are sums of a step."""
+_MOST_RESULTS = 128
+"""fp32 numbers of the result that a thread holds, with those of all levels of its sums."""
 _MOST_SCORES = 32
 """Scores of a step that a thread holds."""
+_SPAN = 64
+"""Steps of a span."""
+_MOST_STEPS = 4 * _SPAN
+"""Steps whose sums are added to the result one after the other; if there are more, spans are."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionT
         shared_bytes: Shared memory of a block at most.
     """
     columns = 8 if attention.width <= 32 else 16
-    longest = max(16, power_of_two(attention.keys))
+    longest = max(16, power_of_two(attention.keys)) if isinstance(attention.keys, int) else math.inf
     heads = attention.batch * attention.heads
     wide = [
         AttentionTile(queries, keys, 1, 128 // columns, columns) for queries in (64, 32, 16) for keys in (64, 32, 16)
@@ -142,6 +147,7 @@ def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionT
         candidates = [*split, *wide]
     else:
         candidates = [*wide, *split]
+    candidates.append(AttentionTile(16, 8, 1, 16, 8))  # heads of 256 in the 32 KiB of Metal
 
     def fits(tile: AttentionTile) -> bool:
         layout = shared_layout(attention, tile)
@@ -149,7 +155,7 @@ def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionT
             tile.rows_each > 0
             and tile.keys_each > 0
             and tile.rows_each * tile.keys_each <= _MOST_SCORES
-            and tile.rows_each * (layout.width // tile.columns) <= _MOST_RESULTS
+            and _levels(attention, tile) * tile.rows_each * (layout.width // tile.columns) <= _MOST_RESULTS
             and 4 * layout.size <= shared_bytes
         )
 
@@ -157,10 +163,16 @@ def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionT
     return next((tile for tile in fitting if tile.keys <= longest), fitting[0] if fitting else None)
 
 
+def _levels(attention: Attention, tile: AttentionTile) -> int:
+    """Levels of the sums of weighted values: steps and the result, with spans of steps between them if need be."""
+    keys = attention.keys
+    return 2 if isinstance(keys, int) and ceil_div(keys, tile.keys) <= _MOST_STEPS else 3
+
+
 def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operands) -> tirx.PrimFunc:
     """Builds the kernel, see `kernel_of`."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "groups": tile.groups, "threads": tile.threads}
-    return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, attention, tile))
+    return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, tile))
 
 
 def kernel_of(
@@ -173,7 +185,8 @@ def kernel_of(
         operands: How queries, keys and values are loaded.
         algorithm: Its name among the facts of the kernel.
         tile: Queries and threads of a block, keys of a step, and whatever else describes how the work is divided.
-        emitter: (queries, thread, buffer of the bias in a list, result) → what has `emit`, of three operands.
+        emitter: (attention, queries, thread, buffer of the bias in a list, result) → what has `emit`, of three
+            operands; the attention's number of keys is a variable of the kernel if it is symbolic.
     """
     heads, queries = attention.heads, tile["queries"]
     blocks = ceil_div(attention.queries, queries)
@@ -184,7 +197,7 @@ def kernel_of(
         with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
             m = T.Bind(block // blocks)
             own = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
-            emitter(own, thread, inputs[len(operands.inputs) :], result).emit(*sources)
+            emitter(_counted(attention), own, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
     info = kernel_info.attention(
         algorithm,
@@ -196,20 +209,32 @@ def kernel_of(
         keys=attention.keys,
         channels=attention.channels,
     )
-    return prim_func("attention", _arguments_of(attention, operands), body, replace(info, tile=tile))
+    return prim_func("attention", arguments_of(attention, operands), body, replace(info, tile=tile))
 
 
-def _arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
-    """Returns the parameters of a kernel."""
+def _counted(attention: Attention) -> Attention:
+    """Emits variables of 32 bits for the number of keys, and for the diagonal that depends on it, if it is symbolic."""
+    if isinstance(attention.keys, int):
+        return attention
+    keys, diagonal = T.Bind(T.Cast("int32", attention.keys)), attention.diagonal
+    if not isinstance(diagonal, int | None):
+        diagonal = T.Bind(T.Cast("int32", diagonal))
+    return replace(attention, keys=keys, diagonal=diagonal)
+
+
+def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
+    """Returns the tensors of a kernel, the result last; a call passes their `free_variables` before that as well."""
     result = (attention.batch, attention.queries, attention.heads, attention.width)
     return [
-        *(
-            Argument(f"input{n}", static_shape(value, None) or (), str(value.ty.dtype))
-            for n, value in enumerate(operands.inputs)
-        ),
+        *(Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(operands.inputs)),
         *([] if attention.bias is None else [Argument("bias", attention.bias, attention.bias_dtype)]),
         Argument("result", result, attention.dtype),
     ]
+
+
+def comes_out_even(count: Any, part: int) -> bool:
+    """Whether so many are whole parts, as far as is known."""
+    return isinstance(count, int) and count % part == 0
 
 
 def masked(
@@ -229,16 +254,22 @@ def masked(
     """
     if attention.bias is not None:
         row = T.min(query, attention.queries - 1) if attention.queries % queries else query
-        column = T.min(key, attention.keys - 1) if attention.keys % keys else key
+        column = key if comes_out_even(attention.keys, keys) else T.min(key, attention.keys - 1)
         index = (block.batch, block.head, row, column)[4 - len(attention.bias) :]
-        stored = bias[0][tuple(0 if e == 1 else x for e, x in zip(attention.bias, index, strict=True))]
+        broadcast = [isinstance(extent, int) and extent == 1 for extent in attention.bias]
+        stored = bias[0][tuple(0 if once else x for once, x in zip(broadcast, index, strict=True))]
         masks = attention.bias_dtype == "bool"
         score = T.Select(stored, score, fp32(-math.inf)) if masks else score + fp32(stored)
     if attention.diagonal is not None:
         score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
-    if attention.keys % keys:
+    if not comes_out_even(attention.keys, keys):
         score = T.Select(key < attention.keys, score, fp32(-math.inf))
     return score
+
+
+def _parts_of(count: Any, part: int) -> Any:
+    """Emits ⌈count / part⌉ of what is not negative; TVM's code generation fails on `//` of what it does not know."""
+    return ceil_div(count, part) if isinstance(count, int) else T.Bind(T.truncdiv(count + (part - 1), part))
 
 
 def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> Any:
@@ -250,7 +281,7 @@ def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -
         keys: Keys of a step.
         block: The block's queries.
     """
-    every = ceil_div(attention.keys, keys)
+    every = _parts_of(attention.keys, keys)
     if attention.diagonal is None:
         return every
     seen = block.first + (queries + attention.diagonal)  # by the last query, one after its last key
@@ -261,7 +292,7 @@ class _Emitter:
     """Emits the body of the kernel for one thread."""
 
     def __init__(
-        self, attention: Attention, tile: AttentionTile, block: QueryBlock, thread: Any, bias: Any, result: tirx.Buffer
+        self, tile: AttentionTile, attention: Attention, block: QueryBlock, thread: Any, bias: Any, result: tirx.Buffer
     ) -> None:
         self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
         self.bias, self.result = bias, result
@@ -290,17 +321,12 @@ class _Emitter:
             T.buffer_store(self.totals, fp32(0.0), [i])
         fill(self.results)
         self._load(query, self.block.first, tile.queries, attention.queries, 0, attention.scale)
-        with T.serial(0, steps_of(attention, tile.queries, tile.keys, self.block)) as step:
-            first = T.Bind(step * tile.keys)
-            self._load(key, first, tile.keys, attention.keys, self.layout.keys, twist=self.key_twist)
-            self._load(value, first, tile.keys, attention.keys, self.layout.values)
-            barrier()
-            self._multiply_keys()
-            barrier()
-            self._weigh(first)
-            barrier()
-            self._multiply_values()
-            barrier()
+        steps = steps_of(attention, tile.queries, tile.keys, self.block)
+        if _levels(attention, tile) == 2:
+            with T.serial(0, steps) as step:
+                self._step(key, value, step)
+        else:
+            self._add_spans(steps, partial(self._step, key, value))
         for i in range(tile.rows_each):
             (total,) = merge_lanes([self.totals[i]], [lambda a, b: a + b], tile.columns, self.thread)
             T.buffer_store(self.totals, total, [i])
@@ -309,8 +335,42 @@ class _Emitter:
         else:
             self._merge_groups()
 
+    def _step(self, key: BoundOperand, value: BoundOperand, step: Any) -> None:
+        """Emits a step over the keys."""
+        attention, tile = self.attention, self.tile
+        first = T.Bind(step * tile.keys)
+        self._load(key, first, tile.keys, attention.keys, self.layout.keys, twist=self.key_twist)
+        self._load(value, first, tile.keys, attention.keys, self.layout.values)
+        barrier()
+        self._multiply_keys()
+        barrier()
+        self._weigh(first)
+        barrier()
+        self._multiply_values()
+        barrier()
+
+    def _add_spans(self, steps: Any, each: Callable[[Any], None]) -> None:
+        """Emits `each(step)` for all steps; totals and results of a span begin at zero, and are added when it ends."""
+        rows, width = self.tile.rows_each, 4 * self.vectors
+        totals, results, before = local(rows), local(rows * width), local(rows)
+        fill(totals)
+        fill(results)
+        with T.serial(0, _parts_of(steps, _SPAN)) as span:
+            for i in range(rows):
+                T.buffer_store(before, self.highest[i], [i])
+            with T.serial(0, T.min(_SPAN, steps - span * _SPAN)) as step:
+                each(span * _SPAN + step)
+            for i in range(rows):
+                T.buffer_store(before, T.exp(before[i] - self.highest[i]), [i])
+                T.buffer_store(totals, totals[i] * before[i] + self.totals[i], [i])
+                for n in range(i * width, (i + 1) * width):
+                    T.buffer_store(results, results[n] * before[i] + self.results[n], [n])
+            fill(self.totals)
+            fill(self.results)
+        self.totals, self.results = totals, results
+
     def _load(
-        self, source: BoundOperand, first: Any, rows: int, length: int, base: int, scale: float = 1.0, twist: int = 1
+        self, source: BoundOperand, first: Any, rows: int, length: Any, base: int, scale: float = 1.0, twist: int = 1
     ) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
@@ -320,7 +380,8 @@ class _Emitter:
         def copy(index: Any) -> None:
             row, vector = T.Bind(index // whole), T.Bind(index % whole)
             position = T.Bind(first + row)
-            values = source.load(self.block, position, vector, inside=length % rows == 0, padded=width > channels)
+            limit = None if comes_out_even(length, rows) else length
+            values = source.load(self.block, position, vector, limit=limit, padded=width > channels)
             staged = local(LANES)
             for v, value in enumerate(values):
                 T.buffer_store(staged, _scaled(fp32(value), scale), [v])
@@ -331,13 +392,29 @@ class _Emitter:
         _each(rows * whole, threads, self.thread, copy)
 
     def _multiply_keys(self) -> None:
-        """Emits the scores of the thread's queries and keys."""
+        """Emits the scores of the thread's queries and keys, of many channels as sums in two levels."""
+        vectors = self.layout.channels // 4
+        chunks = ceil_div(4 * vectors, chunk_length(4 * vectors))
+        if chunks == 1:
+            self._add_products(self.scores, 0, vectors)
+            return
+        count, each = self.tile.rows_each * self.tile.keys_each, ceil_div(vectors, chunks)
+        sums = local(count)
+        fill(self.scores)
+        with T.serial(0, chunks) as c:
+            self._add_products(sums, c * each, at_most(each, vectors, c * each))
+            for n in range(count):
+                _accumulate(self.scores, n, sums[n])
+
+    def _add_products(self, sums: tirx.Buffer, first: Any, count: Any) -> None:
+        """Emits the sums of products of some vectors of the channels, in place of what the registers hold."""
         tile, channels = self.tile, self.layout.channels
         each = tile.keys_each
         keys, queries = local(4 * each), local(4)
         row = self.layout.keys + (self.group * self.group_keys + self.column) * channels
-        fill(self.scores)
-        with T.serial(0, channels // 4) as vector:
+        fill(sums)
+        with T.serial(0, count) as n:
+            vector = first + n
             place = T.bitwise_xor(vector, self.column % self.key_twist) if self.key_twist > 1 else vector
             for j in range(each):
                 self._take(keys, 4 * j, row + tile.columns * j * channels + 4 * place)
@@ -345,7 +422,7 @@ class _Emitter:
                 self._take(queries, 0, (self.row + i) * channels + 4 * vector)
                 for j in range(each):
                     for v in range(4):
-                        _accumulate(self.scores, i * each + j, queries[v] * keys[4 * j + v])
+                        _accumulate(sums, i * each + j, queries[v] * keys[4 * j + v])
 
     def _weigh(self, first: Any) -> None:
         """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""

@@ -17,7 +17,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 
-from harness.schedules.common.folding import BINARY, Folded, Reader, can_fold, fold
+from harness.schedules.common.folding import BINARY, Folded, Reader, can_fold, fold, stored
 from harness.schedules.common.graph import between, facts_of, is_call, static_shape
 from harness.schedules.common.scope import Scope
 
@@ -131,6 +131,8 @@ class Folding:
             scope = replace(scope, results=scope.results | shared | of_shared)
 
     def _folded(self, scope: Scope, value: relax.Expr, item_bytes: int, turns: int) -> Folded:
+        if not can_fold(value):  # an unknown number of keys
+            return stored(value)
         folded = fold(scope, value)
         if pays(folded, item_bytes, turns) and follow(folded, folded.shape[3]):
             return folded

@@ -43,7 +43,7 @@ class BoundOperand:
     buffers: Sequence[tirx.Buffer]
 
     def load(
-        self, block: QueryBlock, position: Any, vector: Any, *, inside: bool, padded: bool, lanes: int = LANES
+        self, block: QueryBlock, position: Any, vector: Any, *, limit: Any, padded: bool, lanes: int = LANES
     ) -> list[Any]:
         """Emits the loads of a few channels of a position; returns them, in the operand's type, zero beyond the edges.
 
@@ -51,7 +51,7 @@ class BoundOperand:
             block: The block's batch and head, variables.
             position: Of the query, key or value, a variable.
             vector: The channels are those from lanes · vector on, a variable.
-            inside: No position is beyond the last.
+            limit: Where positions end, a number or a variable; None if no position is beyond that.
             padded: There are vectors beyond the last channel.
             lanes: Channels, a power of two.
         """
@@ -63,8 +63,9 @@ class BoundOperand:
             (position, length),
             (vector, ceil_div(channels, lanes)),
         ):
-            analyzer.bind(variable, ir.Range(0, extent))  # where anything is read
-        conditions = [] if inside else [position < length]
+            if isinstance(extent, int):
+                analyzer.bind(variable, ir.Range(0, extent))  # where anything is read
+        conditions = [] if limit is None else [position < limit]
         places = [[block.batch, position, block.head, lanes * vector + v] for v in range(lanes)]
         if channels % lanes:
             return [self._alone(index, analyzer, [*conditions, index[3] < channels]) for index in places]
@@ -96,7 +97,7 @@ class BoundOperand:
                 if count & (count - 1) or len(set(near.values())) != count:
                     near, count = {i: d for i, d in near.items() if d == least}, 1
                 first = analyzer.simplify(notes[own[0]].place + least)
-                registers = _load(view(buffer, math.prod(map(int, buffer.shape))), first, count, conditions)
+                registers = _load(view(buffer, math.prod(_extents(buffer))), first, count, conditions)
                 for i, distance in near.items():
                     found[i] = registers[distance - least]
                 own = [i for i in own if i not in near]
@@ -121,7 +122,7 @@ class _Noting:
     analyzer: sym.Analyzer = field(repr=False)
 
     def __getitem__(self, index: tuple[Any, ...]) -> Any:
-        place = ravel(index, tuple(int(extent) for extent in self.buffer.shape))
+        place = ravel(index, _extents(self.buffer))
         self.notes.append(_Note(self.number, self.analyzer.simplify(tirx.convert(place))))
         return tirx.const(0.0, str(self.buffer.dtype))
 
@@ -134,6 +135,10 @@ class _Taking:
 
     def __getitem__(self, _index: tuple[Any, ...]) -> Any:
         return next(self.loaded)
+
+
+def _extents(buffer: tirx.Buffer) -> tuple[Any, ...]:
+    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in buffer.shape)
 
 
 def _number(value: Any) -> int | None:

@@ -11,9 +11,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules.common.attention import recognized
 from harness.schedules.common.graph import between, call, is_call, permutation, static_shape
-from harness.schedules.common.kernel import ceil_div
+from harness.schedules.common.kernel import ceil_div, free_variables
 from harness.schedules.common.origins import joined, name_groups
-from harness.schedules.gpu.attention import attention_kernel, choose_attention_tile
+from harness.schedules.gpu.attention import arguments_of, attention_kernel, choose_attention_tile
 from harness.schedules.gpu.capabilities import TENSOR_CORES, has
 from harness.schedules.gpu.folding import Folding
 from harness.schedules.gpu.tensor_attention import AttentionWarpTile, choose_attention_warp_tile, warp_attention_kernel
@@ -28,8 +28,8 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
     """Replaces `relax.nn.attention` and `attention_bias` by kernels that move and rotate their operands as they load.
 
-    Attention of unknown shapes, or with a window, is left to TVM. A permutation of a permutation becomes one: importers
-    permute before and after attention, and models permute back.
+    Attention with a window is left to TVM, and such of unknown shapes, but for the number of keys. A permutation of a
+    permutation becomes one: importers permute before and after attention, and models permute back.
     """
     shared_bytes = int(target.attrs["max_shared_memory_per_block"])
 
@@ -116,7 +116,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
 
     def _attention(self, node: ir.Call) -> relax.Expr | None:
         bias = self._unexpanded(node.args[3]) if len(node.args) > 3 else None
-        attention = recognized(node, FLOATS, bias)
+        attention = recognized(node, FLOATS, bias, symbolic_keys=True)
         if attention is None:
             return None
         warps = choose_attention_warp_tile(attention) if self.tensor_cores else None
@@ -134,4 +134,4 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             else attention_kernel(attention, tile, folded)
         )
         inputs: list[Any] = [*map(self.visit_expr, folded.inputs), *([] if bias is None else [bias])]
-        return call(self.builder_, "attention", kernel, inputs)
+        return call(self.builder_, "attention", kernel, [*inputs, *free_variables(arguments_of(attention, folded))])

@@ -25,7 +25,7 @@ from harness.schedules.common.attention import Attention
 from harness.schedules.common.kernel import ceil_div
 from harness.schedules.common.kernel_info import TENSOR_CORES
 from harness.schedules.gpu import fragments
-from harness.schedules.gpu.attention import LOWEST, fill, kernel_of, masked, steps_of, when
+from harness.schedules.gpu.attention import LOWEST, comes_out_even, fill, kernel_of, masked, steps_of, when
 from harness.schedules.gpu.folding import Operands
 from harness.schedules.gpu.loading import BoundOperand, QueryBlock
 from harness.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
@@ -63,17 +63,18 @@ class AttentionWarpTile:
 
 def choose_attention_warp_tile(attention: Attention) -> AttentionWarpTile | None:
     """Divides the work; None for few queries, keys or channels and for wide heads, which the other kernel takes."""
-    extents = (attention.queries, attention.keys, attention.channels, attention.width)
-    if attention.dtype not in fragments.SHORT or min(extents) < _ROWS or max(extents[2:]) > _WIDEST:
+    widths = (attention.channels, attention.width)
+    many = attention.keys if isinstance(attention.keys, int) else math.inf
+    if attention.dtype not in fragments.SHORT or min(attention.queries, many, *widths) < _ROWS or max(widths) > _WIDEST:
         return None
     blocks = attention.batch * attention.heads * ceil_div(attention.queries, 4 * _ROWS)
-    return AttentionWarpTile(4 if blocks >= MULTIPROCESSORS else 2, 64 if attention.keys > 32 else 32)
+    return AttentionWarpTile(4 if blocks >= MULTIPROCESSORS else 2, 64 if many > 32 else 32)
 
 
 def warp_attention_kernel(attention: Attention, tile: AttentionWarpTile, operands: Operands) -> tirx.PrimFunc:
     """Builds the kernel, see `harness.schedules.gpu.attention.kernel_of`."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "threads": tile.threads}
-    return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, attention, tile))
+    return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, tile))
 
 
 class _Emitter:
@@ -81,8 +82,8 @@ class _Emitter:
 
     def __init__(
         self,
-        attention: Attention,
         tile: AttentionWarpTile,
+        attention: Attention,
         block: QueryBlock,
         thread: Any,
         bias: Any,
@@ -133,7 +134,7 @@ class _Emitter:
     def _pointer(self, buffer: tirx.Buffer, place: Any) -> Any:
         return buffer.access_ptr("r", offset=place)
 
-    def _load(self, source: BoundOperand, first: Any, rows: int, length: int, target: tirx.Buffer, width: int) -> None:
+    def _load(self, source: BoundOperand, first: Any, rows: int, length: Any, target: tirx.Buffer, width: int) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         lanes = 8 if channels % 8 == 0 else 4
@@ -143,9 +144,8 @@ class _Emitter:
         def copy(index: Any) -> None:
             row, vector = T.Bind(index // whole), T.Bind(index % whole)
             position = T.Bind(first + row)
-            values = source.load(
-                self.block, position, vector, inside=length % rows == 0, padded=width > channels, lanes=lanes
-            )
+            limit = None if comes_out_even(length, rows) else length
+            values = source.load(self.block, position, vector, limit=limit, padded=width > channels, lanes=lanes)
             staged = local(lanes, self.dtype)
             for v, value in enumerate(values):
                 T.buffer_store(staged, value, [v])
