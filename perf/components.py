@@ -95,10 +95,11 @@ def prepare(
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
-        check = judge_of(names, workload.reference()[0], workload.oracle(), case, workload.draws(names))
+        reference = workload.reference()[0]
+        check = judge_of(names, reference, workload.oracle(), case, workload.draws_of_few(reference))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
-    del imported, program, workload
+    del imported, program, workload, reference
     _compile(case, folder, database, processors, importing, prepared)
     return prepared
 

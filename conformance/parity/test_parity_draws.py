@@ -316,6 +316,24 @@ def test_a_trace_asks_for_draws_of_what_fails_beside_outliers_alone() -> None:
         assert asked == expected
 
 
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", []), ("fp16", [["few"]]), ("bf16", [["few"]])])
+def test_only_half_precision_asks_for_draws_of_outputs_of_few_numbers(
+    precision: str, expected: list[list[str]]
+) -> None:
+    """So does the performance suites' `prepare`, whose outputs in fp32 are judged by the gate alone."""
+    reference = {"few": np.zeros(FEW - 1, np.float32), "many": np.zeros(FEW, np.float32)}
+    asked: list[list[str]] = []
+
+    def draws(names: Sequence[str]) -> Arrays:
+        asked.append(list(names))
+        return {name: np.ones((DRAWS, reference[name].size)) for name in names}
+
+    case = Case("box_head", "real", "cuda", precision=precision)
+    workload = TracedWorkload({}, (), lambda: (reference, reference), dict, case, draws)
+    assert [[name] for name in workload.draws_of_few(reference)] == expected
+    assert asked == expected
+
+
 def test_draws_of_a_component_in_fp32_are_as_large_as_its_errors() -> None:
     case = Case("object_pointers", "real", "llvm", weights="outliers")
     with models()[subjects()[case.component].model].context():

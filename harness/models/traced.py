@@ -66,14 +66,17 @@ class TracedWorkload:
             by_oracle=by_oracle,
             strained=strained,
         )
-        names: Sequence[str] = ()
-        if by_oracle:
-            names = names_of_few(reference)
-        elif strained:
-            names = [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
-        if names and (draws := self.draws(names)):
+        draws = self.draws_of_few(reference)
+        if strained and (failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]):
+            draws = self.draws(failed)
+        if draws:
             verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws, strained=strained)
         return with_distributions(verdicts, actual, reference)
+
+    def draws_of_few(self, reference: Arrays) -> Arrays:
+        """Further errors of half precision in the outputs of few numbers; nothing in fp32, which the gate judges."""
+        names = names_of_few(reference) if PRECISIONS[self.case.precision].judged_by_oracle else ()
+        return self.draws(names) if names else {}
 
 
 def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:
