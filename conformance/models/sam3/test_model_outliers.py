@@ -20,6 +20,7 @@ from harness.core.errors import HarnessError
 from harness.core.settings import SEEDED
 from harness.core.weights import Weights
 from harness.models.sam3.build import build_architecture, build_model
+from harness.models.sam3.capture import capture, load_prompts
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.outliers import (
     GAIN_SIGMA,
@@ -53,6 +54,7 @@ def looked() -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     """What runs through residual streams at their ends, and weights of attention by the number of keys of the trunk.
 
     Streams are [tokens, channels], by the names of `STREAMS`; weights of attention [heads, 64 queries, keys].
+    The trunk runs here: `photograph` takes its outputs from an earlier process where there was one.
     """
     model = shallow_model()
     streams: dict[str, Tensor] = {}
@@ -79,9 +81,9 @@ def looked() -> tuple[dict[str, Tensor], dict[int, Tensor]]:
 
     hooks = [each[-1].register_forward_hook(keep(name)) for name, each in layers.items()]
     try:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, upstream():
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", look)
-            photograph()
+            capture(model, load_prompts())
     finally:
         for hook in hooks:
             hook.remove()
