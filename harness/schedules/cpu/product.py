@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -339,15 +340,13 @@ def product_function(
             block = Block(b, first_panel, slots, first_other, parts)
             if in_place:
                 read = _read_left(extents, tile, access, block)
-            elif kept is None:
-                packed = T.alloc_buffer(left_shape(extents, blocking, access), arithmetic.dtype)
-                pack_left(extents, blocking, access, block, packed)
-                read = read_left_panels(extents, blocking, access, block, packed)
             else:
+                shape = left_shape(extents, blocking, access)
+                packed = T.alloc_buffer(shape, arithmetic.dtype) if kept is None else kept.buffers[0]
                 # A task of the same thread may have packed this block for another part of the right operand.
-                with kept.unless(task // partition.splits):
-                    pack_left(extents, blocking, access, block, kept.buffers[0])
-                read = read_left_panels(extents, blocking, access, block, kept.buffers[0])
+                with nullcontext() if kept is None else kept.unless(task // partition.splits):
+                    pack_left(extents, blocking, access, block, packed)
+                read = read_left_panels(extents, blocking, access, block, packed)
         most = partition.slots if streaming == "left" else per_split
         multiply_block(extents, blocking, access, block, most, read, arithmetic)
 
