@@ -20,7 +20,7 @@ from harness.runtime import EncodedImage, Found, Prompt, Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.devices import to_numpy
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.model import REMEMBERED_TEXTS
+from harness.runtime.sam3.image_model import REMEMBERED_TEXTS
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
 OUTPUTS = ("logits", "boxes", "masks", "presence", "semantic", "scores", "boxes_xyxy")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.runtime import Sam3
-from harness.runtime.sam3.model import GROUNDING, INTERACTIVE, THRESHOLD
+from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE, THRESHOLD
 from harness.ui.encodings import Encodings
 from harness.ui.folder import ImageFolder
 from harness.ui.photographs import Photographs

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from harness.core.errors import HarnessError
 from harness.files import json_text
 from harness.runtime import ObjectPrompt
-from harness.runtime.sam3.model import THRESHOLD
+from harness.runtime.sam3.image_model import THRESHOLD
 from harness.segment.asking import prompts_of_kinds
 from harness.segment.coco import mask_of
 from harness.segment.images import mask_png

@@ -14,8 +14,8 @@ from harness.runtime.sam3.model import Sam3
 
 if TYPE_CHECKING:
     from harness.runtime.manifest import Manifest
+    from harness.runtime.sam3.image_model import EncodedImage
     from harness.runtime.sam3.interactive import EncodedObjectPrompt, ObjectPrompt
-    from harness.runtime.sam3.model import EncodedImage
     from harness.runtime.sam3.prompts import EncodedPrompt, Prompt
 
 

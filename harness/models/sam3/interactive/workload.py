@@ -25,7 +25,8 @@ from harness.parity.distribution import with_distributions
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
-from harness.runtime.sam3.model import EncodedImage, Sam3
+from harness.runtime.sam3.image_model import EncodedImage
+from harness.runtime.sam3.model import Sam3
 
 if TYPE_CHECKING:
     from harness.execution.run import Run

@@ -17,7 +17,7 @@ from harness.runtime.sam3.video.propagation import prompts_of_detections
 from harness.runtime.sam3.video.rules import Rules
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.model import EncodedImage, Sam3
+    from harness.runtime.sam3.image_model import EncodedImage, ImageModel
 
 Floats = npt.NDArray[np.float32]
 
@@ -54,7 +54,7 @@ class Detector:
         boxes_of: Of which frame the detector has the boxes, see `prompts_of_detections`.
     """
 
-    def __init__(self, model: Sam3, prompts: Sequence[Prompt], prompted: int, rules: Rules) -> None:
+    def __init__(self, model: ImageModel, prompts: Sequence[Prompt], prompted: int, rules: Rules) -> None:
         """Takes what is asked."""
         self.prompts, self.prompted = tuple(prompts), prompted
         self.boxes_of: dict[int, int] = {}

@@ -29,7 +29,7 @@ from harness.runtime.sam3.video.rules import Rules
 from harness.runtime.sam3.video.tracker import GIVEN_MASK, Tracker
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.model import Sam3
+    from harness.runtime.sam3.image_model import ImageModel
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
@@ -44,7 +44,9 @@ class Masklets:
         buckets: Their memories, by the number of the bucket.
     """
 
-    def __init__(self, model: Sam3, tracker: Tracker, rules: Rules, retention: Retention, text: str | None) -> None:
+    def __init__(
+        self, model: ImageModel, tracker: Tracker, rules: Rules, retention: Retention, text: str | None
+    ) -> None:
         """Takes what computes and decides, and what is still to come; there are no objects yet."""
         self.text = text
         self.state = VideoState()

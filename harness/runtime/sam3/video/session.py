@@ -28,7 +28,7 @@ from harness.runtime.sam3.video.tracked_frame import TrackedFrame, tracked_frame
 from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.model import Sam3
+    from harness.runtime.sam3.image_model import ImageModel
 
 Masks = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]
@@ -52,7 +52,7 @@ class Session:
     """
 
     def __init__(
-        self, model: Sam3, tracker: Tracker, source: Any, rules: Rules = DISAMBIGUATED, *, keep: bool = False
+        self, model: ImageModel, tracker: Tracker, source: Any, rules: Rules = DISAMBIGUATED, *, keep: bool = False
     ) -> None:
         """Takes a model, its tracker, and a video as `harness.runtime.sam3.video.frames.open_frames` takes it.
 

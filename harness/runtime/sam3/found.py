@@ -1,0 +1,105 @@
+"""What a prompt finds in an image, and the outputs of the model that it is made of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.runtime.artifact import Tensors
+from harness.runtime.sam3.resizing import resized
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What the model computes for one prompt, before anything is decided: Q = 200 queries, all fp32.
+
+    Where nothing was found, masks and semantic map are computed when they are asked for; until then the image's
+    features stay in memory.
+
+    Attributes:
+        logits: [1, Q, 1], of the class; upstream's `pred_logits`.
+        boxes: [1, Q, 4], (cx, cy, w, h) in 0…1; upstream's `pred_boxes`.
+        presence: [1, 1] logit; upstream's `presence_logit_dec`.
+        scores: [1, Q], sigmoid(logits) · sigmoid(presence).
+        boxes_xyxy: [1, Q, 4], (x0, y0, x1, y1) in 0…1.
+    """
+
+    logits: Floats
+    boxes: Floats
+    presence: Floats
+    scores: Floats
+    boxes_xyxy: Floats
+    _head: SegmentationHead
+
+    @cached_property
+    def masks(self) -> Floats:
+        """Mask logits [1, Q, 288, 288]; upstream's `pred_masks`."""
+        return self._head.output("masks")
+
+    @cached_property
+    def semantic(self) -> Floats:
+        """Logits of the semantic map [1, 1, 288, 288]; upstream's `semantic_seg`."""
+        return self._head.output("semantic")
+
+
+class SegmentationHead:
+    """Masks and semantic map of one prompt, computed when they are first asked for; several threads may ask."""
+
+    def __init__(self, compute: Callable[[], Tensors], fetch: Callable[[Any], npt.NDArray[Any]]) -> None:
+        """Takes what computes the outputs of the entry point, and what returns a tensor's values."""
+        self._compute: Callable[[], Tensors] | None = compute
+        self._fetch = fetch
+        self._tensors: Tensors = {}
+        self._lock = threading.Lock()
+
+    def tensor(self, name: str) -> Any:
+        """The model's tensor `masks` or `semantic`."""
+        with self._lock:
+            if self._compute is not None:
+                self._tensors = self._compute()
+                self._compute = None  # it holds the image's features
+        return self._tensors[name]
+
+    def output(self, name: str) -> Floats:
+        """The values of `tensor`."""
+        return self._fetch(self.tensor(name))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a prompt found in an image of height h and width w: k objects, in the order of the model's queries.
+
+    Attributes:
+        masks: bool [k, h, w].
+        boxes: fp32 [k, 4], (x0, y0, x1, y1) in pixels; as the model gives them, so they may reach beyond the image.
+        scores: fp32 [k], each above the threshold.
+        queries: int64 [k], the numbers of the queries that were kept.
+        outputs: What this was made of.
+        size: Width and height of the image.
+        notes: A sentence for each part of the prompt that was not used as it was given.
+    """
+
+    masks: npt.NDArray[np.bool_]
+    boxes: Floats
+    scores: Floats
+    queries: npt.NDArray[np.int64]
+    outputs: Outputs
+    size: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def semantic(self) -> Floats:
+        """Probability that a pixel shows what was asked for, whichever object it belongs to: fp32 [h, w]."""
+        width, height = self.size
+        (logits,) = resized(self.outputs.semantic[0], height, width)
+        # The sigmoid, in a form that does not overflow.
+        probability: Floats = np.ascontiguousarray((1 + np.tanh(logits / 2)) / 2)
+        return probability
