@@ -13,10 +13,10 @@ from harness.core.errors import HarnessError
 from harness.core.processors import chosen_processors
 from harness.processes.threads import SPIN_VARIABLE
 from harness.tuning.database import open_database
-from perf.compare import Comparison, checked, compare_runs
 from perf.measuring import SPIN_COUNT
 from perf.options import Options
 from perf.peers import PEERS
+from perf.shifts import Comparison, checked, compare_runs
 
 Results = list[dict[str, Any]]
 

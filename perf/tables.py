@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.core.case import Case
-from perf.compare import Comparison
 from perf.kernels import Group
+from perf.shifts import Comparison
 
 Result = Mapping[str, Any]
 

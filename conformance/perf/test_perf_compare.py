@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from perf.compare import LEAST, Change, checked, compare_runs, main, read_run
+from perf.compare import main
+from perf.shifts import LEAST, Change, checked, compare_runs, read_run
 
 seeds = st.integers(0, 2**32 - 1)
 counts = st.integers(5, 40)

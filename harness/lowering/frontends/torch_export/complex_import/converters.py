@@ -8,7 +8,7 @@ importer's own converter, with whatever replaces it, does the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.fx import Graph, Node
@@ -18,11 +18,28 @@ from harness.lowering.frontends.torch_export.complex_import import pairs
 from harness.lowering.frontends.torch_export.rewriting import argument, value_of
 
 if TYPE_CHECKING:
-    from tvm.relax import Expr
+    from tvm.relax import BlockBuilder, Expr
 
-    from harness.lowering.frontends.torch_export.complex_import.importer import ComplexImporter
 
-ComplexConverter = Callable[[Node, "ComplexImporter"], "Expr"]
+class Importer(Protocol):
+    """What a converter needs of TVM's importer.
+
+    Attributes:
+        env: The Relax value of each node that was converted.
+        block_builder: Takes the values that a converter adds.
+    """
+
+    env: dict[Node, Any]
+    block_builder: BlockBuilder
+
+    def convert_real(self, node: Node) -> Any:
+        """Converts a call on real tensors, as if there were no complex numbers."""
+
+    def _convert_data_type(self, input_type: Any) -> str:
+        """Returns the Relax dtype of a PyTorch dtype, of the parts where that is complex."""
+
+
+ComplexConverter = Callable[[Node, Importer], "Expr"]
 
 
 def is_complex(value: object) -> bool:
@@ -39,7 +56,7 @@ def _real_dtype(node: Node) -> str:
     return str(value_of(node).dtype.to_real()).removeprefix("torch.")
 
 
-def _real(value: Any, importer: ComplexImporter, dtype: str) -> Expr:
+def _real(value: Any, importer: Importer, dtype: str) -> Expr:
     """Returns a real operand: a tensor cast to `dtype`, or a number as a constant."""
     if not isinstance(value, Node):
         return relax.const(float(value), dtype)
@@ -47,7 +64,7 @@ def _real(value: Any, importer: ComplexImporter, dtype: str) -> Expr:
     return x if pairs.dtype_of(x) == dtype else importer.block_builder.emit(relax.op.astype(x, dtype))
 
 
-def _complex(value: Any, importer: ComplexImporter, dtype: str) -> Expr:
+def _complex(value: Any, importer: Importer, dtype: str) -> Expr:
     """Returns a real or complex operand as pairs of `dtype`."""
     if not isinstance(value, Node):
         return pairs.constant(complex(value), dtype)
@@ -56,14 +73,14 @@ def _complex(value: Any, importer: ComplexImporter, dtype: str) -> Expr:
 
 
 def _binary(function: Callable[[Expr, Expr], Expr]) -> ComplexConverter:
-    def convert(node: Node, importer: ComplexImporter) -> Expr:
+    def convert(node: Node, importer: Importer) -> Expr:
         left, right = (_complex(operand, importer, _real_dtype(node)) for operand in node.args[:2])
         return importer.block_builder.emit(function(left, right))
 
     return convert
 
 
-def _multiply(node: Node, importer: ComplexImporter) -> Expr:
+def _multiply(node: Node, importer: Importer) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     left, right = node.args
     if not is_complex(left):
@@ -73,7 +90,7 @@ def _multiply(node: Node, importer: ComplexImporter) -> Expr:
     return pairs.scale(emit, _complex(left, importer, dtype), _real(right, importer, dtype))
 
 
-def _divide(node: Node, importer: ComplexImporter) -> Expr:
+def _divide(node: Node, importer: Importer) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     left, right = node.args
     numerator = _complex(left, importer, dtype)
@@ -83,7 +100,7 @@ def _divide(node: Node, importer: ComplexImporter) -> Expr:
     return emit(relax.op.divide(numerator, divisor))
 
 
-def _reciprocal(node: Node, importer: ComplexImporter) -> Expr:
+def _reciprocal(node: Node, importer: Importer) -> Expr:
     return pairs.divide(importer.block_builder.emit, pairs.constant(1.0, _real_dtype(node)), importer.env[node.args[0]])
 
 
@@ -98,7 +115,7 @@ def _negative(emit: pairs.Emit, x: Expr) -> Expr:
 def _from_parts(function: Callable[[pairs.Emit, Expr, Expr], Expr]) -> ComplexConverter:
     """Makes the converter of an operator with two real arguments, which are broadcast."""
 
-    def convert(node: Node, importer: ComplexImporter) -> Expr:
+    def convert(node: Node, importer: Importer) -> Expr:
         emit = importer.block_builder.emit
         shape = list(value_of(node).shape)
         first, second = (
@@ -109,12 +126,12 @@ def _from_parts(function: Callable[[pairs.Emit, Expr, Expr], Expr]) -> ComplexCo
     return convert
 
 
-def _matmul(node: Node, importer: ComplexImporter) -> Expr:
+def _matmul(node: Node, importer: Importer) -> Expr:
     left, right = (importer.env[operand] for operand in node.args)
     return pairs.matmul(importer.block_builder.emit, left, right)
 
 
-def _addmm(node: Node, importer: ComplexImporter) -> Expr:
+def _addmm(node: Node, importer: Importer) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     bias, left, right = (importer.env[operand] for operand in node.args)
     terms = []
@@ -125,7 +142,7 @@ def _addmm(node: Node, importer: ComplexImporter) -> Expr:
 
 
 def _reduction(function: Callable[..., Expr]) -> ComplexConverter:
-    def convert(node: Node, importer: ComplexImporter) -> Expr:
+    def convert(node: Node, importer: Importer) -> Expr:
         source = node.args[0]
         rank = value_of(source).ndim
         dims = argument(node, 1, "dim") or range(rank)
@@ -138,14 +155,14 @@ def _reduction(function: Callable[..., Expr]) -> ComplexConverter:
     return convert
 
 
-def _where(node: Node, importer: ComplexImporter) -> Expr:
+def _where(node: Node, importer: Importer) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     condition, *branches = node.args
     left, right = (_complex(branch, importer, dtype) for branch in branches)
     return emit(relax.op.where(emit(relax.op.expand_dims(importer.env[condition], -1)), left, right))
 
 
-def _concatenate(node: Node, importer: ComplexImporter) -> Expr:
+def _concatenate(node: Node, importer: Importer) -> Expr:
     operands = [_complex(operand, importer, _real_dtype(node)) for operand in node.args[0]]
     dim = argument(node, 1, "dim", 0) % value_of(node).ndim
     return importer.block_builder.emit(relax.op.concat(operands, axis=dim))
@@ -154,14 +171,14 @@ def _concatenate(node: Node, importer: ComplexImporter) -> Expr:
 def _filled(position: int) -> ComplexConverter:
     """Makes the converter of an operator whose argument at `position` is the value of every element."""
 
-    def convert(node: Node, importer: ComplexImporter) -> Expr:
+    def convert(node: Node, importer: Importer) -> Expr:
         value = pairs.constant(complex(node.args[position]), _real_dtype(node))
         return importer.block_builder.emit(relax.op.broadcast_to(value, [*value_of(node).shape, 2]))
 
     return convert
 
 
-def _cast(node: Node, importer: ComplexImporter) -> Expr:
+def _cast(node: Node, importer: Importer) -> Expr:
     """Casts complex to complex, real to complex, or complex to real, which drops the imaginary parts."""
     emit = importer.block_builder.emit
     if value_of(node).is_complex():
@@ -171,7 +188,7 @@ def _cast(node: Node, importer: ComplexImporter) -> Expr:
     return re if pairs.dtype_of(re) == dtype else emit(relax.op.astype(re, dtype))
 
 
-def _same(node: Node, importer: ComplexImporter) -> Expr:
+def _same(node: Node, importer: Importer) -> Expr:
     return importer.env[node.args[0]]
 
 
@@ -214,7 +231,7 @@ def _split(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
 def _structural(arguments: Arguments) -> ComplexConverter:
     """Makes the converter of an operator that moves elements: the real operator on the tensor of pairs."""
 
-    def convert(node: Node, importer: ComplexImporter) -> Expr:
+    def convert(node: Node, importer: Importer) -> Expr:
         source, *rest = node.args
         graph = Graph()
 
