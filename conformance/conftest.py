@@ -22,7 +22,7 @@ from harness.core.processors import Processors
 from harness.processes.memory import give_back_freed_memory
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
-from harness.tuning.database import store
+from harness.tuned.database import store
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: every command that is interrupted by a test would inherit that.

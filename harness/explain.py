@@ -75,7 +75,7 @@ def explain_request(request: tuple[Case, Path | None, Processors], announce: Cal
     """Calls `explain` as `harness.processes` calls functions, in this process."""
     from harness.models.lowered import imported_module
     from harness.schedules.common.provenance import trace
-    from harness.tuning.database import schedules_from
+    from harness.tuned.database import schedules_from
 
     case, database, processors = request
     target = TARGETS[case.target]

@@ -30,7 +30,7 @@ from harness.processes.threads import configure_threads
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 from harness.schedules import DEFAULT_SCHEDULES
 from harness.targets import TARGETS
-from harness.tuning.database import chosen_schedules
+from harness.tuned.database import chosen_schedules
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, run_interleaved

@@ -17,8 +17,8 @@ from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
+from harness.core.program import Arrays, Call, Output
 from harness.core.settings import SEEDED
-from harness.core.subject import Arrays, Call, Output
 from harness.core.weights import Weights
 from harness.lowering.route import Route
 from harness.models.registry import models, subjects
@@ -28,9 +28,9 @@ from harness.parity.verdict import judge
 from harness.schedules import UNTUNED as NO_SCHEDULES
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.tuning.database import current_conditions, schedules_from
+from harness.tuned.database import current_conditions, schedules_from
+from harness.tuned.trials import nothing_found, read_trials
 from harness.tuning.tasks import tasks_of
-from harness.tuning.trials import nothing_found, read_trials
 from perf.profiling import Work, flop_of_program, work_of_functions
 from perf.results import TUNED, UNTUNED, judged
 from perf.sides import save

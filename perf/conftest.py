@@ -12,7 +12,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.processors import chosen_processors
 from harness.processes.threads import SPIN_VARIABLE
-from harness.tuning.database import open_database
+from harness.tuned.database import open_database
 from perf.measuring import SPIN_COUNT
 from perf.options import Options
 from perf.peers import PEERS

@@ -34,6 +34,6 @@ class Options:
         """
         if self.untuned or self.database is not None:
             return None if self.untuned else self.database
-        from harness.tuning.database import default_database
+        from harness.tuned.database import default_database
 
         return default_database(target, self.processors)

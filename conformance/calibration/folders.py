@@ -15,8 +15,8 @@ from conformance.calibration.faults import picked
 from conformance.support import recurrent_segmenter
 from conformance.support.recurrent_segmenter import Step
 from harness.core.case import Case
+from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.core.subject import Arrays, Program
 from harness.deployment.compiling import compile_into
 from harness.deployment.deployable import Deployable
 from harness.runtime.artifact import Artifact

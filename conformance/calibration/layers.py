@@ -22,7 +22,7 @@ from conformance.calibration.faults import Fault, picked
 from conformance.calibration.mutation import FACTORS, MUTATIONS, mutated
 from conformance.calibration.preparing import Prepared
 from conformance.calibration.reaching import built_by, functions_of, key_of, new_functions
-from harness.core.subject import Arrays
+from harness.core.program import Arrays
 from harness.diagnose.diagnosis import Cause
 from harness.lowering.frontends.torch_export import defects
 from harness.lowering.route import Lowered

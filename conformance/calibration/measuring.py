@@ -15,7 +15,7 @@ from conformance.calibration.folders import run
 from conformance.calibration.layers import LAYERS, Injected, NoPlaceError, injected
 from conformance.calibration.preparing import Observed, Prepared, followed, prepared
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.subject import Arrays
+from harness.core.program import Arrays
 from harness.diagnose.diagnosis import Cause, Diagnosis
 from harness.files import append_bytes
 from harness.parity.verdict import ORACLE_R_INF, judge

@@ -19,8 +19,8 @@ from conformance.support import recurrent_segmenter
 from conformance.support.diagnosed import block_program
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
+from harness.core.program import Arrays, Program
 from harness.core.settings import SEEDED
-from harness.core.subject import Arrays, Program
 from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Diagnosis
 from harness.lowering.frontends.torch_export import nodes_of

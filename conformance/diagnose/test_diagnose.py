@@ -22,8 +22,8 @@ from conformance.support.diagnosed import CASE, WIDTH, block, cause_of
 from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.program import Axis, Program
 from harness.core.settings import SEEDED
-from harness.core.subject import Axis, Program
 from harness.diagnose.diagnosing import diagnose, diagnose_program
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
 from harness.diagnose.table import summary

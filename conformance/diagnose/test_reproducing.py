@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from conformance.support.diagnosed import CASE, WIDTH, block, cause_of
 from harness.cli.main import app
 from harness.core.errors import HarnessError
+from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.core.subject import Program
 from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Cause, Diagnosis
 from harness.diagnose.fault import Fault, Kind

@@ -24,6 +24,7 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.explain import explain
 from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.frontends.torch_export.frontend import TORCH
 from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.upstream import upstream
@@ -34,8 +35,8 @@ from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Product, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
-from harness.tuning import database
-from harness.tuning.database import store
+from harness.tuned import database
+from harness.tuned.database import store
 
 op = relax.op
 REAL = ("scoring_head", "transformer_encoder", "segmentation_head", "text_encoder")
@@ -49,7 +50,7 @@ def imported(name: str, by: str = "real") -> tvm.IRModule:
         inputs = tuple(next(iter(component.samples(photograph()).values())).values())
         with strategy.apply(module):
             program = export_program(module, inputs)
-        return strategy.import_program(program)[0]
+        return TORCH.import_exported(program, strategy)[0]
 
 
 def traced(module: tvm.IRModule) -> list[Operator]:

@@ -13,6 +13,7 @@ from conformance.support.batches import UNOPTIMIZED, Part, drawn, run_together
 from conformance.support.complex_programs import EXAMPLES, assert_within, programs
 from harness.lowering.frontends.running import run_module
 from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.frontends.torch_export.frontend import TORCH
 from harness.lowering.rope import STRATEGIES
 
 CONVERTER = STRATEGIES["converter"]
@@ -36,7 +37,7 @@ def run_converted(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) 
     with torch.no_grad():
         outputs = module(*arguments)
     expected = list(outputs) if isinstance(outputs, tuple) else [outputs]
-    imported, parameters = CONVERTER.import_program(export_program(module, arguments))
+    imported, parameters = TORCH.import_exported(export_program(module, arguments), CONVERTER)
     arrays = run_module(imported, [*map(as_pairs, arguments), *parameters.values()], UNOPTIMIZED)
     results = [like(array, output) for array, output in zip(arrays, expected, strict=True)]
     assert [(r.dtype, r.shape) for r in results] == [(e.dtype, e.shape) for e in expected]
@@ -130,7 +131,7 @@ def test_an_unknown_operator_is_named_with_the_line_of_the_model() -> None:
     (line,) = (first + i for i, text in enumerate(lines) if "acosh" in text)
     program = export_program(Inverse(), (torch.ones(3, dtype=torch.complex64),))
     with pytest.raises(NotImplementedError) as raised:
-        CONVERTER.import_program(program)
+        TORCH.import_exported(program, CONVERTER)
     message = str(raised.value)
     assert message.startswith("complex operator aten.acosh.default is not handled yet, in forward at ")
     assert f"{__file__}:{line}: return torch.erfinv(w.real) + w.acosh()" in message
@@ -144,7 +145,7 @@ class RealUnknown(torch.nn.Module):
 
 def test_an_unknown_real_operator_is_named_by_tvm() -> None:
     with pytest.raises(AssertionError, match=r"Unsupported function types \['special_i1e\.default'\]"):
-        CONVERTER.import_program(export_program(RealUnknown(), (torch.ones(3, dtype=torch.complex64),)))
+        TORCH.import_exported(export_program(RealUnknown(), (torch.ones(3, dtype=torch.complex64),)), CONVERTER)
 
 
 class Half(torch.nn.Module):
@@ -155,12 +156,12 @@ class Half(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_half_precision_is_rejected_as_before() -> None:
     with pytest.raises(NotImplementedError, match=r"input_type torch\.complex32 is not handled yet"):
-        CONVERTER.import_program(export_program(Half(), (torch.ones(3, dtype=torch.complex32),)))
+        TORCH.import_exported(export_program(Half(), (torch.ones(3, dtype=torch.complex32),)), CONVERTER)
 
 
 def test_complex_tensors_are_pairs_in_the_imported_program() -> None:
     module, z = Lazy(), torch.tensor([0.5 - 1j, 2 + 0.25j])
-    imported, parameters = CONVERTER.import_program(export_program(module, (z,)))
+    imported, parameters = TORCH.import_exported(export_program(module, (z,)), CONVERTER)
     main = imported["main"]
     assert [tuple(map(int, parameter.ty.shape)) for parameter in main.params] == [(2, 2)] * 4
     assert {name: value.tolist() for name, value in parameters.items()} == {
@@ -173,6 +174,6 @@ def test_complex_tensors_are_pairs_in_the_imported_program() -> None:
 
 def test_programs_without_complex_numbers_are_imported_as_ever() -> None:
     program = export_program(torch.nn.Linear(3, 2).eval(), (torch.ones(4, 3),))
-    ours, _ = CONVERTER.import_program(program)
-    plain, _ = STRATEGIES["real"].import_program(program)
+    ours, _ = TORCH.import_exported(program, CONVERTER)
+    plain, _ = TORCH.import_exported(program, STRATEGIES["real"])
     assert ours.script() == plain.script()

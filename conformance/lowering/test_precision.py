@@ -28,6 +28,7 @@ from harness.core.processors import Processors
 from harness.core.settings import SEEDED, Settings
 from harness.deployment.compiling import compile_model
 from harness.lowering.frontends.torch_export import export_program, import_program
+from harness.lowering.frontends.torch_export.frontend import TORCH
 from harness.lowering.precision import lower_precision, parameters_for
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.rotate_pairs import rotate
@@ -143,7 +144,7 @@ def test_an_operator_with_several_results_gives_float32(precision):
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(1, 2, 12, 16, generator=generator) for _ in range(3))
     args = (q, k, v, torch.rand(12, 8, generator=generator) * 6)
-    imported, _ = STRATEGIES["tensorir"].import_program(export_program(Rotated().eval(), args))
+    imported, _ = TORCH.import_exported(export_program(Rotated().eval(), args), STRATEGIES["tensorir"])
     module = lower_precision(imported, PRECISIONS[precision])
     assert [read for name, read, _ in calls(module) if name == "relax.nn.attention"] == [{DTYPES[precision].name}]
     (actual,) = run(module, [arg.numpy() for arg in args], [])

@@ -18,6 +18,7 @@ from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_to
 from conformance.support.rotations import EPS, Rotations, Setting, any_setting, check, lengths, ulp, upstream_table
 from harness.lowering.frontends.running import run_module
 from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.frontends.torch_export.frontend import TORCH
 from harness.lowering.rope import STRATEGIES, Strategy
 from harness.models.sam3.upstream import upstream
 
@@ -52,7 +53,7 @@ def after_tvm(strategy: Strategy, module: torch.nn.Module, inputs: tuple[torch.T
     """What the imported and compiled program returns."""
     with strategy.apply(module):
         program = export_program(module, inputs)
-    imported, parameters = strategy.import_program(program)
+    imported, parameters = TORCH.import_exported(program, strategy)
     arrays = run_module(imported, [*(x.numpy() for x in inputs), *parameters.values()], UNOPTIMIZED)
     return [torch.from_numpy(array.copy()) for array in arrays]
 

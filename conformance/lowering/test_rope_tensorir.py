@@ -20,6 +20,7 @@ from conformance.support.batches import Part, drawn, listed, run_together
 from conformance.support.kernels import functions_of
 from conformance.support.rotations import EPS, HALVES, Rotations, Setting, any_setting, check, lengths, upstream_table
 from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.frontends.torch_export.frontend import TORCH
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.rotate_pairs import rotate
 from harness.models.sam3.upstream import upstream
@@ -167,7 +168,7 @@ def prepared(
     """Exported, imported, and the arguments of `main`."""
     with TENSORIR.apply(module):
         program = export_program(module, inputs)
-    imported, parameters = TENSORIR.import_program(program)
+    imported, parameters = TORCH.import_exported(program, TENSORIR)
     return program, imported, [*(x.numpy() for x in inputs), *parameters.values()]
 
 

@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from conformance.support.kernels import machine_of
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.subject import Axis
+from harness.core.program import Axis
 from harness.lowering.frontends.torch_export.slices import within_bounds
 from harness.lowering.route import Lowered, Route
 from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes

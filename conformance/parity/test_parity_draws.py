@@ -16,8 +16,8 @@ from conformance.support.half import lowered, run
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
+from harness.core.program import Arrays, Program, Trace
 from harness.core.settings import SEEDED
-from harness.core.subject import Arrays, Program, Trace
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.autocast import half_reference

@@ -13,8 +13,8 @@ from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
+from harness.core.program import Call, Output
 from harness.core.settings import SEEDED
-from harness.core.subject import Call, Output
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from perf.components import call_of, inputs_of, prepare

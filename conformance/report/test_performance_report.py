@@ -33,8 +33,8 @@ from harness.report.performance.formatting import duration
 from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import shortened
 from harness.report.performance.reading import KernelTime, Measurement, read_result, read_results
-from harness.tuning.database import store
-from harness.tuning.trials import Conditions, Kind, Trial, append_trials
+from harness.tuned.database import store
+from harness.tuned.trials import Conditions, Kind, Trial, append_trials
 
 MACHINE = {
     "cpu": "Test CPU | 1",

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from harness.core.case import Case
+from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.core.subject import Program
 from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Cause, Diagnosis
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 from conformance.support.diagnosed import block_program
 from harness.core.case import Case
+from harness.core.program import Call
 from harness.core.settings import Settings
-from harness.core.subject import Call, Subject, Workload
 from harness.models.model import Model
+from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace
 from harness.schedules.cpu import epilogue
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from harness.core.case import Case
+from harness.core.program import Call, Output, Program
 from harness.core.settings import Settings
-from harness.core.subject import Call, Output, Program, Subject, Workload
 from harness.deployment.deployable import Deployable
 from harness.models.model import Model
+from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from harness.core.case import Case
+from harness.core.program import Call, Program
 from harness.core.settings import Settings
-from harness.core.subject import Call, Program, Subject, Workload
 from harness.models.model import Model
+from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 

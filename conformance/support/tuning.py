@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.schedules import Schedule
-from harness.tuning.database import Record, current_conditions
+from harness.tuned.database import Record, current_conditions
 
 
 def record(task: str, schedule: Schedule, **others: Any) -> Record:

@@ -12,8 +12,8 @@ import pytest
 
 from conformance.support.remotes import device, new_remote, tracker
 from harness.core.remote import Remote
-from harness.tuning.database import current_conditions
-from harness.tuning.trials import Kind, read_trials
+from harness.tuned.database import current_conditions
+from harness.tuned.trials import Kind, read_trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

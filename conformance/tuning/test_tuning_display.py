@@ -13,11 +13,11 @@ from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
 from harness.schedules.cpu.tile import VectorUnit
 from harness.schedules.cpu.window import Window
-from harness.tuning.database import Record, current_conditions
+from harness.tuned.database import Record, current_conditions
+from harness.tuned.trials import Kind, Trial
 from harness.tuning.display import Budget, describe_totals, format_duration, results_table
 from harness.tuning.search import Progress, begin
 from harness.tuning.tasks import Task
-from harness.tuning.trials import Kind, Trial
 
 UNIT = VectorUnit(16, 32)
 HEADERS = ("calls", "default", "tuned", "gain", "/ tuned", "trials")

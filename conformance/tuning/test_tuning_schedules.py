@@ -36,10 +36,10 @@ from harness.schedules.cpu.schedule import (
 from harness.schedules.cpu.tile import VectorUnit, vector_unit
 from harness.schedules.cpu.window import Window
 from harness.targets import TARGETS
-from harness.tuning.database import TUNED
+from harness.tuned.database import TUNED
+from harness.tuned.trials import read_trials
 from harness.tuning.measuring import Rounds, run_interleaved
 from harness.tuning.tasks import Task, arrays_of, build, isolated, module_of, tasks_of
-from harness.tuning.trials import read_trials
 
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)

@@ -29,7 +29,8 @@ from harness.schedules.cpu.schedule import Attention, Product, Workload, distanc
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
 from harness.targets.compiling import export_library
-from harness.tuning.database import current_conditions, open_database, store
+from harness.tuned.database import current_conditions, open_database, store
+from harness.tuned.trials import Kind, Trial, read_trials
 from harness.tuning.local import BuildError, LocalBuilder, LocalRunner, TorchRunner
 from harness.tuning.measuring import Program, Rounds, Runner, RunResult, Step
 from harness.tuning.request import Request
@@ -46,7 +47,6 @@ from harness.tuning.search import (
 )
 from harness.tuning.session import tune
 from harness.tuning.tasks import Task, merge_tasks
-from harness.tuning.trials import Kind, Trial, read_trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

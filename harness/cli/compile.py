@@ -35,7 +35,7 @@ from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_a
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
 from harness.targets import HOST, TARGETS
-from harness.tuning import database
+from harness.tuned import database
 
 
 def compile_(

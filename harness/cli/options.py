@@ -18,7 +18,7 @@ from harness.execution.remote.secret import VARIABLE
 from harness.models.registry import models
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
-from harness.tuning import database
+from harness.tuned import database
 
 CheckpointOption = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded.")

@@ -63,10 +63,11 @@ def _was_verified(path: Path) -> bool:
 
 
 def _measured(results: list[Path], out: Path, db: Path | None) -> None:
+    from harness.models.registry import subjects
     from harness.report.performance.writer import write_performance_report
 
     with console.status("Drawing"):
-        page = write_performance_report(results, out, db)
+        page = write_performance_report(results, out, db, order=list(subjects()))
     _tell(page)
 
 

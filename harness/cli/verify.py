@@ -38,7 +38,7 @@ from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.targets import HOST, TARGETS
-from harness.tuning import database
+from harness.tuned import database
 
 
 def verify(

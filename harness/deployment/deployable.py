@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.case import Case
+from harness.core.program import Program
 from harness.core.settings import Settings
-from harness.core.subject import Program
 from harness.core.weights import Weights
 from harness.runtime.manifest import Capacity
 

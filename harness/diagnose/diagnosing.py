@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
-    from harness.core.subject import Program
+    from harness.core.program import Program
     from harness.diagnose.comparing import Compared, Result
     from harness.diagnose.compiler import Compiler
     from harness.diagnose.flow import Flow
@@ -133,7 +133,7 @@ def diagnose_program(
     from harness.diagnose.compiler import Compiler
     from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.route import Route
-    from harness.tuning.database import chosen_schedules
+    from harness.tuned.database import chosen_schedules
 
     route = Route.of(case)
     inputs = tuple(program.example.values())

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.outcome import Stage
+from harness.core.program import Arrays, Output, Program, Trace
 from harness.core.progress import Progress
 from harness.core.settings import Settings
-from harness.core.subject import Arrays, Output, Program, Trace
 from harness.execution.executors import Executor, LoadedProgram
 from harness.lowering.route import Lowered, Route
 from harness.schedules import ChosenSchedules

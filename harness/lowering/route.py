@@ -15,14 +15,14 @@ from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.rope.strategy import Strategy
+from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     import tvm
 
-    from harness.core.subject import Axis
+    from harness.core.program import Axis
     from harness.lowering.frontends.frontend import Frontend
     from harness.lowering.frontends.torch_export.graph import Graph
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.subject import Subject
 from harness.deployment.deployable import Deployable
+from harness.models.subject import Subject
 
 
 def _nothing() -> None:

@@ -13,8 +13,8 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from harness.core.errors import HarnessError
-from harness.core.subject import Subject
 from harness.models.model import Model
+from harness.models.subject import Subject
 
 MODELS_VARIABLE = "SAM3_TVM_MODELS"
 ENTRY_POINT_GROUP = "sam3_tvm.models"

@@ -10,7 +10,7 @@ from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.core.subject import Arrays, Program, Trace
+from harness.core.program import Arrays, Program, Trace
 from harness.core.weights import Weights
 from harness.parity.distribution import with_distributions
 from harness.parity.draws import judged_by_draws, names_of_few
@@ -43,7 +43,7 @@ class TracedWorkload:
     _actual: Arrays | None = None
 
     def run(self, run: Run) -> bool:
-        """Does what `harness.core.subject.Workload` says."""
+        """Does what `harness.models.subject.Workload` says."""
         self._actual = run.trace(self.programs, self.trace)
         if self._actual is None:
             return False
@@ -51,7 +51,7 @@ class TracedWorkload:
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """Does what `harness.core.subject.Workload` says."""
+        """Does what `harness.models.subject.Workload` says."""
         actual = load_outputs(saved_folder(self.case)) if self._actual is None else self._actual
         reference, again = self.reference()
         oracle = self.oracle()

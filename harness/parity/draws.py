@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import Precision
-from harness.core.subject import Arrays, Program, Trace
+from harness.core.program import Arrays, Program, Trace
 from harness.parity import metrics
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 

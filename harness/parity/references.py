@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.core.precision import DEFAULT_PRECISION, Precision
-from harness.core.subject import Arrays
+from harness.core.program import Arrays
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.core.subject import Arrays, Call, Output, Program, Trace
+from harness.core.program import Arrays, Call, Output, Program, Trace
 
 if TYPE_CHECKING:
     import torch

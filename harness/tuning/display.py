@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.tuning.trials import Kind
+from harness.tuned.trials import Kind
 
 if TYPE_CHECKING:
     from harness.tuning.search import Progress

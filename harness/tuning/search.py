@@ -23,11 +23,11 @@ from harness.parity.verdict import judge
 from harness.schedules import Schedule
 from harness.schedules.cpu.schedule import distance, space
 from harness.schedules.cpu.tile import VectorUnit
-from harness.tuning.database import Record, store
+from harness.tuned.database import Record, store
+from harness.tuned.trials import Conditions, Kind, Trial, append_trials
 from harness.tuning.local import Builder, BuildError
 from harness.tuning.measuring import Array, Program, Rounds, RunError, Runner, RunResult
 from harness.tuning.tasks import Task, arrays_of
-from harness.tuning.trials import Conditions, Kind, Trial, append_trials
 
 BATCH = 8
 """Number of trials after which the next task is chosen; an interruption loses as many at most."""

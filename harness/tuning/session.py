@@ -13,7 +13,7 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.files import make_folder
-from harness.tuning import database
+from harness.tuned import database
 from harness.tuning.display import (
     Budget,
     describe_progress,
@@ -50,9 +50,9 @@ def tune(console: Console, request: Request) -> int:
     from harness.machine import describe_machine
     from harness.schedules.cpu.tile import vector_unit
     from harness.targets import TARGETS
+    from harness.tuned.trials import read_trials
     from harness.tuning.local import LocalBuilder, LocalRunner, TorchRunner
     from harness.tuning.search import Bench, begin, search
-    from harness.tuning.trials import read_trials
 
     known = (folder / database.FILE).exists()
     opened = database.open_database(folder, request.target) if known else database.Database(folder, request.target)

@@ -81,7 +81,7 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
 
 def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
     from harness.execution.run import Run
-    from harness.tuning.database import chosen_schedules
+    from harness.tuned.database import chosen_schedules
 
     subject = subjects()[case.component]
     emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)

@@ -12,7 +12,7 @@ import torch
 
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
-from harness.core.subject import Arrays
+from harness.core.program import Arrays
 from harness.models.registry import subjects
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video import STEP

@@ -14,8 +14,9 @@ from torch.nn import functional
 from conformance.support.attention import kernels
 from conformance.support.kernels import functions_of, hold_result, machine_of
 from conformance.support.place import cpu_target
-from harness.core.subject import Axis
+from harness.core.program import Axis
 from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.frontends.torch_export.frontend import TORCH
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.route import Route
 from harness.models.sam3.upstream import upstream
@@ -57,7 +58,7 @@ def test_upstreams_memory_attention() -> None:
     lengths = ((tokens, 256), (MEMORIES * tokens + POINTERS, 64), (MEMORIES * tokens + POINTERS, 64))
     inputs = tuple(torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)) for shape in lengths)
     with upstream(), STRATEGIES["real"].apply(module):
-        lowered, values = STRATEGIES["real"].import_program(export_program(module, inputs))
+        lowered, values = TORCH.import_exported(export_program(module, inputs), STRATEGIES["real"])
     lowered = cpu_pipeline(cpu_target())(lowered)
     (info,) = kernels(lowered)
     assert info.decisions["packed"] == "by block" and info.decisions["values"] == "projected afterwards"

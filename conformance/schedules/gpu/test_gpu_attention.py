@@ -30,6 +30,7 @@ from conformance.support.gpu_programs import (
 from conformance.support.operators import rms
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.frontends.torch_export import export_program
+from harness.lowering.frontends.torch_export.frontend import TORCH
 from harness.lowering.rope import STRATEGIES, rotate_pairs
 from harness.lowering.rope.real import rotate
 from harness.models.sam3.upstream import upstream
@@ -169,7 +170,7 @@ def test_the_trunks_attention_rotates_while_it_loads(strategy: str, trunk: Modul
     chosen = STRATEGIES[strategy]
     with chosen.apply(attention):
         exported = export_program(attention, (x,))
-    program, parameters = chosen.import_program(exported)
+    program, parameters = TORCH.import_exported(exported, chosen)
     target = target_of("cuda")
     module = lower_module(program, TARGETS["cuda"], target)
     kernels = {v.name_hint: f for v, f in module.functions_items()}
@@ -226,7 +227,7 @@ def test_one_operator_rotates_queries_and_keys_that_integers_pick(tmp_path: Path
     torch.manual_seed(0)
     module = Picked(32).eval().requires_grad_(False)
     args = (random(1, 1, 9, 32), random(4, 9, 32, seed=1), torch.tensor([3, 0]), *turns(9, 32))
-    program, parameters = STRATEGIES["tensorir"].import_program(export_program(module, args))
+    program, parameters = TORCH.import_exported(export_program(module, args), STRATEGIES["tensorir"])
     target = target_of("cuda")
     lowered_module = lower_module(program, TARGETS["cuda"], target)
     assert infos_of(lowered_module)["attention"].reads == ("queries", "keys")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from harness.core.subject import Axis
+    from harness.core.program import Axis
 
 
 def export_program(

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
-    from harness.core.subject import Axis
-    from harness.lowering.rope.strategy import Strategy
+    from harness.core.program import Axis
+    from harness.lowering.strategy import Strategy
 
 
 class Export(Protocol):

@@ -7,8 +7,8 @@ from harness.lowering.rope.llm import LLM
 from harness.lowering.rope.lowering import LOWERING
 from harness.lowering.rope.none import NONE
 from harness.lowering.rope.real import REAL
-from harness.lowering.rope.strategy import Strategy
 from harness.lowering.rope.tensorir import TENSORIR
+from harness.lowering.strategy import Strategy
 
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from harness.lowering.rope.strategy import Strategy
 from harness.lowering.rotation import Rotation, rotating
+from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from harness.lowering.rope.strategy import Strategy
+from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.lowering.rope.strategy import Strategy
+from harness.lowering.strategy import Strategy
 
 NONE = Strategy(
     name="none",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from harness.lowering.rope.strategy import Strategy
 from harness.lowering.rotation import Rotation, Together, rotating
+from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch

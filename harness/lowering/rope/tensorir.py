@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from harness.lowering.rope.real import real_rotation
-from harness.lowering.rope.strategy import Strategy
 from harness.lowering.rotation import rotating
+from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch

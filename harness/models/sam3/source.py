@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.case import Case
 from harness.core.precision import PRECISIONS
+from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
-from harness.core.subject import Arrays, Program, Symbolic
 from harness.core.weights import Weights
 from harness.lowering.symbolic import takes_symbolic_axes
 from harness.models.sam3.components.component import Component

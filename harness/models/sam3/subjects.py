@@ -6,13 +6,13 @@ from functools import partial
 
 from harness.core.case import Case
 from harness.core.settings import Settings
-from harness.core.subject import Subject, Workload
 from harness.core.weights import WEIGHTS
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.end_to_end.subject import END_TO_END
 from harness.models.sam3.interactive.subject import INTERACTIVE
 from harness.models.sam3.video.subject import VIDEO
+from harness.models.subject import Subject, Workload
 
 NAME = "sam3"
 """The name of the model."""

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from harness.core.precision import DEFAULT_PRECISION
-from harness.models.registry import subjects
 from harness.report.performance.cases import precision_of
 from harness.report.performance.reading import (
     OURS,
@@ -302,7 +301,7 @@ class Section:
         threads: Threads of TVM and of PyTorch.
         versions: Installed packages, of the newest file that has them.
         files: Where the figures come from.
-        components: Components, in the order of the registry.
+        components: Components, in the order that was asked for.
         questions: Questions to the whole model.
         kernels: Kernels of perf/test_kernels.py.
         names: What each measurement is called: its name, with a precision or frontend that is not the default one, and
@@ -340,22 +339,26 @@ class Section:
         return tuple(dict.fromkeys(m.scale for m in self.measurements if m.scale))
 
 
-def build_sections(files: Sequence[ResultFile]) -> list[Section]:
-    """Builds one section for each machine and number of threads, in the order in which they appear."""
+def build_sections(files: Sequence[ResultFile], order: Sequence[str] = ()) -> list[Section]:
+    """Builds one section for each machine and number of threads, in the order in which they appear.
+
+    Args:
+        files: What was measured.
+        order: Names of components and whole models that come first, in this order.
+    """
     keys: dict[str, None] = {}
     for file in files:
         keys |= dict.fromkeys(map(_key, file.measurements)) | dict.fromkeys(map(_key, file.kernels))
-    return [_section(key, files) for key in keys]
+    return [_section(key, files, order) for key in keys]
 
 
 def _key(entry: Measurement | KernelRate) -> str:
     return repr([entry.machine.get(key) for key in _MACHINE_KEYS] + [entry.threads])
 
 
-def _section(key: str, files: Sequence[ResultFile]) -> Section:
+def _section(key: str, files: Sequence[ResultFile], order: Sequence[str]) -> Section:
     measurements = [m for file in files for m in file.measurements if _key(m) == key]
     rates = [kernel for file in files for kernel in file.kernels if _key(kernel) == key]
-    order = list(subjects())
     measurements.sort(key=lambda m: order.index(m.name) if m.name in order else len(order))
     measured, old = _newest(measurements, [(m.kind, m.name, m.case, m.sample) for m in measurements])
     kernels, old_kernels = _newest(rates, [(kernel.group, kernel.kernel, kernel.shape) for kernel in rates])

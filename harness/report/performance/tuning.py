@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.tuning.database import Record
-    from harness.tuning.trials import Conditions, Trial
+    from harness.tuned.database import Record
+    from harness.tuned.trials import Conditions, Trial
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def read_tuning(folder: Path) -> Tuning:
     Raises:
         HarnessError: There is none, or it is damaged.
     """
-    from harness.tuning.database import open_database
-    from harness.tuning.trials import read_trials
+    from harness.tuned.database import open_database
+    from harness.tuned.trials import read_trials
 
     records, (trials, _) = open_database(folder).records, read_trials(folder)
     every: dict[Conditions, None] = dict.fromkeys(entry.conditions for entry in records)
@@ -118,7 +118,7 @@ def _found(record: Record) -> TuningRecord:
 
 
 def _nothing_found(task: str, trials: Sequence[Trial]) -> TuningRecord:
-    from harness.tuning.trials import Kind
+    from harness.tuned.trials import Kind
 
     kinds = [trial.kind for trial in trials]
     defaults = [trial.default_seconds for trial in trials if trial.kind is Kind.MEASURED]

@@ -17,13 +17,16 @@ MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
 PLOTS_FOLDER = "performance"
 
 
-def write_performance_report(results: Sequence[Path], directory: Path, database: Path | None = None) -> Path:
+def write_performance_report(
+    results: Sequence[Path], directory: Path, database: Path | None = None, order: Sequence[str] = ()
+) -> Path:
     """Writes page and plots, each complete or not at all, and returns the page's path.
 
     Args:
         results: JSON files of `pytest perf … --benchmark-json=FILE`.
         directory: Is made if it does not exist.
         database: Folder of tuned schedules, whose findings the page lists.
+        order: Names of components and whole models that come first on the page, in this order.
 
     Raises:
         HarnessError: If the results or the database cannot be read or are not what the suites write, matplotlib is not
@@ -33,7 +36,7 @@ def write_performance_report(results: Sequence[Path], directory: Path, database:
         raise HarnessError(f"{directory} is a file; give --out a folder.")
     files = read_results(results)
     tuning = None if database is None else read_tuning(database)
-    sections = build_sections(files)
+    sections = build_sections(files, order)
     pictures: dict[str, bytes] = {}
     places = []
     for number, section in enumerate(sections, 1):

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
-    from harness.core.subject import Axis
+    from harness.core.program import Axis
     from harness.lowering.frontends.onnx.exporting import Exported
-    from harness.lowering.rope.strategy import Strategy
+    from harness.lowering.strategy import Strategy
 
 
 def _export(

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
-    from harness.core.subject import Axis
-    from harness.lowering.rope.strategy import Strategy
+    from harness.core.program import Axis
+    from harness.lowering.strategy import Strategy
 
 
 def _export(
@@ -25,7 +25,9 @@ def _export(
 
 
 def _import(program: torch.export.ExportedProgram, strategy: Strategy) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
-    return strategy.import_program(program)
+    from harness.lowering.frontends.torch_export.importing import import_program
+
+    return import_program(strategy.transform(program), strategy.converters(), strategy.importer())
 
 
 TORCH = Frontend(

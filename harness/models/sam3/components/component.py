@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.core.precision import PRECISIONS
-from harness.core.subject import Symbolic
+from harness.core.program import Symbolic
 from harness.models.sam3.captures import GROUNDING, Capture
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.core.subject import Axis
+from harness.core.program import Axis
 from harness.models.sam3.captures import PROPAGATION
 from harness.models.sam3.components.component import Arguments, Component
 

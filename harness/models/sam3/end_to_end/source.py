@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.program import Arrays
 from harness.core.settings import Settings
-from harness.core.subject import Arrays
 from harness.models.sam3.captures import GROUNDING
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions

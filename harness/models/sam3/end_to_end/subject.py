@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.core.case import Case
 from harness.core.settings import Settings
-from harness.core.subject import Subject, Workload
 from harness.models.sam3.end_to_end import FINAL, RAW
+from harness.models.subject import Subject, Workload
 
 
 def _open(case: Case, settings: Settings) -> Workload:

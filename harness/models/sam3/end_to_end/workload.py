@@ -13,8 +13,8 @@ from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
+from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.core.subject import Arrays, Program
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.end_to_end import RAW
@@ -53,11 +53,11 @@ class EndToEndWorkload:
         return {program.name: program for program in programs(self._case, self._settings, DEFAULT_CAPACITY)}
 
     def run(self, run: Run) -> bool:
-        """Does what `harness.core.subject.Workload` says."""
+        """Does what `harness.models.subject.Workload` says."""
         return _compile_and_run(run, self._source.questions, self._saved)
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """Does what `harness.core.subject.Workload` says."""
+        """Does what `harness.models.subject.Workload` says."""
         return tuple(
             verdict
             for question in self._source.questions

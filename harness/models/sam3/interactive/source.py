@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.precision import PRECISIONS
+from harness.core.program import Arrays
 from harness.core.settings import Settings
-from harness.core.subject import Arrays
 from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.source import ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.parity.references import first_and_again, reference_of, run_twice

@@ -13,8 +13,8 @@ from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
+from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.core.subject import Arrays, Program
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
@@ -57,7 +57,7 @@ class InteractiveWorkload:
         return {program.name: program for program in built if program.name not in DEPLOYABLE.grounding}
 
     def run(self, run: Run) -> bool:
-        """See `harness.core.subject.Workload`."""
+        """See `harness.models.subject.Workload`."""
         half = PRECISIONS[self._case.precision].is_half
         given = {answer.name: answer.refined for answer in self._answers()} if half else {}
         with deployed_model(run, self._saved / "model", CAPACITY, DEPLOYABLE.grounding) as model:
@@ -68,7 +68,7 @@ class InteractiveWorkload:
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """See `harness.core.subject.Workload`."""
+        """See `harness.models.subject.Workload`."""
         if PRECISIONS[self._case.precision].judged_by_oracle:
             answers = tuple(self._answers())
             return judged_by_oracle([load_outputs(self._saved / answer.name) for answer in answers], answers)

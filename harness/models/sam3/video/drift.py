@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.subject import Arrays
+from harness.core.program import Arrays
 from harness.parity.verdict import MAX_R_RMS, unmeasured
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16
 

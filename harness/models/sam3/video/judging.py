@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.subject import Arrays
+from harness.core.program import Arrays
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import judge_drift
 from harness.models.sam3.video.source import Answer, AskedStep

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.core.case import Case
+from harness.core.program import Arrays
 from harness.core.settings import Settings
-from harness.core.subject import Arrays
 from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.core.case import Case
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
-from harness.core.subject import Subject, Workload
 from harness.models.sam3.video import OUTPUTS
+from harness.models.subject import Subject, Workload
 
 
 def _open(case: Case, settings: Settings) -> Workload:

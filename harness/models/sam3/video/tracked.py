@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.subject import Arrays
+from harness.core.program import Arrays
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.source import AskedStep
 from harness.runtime.artifact import Loaded, Tensors

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
+from harness.core.program import Program
 from harness.core.settings import Settings
-from harness.core.subject import Program
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.video.judging import judged, judged_step
@@ -45,7 +45,7 @@ class VideoWorkload:
         return {program.name: program for program in programs(self._case, self._settings, CAPACITY)}
 
     def run(self, run: Run) -> bool:
-        """See `harness.core.subject.Workload`."""
+        """See `harness.models.subject.Workload`."""
         with deployed_model(run, self._saved / "model", CAPACITY) as model:
             if model is None:
                 return False
@@ -58,7 +58,7 @@ class VideoWorkload:
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """See `harness.core.subject.Workload`."""
+        """See `harness.models.subject.Workload`."""
         verdicts: list[Verdict] = []
         for question in self._questions:
             answer = self._source.answer(question)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.core.subject import Program, Symbolic
+from harness.core.program import Program, Symbolic
 from harness.runtime.manifest import Capacity
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.case import Case
+from harness.core.program import Program
 from harness.core.settings import Settings
-from harness.core.subject import Program
 from harness.models.sam3.deployed.entry_points.entry_point import EntryPoint
 from harness.models.sam3.deployed.entry_points.grounding import ENTRY_POINTS
 from harness.models.sam3.deployed.entry_points.interactive import INTERACTIVE_ENTRY_POINTS

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    import tvm
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 
@@ -48,9 +47,3 @@ class Strategy:
     converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
     importer: Callable[[], ExportedProgramImporter | None] = _tvms_own
     symbolic: bool = False
-
-    def import_program(self, program: torch.export.ExportedProgram) -> tuple[tvm.IRModule, dict[str, Any]]:
-        """Imports a program that was exported inside `apply`, the strategy's way."""
-        from harness.lowering.frontends.torch_export import import_program
-
-        return import_program(self.transform(program), self.converters(), self.importer())

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from conformance.support.tuning import record
 from harness.core.errors import HarnessError
-from harness.tuning import database
-from harness.tuning.database import (
+from harness.tuned import database
+from harness.tuned.database import (
     FILE,
     Record,
     better_record,
@@ -31,7 +31,7 @@ from harness.tuning.database import (
     schedules_from,
     store,
 )
-from harness.tuning.trials import Conditions, Kind, Trial, append_trials, nothing_found, read_trials
+from harness.tuned.trials import Conditions, Kind, Trial, append_trials, nothing_found, read_trials
 
 HERE = current_conditions("llvm")
 RECORD = record("product 1x2x3x4 left", {"rows": 6, "vectors": 4})
@@ -154,7 +154,7 @@ def test_many_processes_store_at_the_same_time(tmp_path: Path) -> None:
         "import pickle, sys\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from harness.tuning.database import store\n"
+        "from harness.tuned.database import store\n"
         "record = pickle.loads(bytes.fromhex(sys.argv[3]))\n"
         "for n in range(5):\n"
         "    store(Path(sys.argv[1]), 'llvm', replace(record, task=f'{sys.argv[2]} {n}'))\n"
@@ -236,8 +236,8 @@ FULL_DISK = """
 import pickle, resource, signal, sys
 from pathlib import Path
 from harness.core.errors import HarnessError
-from harness.tuning.database import store
-from harness.tuning.trials import append_trials
+from harness.tuned.database import store
+from harness.tuned.trials import append_trials
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 from dataclasses import replace

@@ -19,8 +19,8 @@ from harness.core.settings import REPOSITORY
 from harness.files import write_json, writing
 from harness.schedules import DEFAULT_SCHEDULES, UNTUNED, ChosenSchedules, Schedule, Schedules
 from harness.targets import TARGETS
-from harness.tuning.trials import FILE as TRIALS
-from harness.tuning.trials import Conditions, read_trials
+from harness.tuned.trials import FILE as TRIALS
+from harness.tuned.trials import Conditions, read_trials
 
 FORMAT = 1
 FILE = "schedules.json"
