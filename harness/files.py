@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -262,3 +263,33 @@ def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: 
         shutil.rmtree(filling, ignore_errors=True)
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Gives an empty folder that is this context's alone, and goes with it.
+
+    What killed processes left in `parent` is removed: a lock, which the system releases when its process ends, stands
+    beside each such folder.
+
+    Args:
+        parent: Is made if it does not exist; other processes may have such folders in it at the same time.
+
+    Raises:
+        HarnessError: It cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    make_folder(parent)
+    for lock_file in parent.glob("*.lock"):
+        with contextlib.suppress(Timeout, OSError), FileLock(lock_file, timeout=0):
+            shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
+            lock_file.unlink(missing_ok=True)
+    folder = parent / uuid.uuid4().hex
+    with FileLock(folder.with_suffix(".lock")) as lock:
+        try:
+            folder.mkdir()
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            Path(lock.lock_file).unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from harness.files import (
     make_folder,
     remove_unfinished,
     replaced_folder,
+    scratch_folder,
     unfinished,
     write_bytes,
     write_files,
@@ -171,3 +172,29 @@ def test_what_a_killed_process_left_of_a_folder_is_cleared_away(tmp_path: Path) 
         assert names(filling) == []
         (filling / MARK).write_text("whole")
     assert names(tmp_path) == ["model"]
+
+
+def test_scratch_folders_of_several_processes_do_not_meet(tmp_path: Path) -> None:
+    holding = """
+import sys
+from pathlib import Path
+from harness.files import scratch_folder
+with scratch_folder(Path(sys.argv[1])) as folder:
+    (folder / "file").write_text("there")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+    parent = tmp_path / "parent"
+    with subprocess.Popen(
+        [sys.executable, "-c", holding, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        with scratch_folder(parent) as ours:
+            assert ours != theirs and not list(ours.iterdir())
+        assert not ours.exists() and (theirs / "file").read_text() == "there"
+        other.kill()
+    assert theirs.exists()
+    with scratch_folder(parent) as ours:
+        assert [path for path in parent.iterdir() if path.is_dir()] == [ours]
+    assert not list(parent.iterdir())

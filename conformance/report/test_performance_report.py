@@ -352,7 +352,7 @@ def test_a_half_precision_is_no_scale(tmp_path: Path) -> None:
     half = Case("box_head", DEFAULT_STRATEGY, "cuda", precision="fp16")
     plain = component("vit", three_sides(0.5, 0.25, None), case=Case("vit", DEFAULT_STRATEGY, "cuda").to_json())
     path = write(tmp_path / "a.json", component("box_head", three_sides(0.5, 0.25, None), case=half.to_json()), plain)
-    (section,) = build_sections(read_results([path]))
+    (section,) = build_sections(read_results([path]), order=("vit", "box_head"))
     assert [(m.case, m.scale) for m in section.components] == [
         (Case("vit", DEFAULT_STRATEGY, "cuda"), Scale.SHALLOW),
         (half, Scale.SHALLOW),

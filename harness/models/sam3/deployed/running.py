@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.outcome import Stage
+from harness.files import scratch_folder
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 from harness.runtime.sam3.model import Sam3
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def deployed_model(
-    run: Run, folder: Path, capacity: Capacity = DEFAULT_CAPACITY, without: Sequence[str] = ()
+    run: Run, parent: Path, capacity: Capacity = DEFAULT_CAPACITY, without: Sequence[str] = ()
 ) -> Iterator[Sam3 | None]:
     """Compiles the model of a case and loads it; within the context it can be asked.
 
     Args:
         run: The case, and where it is run.
-        folder: Is emptied, gets the compiled model, and is removed in the end.
+        parent: The folder in which the compiled model gets a folder of its own, which is removed in the end.
         capacity: The longest prompt.
         without: Names of entry points to leave out.
 
@@ -35,7 +35,7 @@ def deployed_model(
     from harness.models.sam3.deployed.deployable import DEPLOYABLE
 
     progress, executor = run.progress, run.executor
-    with _emptied(folder):
+    with scratch_folder(parent) as folder:
         with progress.announced(_stage_of) as announce:
             compiled = compile_into(
                 DEPLOYABLE,
@@ -61,17 +61,6 @@ def deployed_model(
         with progress.during(Stage.RUN):
             yield loaded
     executor.close()  # others may be waiting for the device
-
-
-@contextmanager
-def _emptied(folder: Path) -> Iterator[None]:
-    """Makes a folder empty, and removes it afterwards; a killed process leaves gigabytes there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stage_of(announced: str) -> Stage:
