@@ -26,6 +26,7 @@ from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.core.weights import Weights
+from harness.models.registry import subjects
 from harness.report.performance import findings, write_performance_report
 from harness.report.performance.cases import recorded_case, variant_of
 from harness.report.performance.document import GOALS, build_sections, judge_goal, median_interval, ratio, shares
@@ -416,7 +417,7 @@ def test_the_page_in_docs_is_that_of_its_files() -> None:
     files = read_results([docs / "performance" / f"{name}.json" for name in names])
     places = {path.stem: f"performance/{path.name}" for path in (docs / "performance").glob("*.png")}
     page = (docs / "PERFORMANCE_REPORT.md").read_text(encoding="utf-8")
-    assert render_page(build_sections(files), [places], files) == page
+    assert render_page(build_sections(files, order=list(subjects())), [places], files) == page
 
 
 @given(
