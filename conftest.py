@@ -78,7 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--db", metavar="DIR", help="tuning database; default: the one in fixtures/tuned that fits")
     group.addoption("--untuned", action="store_true", help="leave out what tuning found")
-    group.addoption("--peers", action="store_true", help="perf: OpenVINO, ONNX Runtime and torch.compile as well")
+    group.addoption("--peers", action="store_true", help="perf: the peers as well, see perf/peers.py")
     group.addoption("--peer", action="append", default=[], help="perf: only this one of them; repeat for several")
     group.addoption("--rounds", type=int, help="perf: rounds of each case; default: as many as its budget allows")
     group.addoption(

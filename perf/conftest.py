@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from harness.core.errors import HarnessError
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import chosen_processors
 from harness.processes.threads import SPIN_VARIABLE
 from harness.tuned.database import open_database
 from perf.measuring import SPIN_COUNT
 from perf.options import Options
-from perf.peers import PEERS
+from perf.peers import PEERS, peers_of
 from perf.shifts import Comparison, checked, compare_runs
 
 Results = list[dict[str, Any]]
@@ -90,6 +91,12 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = [name for name in config.getoption("peer") if name not in PEERS]
     if unknown:
         raise pytest.UsageError(f"Unknown peer {unknown[0]!r}: known are {', '.join(PEERS)}.")
+    precisions = config.getoption("precision") or [DEFAULT_PRECISION]
+    for name in config.getoption("peer"):
+        if not any(peers_of(precision, [name]) for precision in precisions):
+            raise pytest.UsageError(
+                f"{name!r} is measured beside cases of another precision: add --precision {PEERS[name].precision}."
+            )
     database = options_of(config).database
     if database is not None:
         try:

@@ -1,30 +1,26 @@
-"""The peers, which users would pick instead of TVM: torch.compile, ONNX Runtime and OpenVINO.
+"""The peers, which users would pick instead of TVM: OpenVINO, ONNX Runtime, torch.compile, and PyTorch in bfloat16.
 
-Each peer has the same weights and inputs as the other sides, the module with rotary position encoding as real
-arithmetic (strategy `real`), in fp32 whatever the case's precision is, as many threads as the other sides, and all
-optimizations that do not change the precision. The export to a file runs in a process of its own (`prepare`), and so
-does the side that loads and runs the file (`perf.processes.BenchmarkProcess`).
+Each peer is set as its users have it or as its own documentation recommends for latency (`Peer.setting`), and a peer
+with two such settings is two peers. All have the same weights and inputs as the other sides and as many threads; those
+that read a file or compile have the module with rotary position encoding as real arithmetic (strategy `real`). The
+export to a file runs in a process of its own (`prepare`), and so does the side that loads and runs the file
+(`perf.peer_sides` in a `perf.processes.BenchmarkProcess`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import psutil
 
 from harness.lowering.route import Route
 from harness.processes import WorkerEnd, run_isolated
-from harness.processes.threads import thread_count
-from perf.processes import Calls, Load, error_sentence
-from perf.sides import MODULE, RUN, Request, read, read_module, runner, torch_inputs
+from perf.processes import error_sentence
+from perf.sides import MODULE, Request, read_module, torch_inputs
 
-COMPILE = "compile"
-"""The function of a side that compiles when it is first called."""
 ROUTE = Route(frontend="torch", strategy="real")
 """How the module is exported for every peer."""
 ONNX = "model.onnx"
@@ -43,29 +39,72 @@ class Peer:
     """One peer.
 
     Attributes:
+        setting: How it is set, in words.
         side: Its context manager for `perf.processes.BenchmarkProcess`.
         packages: What must be installed, by distribution name.
         room: Memory that it may need, in multiples of PyTorch's weights and of PyTorch's memory of a run; measured.
         prepare: The function that turns the module into a file, as `module:name` for
             `harness.processes.run_isolated`; None if the peer reads no file.
-        compiles: Whether it compiles when it is loaded, so that its side has the function `COMPILE`.
+        compiles: Whether it compiles when it is first called, so that its side has the function `COMPILE`.
+        chooses: Whether it chooses the type in which it computes, so that its side has the function `PRECISION`.
+        precision: The precision of the cases that it is a peer of; empty for a peer of every case.
     """
 
+    setting: str
     side: str
     packages: tuple[str, ...]
     room: tuple[float, float]
     prepare: str | None = None
     compiles: bool = False
+    chooses: bool = False
+    precision: str = ""
 
+
+_OPENVINO = ("onnx", "onnxscript", "openvino")
+_ONNXRUNTIME = ("onnx", "onnxscript", "onnxruntime")
+# OpenVINO's own conversion of exported programs gives wrong results for the geometry encoder (2026.4), and none faster.
+_EXPORT = "perf.peers:export_onnx"
 
 PEERS = {
-    # Its own conversion of exported programs gives wrong results for the geometry encoder (2026.4), and none faster.
-    "openvino": Peer("perf.peers:openvino_side", ("onnx", "onnxscript", "openvino"), (3, 2), "perf.peers:export_onnx"),
-    "onnxruntime": Peer(
-        "perf.peers:onnx_side", ("onnx", "onnxscript", "onnxruntime"), (2, 12), "perf.peers:export_onnx"
+    "openvino": Peer(
+        "no hints: least latency, in the type that it chooses",
+        "perf.peer_sides:openvino_side",
+        _OPENVINO,
+        (3, 2),
+        prepare=_EXPORT,
+        chooses=True,
     ),
-    "torch.compile": Peer("perf.peers:compiled_side", ("torch",), (2, 2), compiles=True),
+    "openvino f32": Peer(
+        "INFERENCE_PRECISION_HINT f32", "perf.peer_sides:openvino_f32_side", _OPENVINO, (3, 2), prepare=_EXPORT
+    ),
+    "onnxruntime": Peer(
+        "sequential, all graph optimizations, threads that spin within a run",
+        "perf.peer_sides:onnx_side",
+        _ONNXRUNTIME,
+        (2, 12),
+        prepare=_EXPORT,
+    ),
+    "torch.compile": Peer("default mode", "perf.peer_sides:compiled_side", ("torch",), (2, 2), compiles=True),
+    "torch.compile max-autotune": Peer(
+        "frozen weights, mode max-autotune", "perf.peer_sides:autotuned_side", ("torch",), (3, 2), compiles=True
+    ),
+    "torch bf16": Peer(
+        'eager under torch.autocast("cpu", bfloat16)', "perf.peer_sides:bf16_side", ("torch",), (2, 2), precision="bf16"
+    ),
+    "torch.compile bf16": Peer(
+        'frozen weights, mode max-autotune, under torch.autocast("cpu", bfloat16)',
+        "perf.peer_sides:autotuned_bf16_side",
+        ("torch",),
+        (3, 2),
+        compiles=True,
+        precision="bf16",
+    ),
 }
+
+
+def peers_of(precision: str, names: Iterable[str]) -> list[str]:
+    """Returns the peers among `names` that are measured beside cases of a precision."""
+    return [name for name in names if PEERS[name].precision in ("", precision)]
 
 
 def versions() -> dict[str, str | None]:
@@ -123,70 +162,6 @@ def export_onnx(request: Request, enter: Callable[[str], None]) -> float:
         assert converted is not None
         converted.save(request.folder / ONNX, external_data=True)
     return time.perf_counter() - start
-
-
-@contextmanager
-def compiled_side(request: Request) -> Iterator[Load]:
-    """torch.compile with its default backend, which generates C++."""
-    import torch
-    import torch._dynamo
-    from torch._inductor import config
-
-    config.force_disable_caches = True  # what an earlier run compiled would make this one look fast
-    inputs = torch_inputs(request.folder)
-    with request.context():
-        module = read_module(request.folder)
-        with ROUTE.applied(module):
-
-            def load() -> Calls:
-                run = runner(torch.compile(module), inputs)
-                return {RUN: run, COMPILE: run}
-
-            yield load
-
-
-@contextmanager
-def onnx_side(request: Request) -> Iterator[Load]:
-    """ONNX Runtime on the CPU."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = thread_count()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Its threads spin within a run, as those of the other sides, but must not take a CPU from the next side.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    arrays = read(request.folder, "input")
-
-    def load() -> Calls:
-        session = onnxruntime.InferenceSession(request.folder / ONNX, options, providers=["CPUExecutionProvider"])
-        inputs = dict(zip((node.name for node in session.get_inputs()), arrays, strict=True))
-        return {RUN: lambda: session.run(None, inputs)}
-
-    yield load
-
-
-@contextmanager
-def openvino_side(request: Request) -> Iterator[Load]:
-    """OpenVINO on the CPU, in fp32 and for the least latency."""
-    import openvino
-
-    inputs = read(request.folder, "input")
-    properties: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": thread_count(),
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-
-    def load() -> Calls:
-        model = openvino.compile_model(request.folder / ONNX, "CPU", properties)
-
-        def run() -> list[Any]:
-            results = model(inputs, share_inputs=True)
-            return [results[number] for number in range(len(model.outputs))]
-
-        return {RUN: run}
-
-    yield load
 
 
 def _version(package: str) -> str | None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.report.performance.plots import draw_rooflines, png
-from harness.report.performance.reading import PYTORCH, TUNED
 from harness.report.performance.roofline import Point, kind_of
+from harness.report.performance.sides import PYTORCH, TUNED
 
 Result = Mapping[str, Any]
 

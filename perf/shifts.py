@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from harness.core.errors import HarnessError
 from harness.report.performance.cases import recorded_case
+from harness.report.performance.sides import recorded_side
 from perf.results import OURS, TORCH, UNTUNED
 
 Info = Mapping[str, Any]
@@ -185,7 +186,7 @@ def rounds_of(info: Info) -> dict[str, Sequence[float]]:
     sides = info.get("sides")
     if not isinstance(sides, Mapping):
         return {}
-    return {name: side["seconds"] for name, side in sides.items() if side.get("seconds")}
+    return {recorded_side(name, side): side["seconds"] for name, side in sides.items() if side.get("seconds")}
 
 
 def _torch(info: Info) -> Any:

@@ -131,13 +131,23 @@ def torch_inputs(folder: Path) -> list[torch.Tensor]:
     return [torch.from_numpy(array) for array in read(folder, "input")]
 
 
-def runner(module: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-    """Returns a function that runs a module without gradients; the arrays share the tensors' memory."""
+def runner(
+    module: Callable[..., Any], inputs: Sequence[torch.Tensor], autocast: torch.dtype | None = None
+) -> Callable[[], list[np.ndarray]]:
+    """Returns a function that runs a module without gradients.
+
+    Args:
+        module: The module.
+        inputs: Its inputs.
+        autocast: The type of `torch.autocast("cpu", …)`, under which it runs; None for no autocast. Outputs of this
+            type become float32; other arrays share the tensors' memory.
+    """
     import torch
 
     def run() -> list[np.ndarray]:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
             outputs = module(*inputs)
-        return [tensor.numpy() for tensor in (outputs if isinstance(outputs, tuple | list) else (outputs,))]
+        several = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        return [(tensor if tensor.dtype != autocast else tensor.float()).numpy() for tensor in several]
 
     return run

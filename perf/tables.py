@@ -59,6 +59,7 @@ def component_tables(results: Sequence[Result]) -> str:
         _costs("compiling, loading, resident memory, parity", named),
         *[_where_time_goes(name, r) for name, r in named],
         *_absent(named),
+        *_settings(named),
         *dict.fromkeys(f"{name}: {r['note']}" for name, r in named if r["note"]),
         circumstances(results),
     )
@@ -156,6 +157,16 @@ def _measured(result: Result) -> list[tuple[str, Result]]:
 def _absent(results: Sequence[tuple[str, Result]]) -> list[str]:
     """A line for each side that could not be measured."""
     return [f"{name}, {side}: {s['error']}" for name, r in results for side, s in r["sides"].items() if "error" in s]
+
+
+def _settings(results: Sequence[tuple[str, Result]]) -> dict[str, None]:
+    """A line for each setting of a peer that was measured, and for each type that one chose."""
+    return dict.fromkeys(
+        f"{side}: {s['setting']}" + (f"; it computed in {s['computes_in']}" if "computes_in" in s else "")
+        for _, r in results
+        for side, s in _measured(r)
+        if "setting" in s
+    )
 
 
 def _where_time_goes(name: str, result: Result) -> str:

@@ -2,14 +2,16 @@
 
     pytest perf/test_components.py --scale full --benchmark-json=perf.json
     pytest perf/test_components.py --component vit --scale full --peers
+    pytest perf/test_components.py --component vit --scale full --precision bf16 --peer "torch bf16"
     pytest perf/test_components.py --component memory_attention -k second --scale full
 
-TVM's sides are lowered with the frontend, the strategy and the precision of the case; PyTorch and the peers run in
-fp32. Every side has a process of its own (`perf/processes.py`) and the same weights and inputs. The outputs of its
-first call are judged as in a verification, against the reference of the precision: ours must pass, peers are reported
-with their figures. Then the rounds of all sides are interleaved: each side makes one call a round, and the first side
-of a round is the last of the next. Peak memory is that of the side's process over all its calls. The machine's peaks
-are measured right before and right after; the times of our kernels are measured in one more run.
+TVM's sides are lowered with the frontend, the strategy and the precision of the case; PyTorch runs in fp32, and each
+peer as it is set (`perf/peers.py`). Every side has a process of its own (`perf/processes.py`) and the same weights and
+inputs. The outputs of its first call are judged as in a verification, against the reference of the precision: ours must
+pass, peers are reported with their figures. Then the rounds of all sides are interleaved: each side makes one call a
+round, and the first side of a round is the last of the next. Peak memory is that of the side's process over all its
+calls. The machine's peaks are measured right before and right after; the times of our kernels are measured in one more
+run.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from harness.targets import HOST, TARGETS
 from perf import peers
 from perf.components import prepare
 from perf.options import Options
-from perf.peers import COMPILE, PEERS, Peer, PeerError
+from perf.peer_sides import COMPILE, PRECISION
+from perf.peers import PEERS, Peer, PeerError, peers_of
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, BenchmarkProcessError, run_interleaved
 from perf.profiling import with_work
@@ -74,19 +77,23 @@ def test_component(
             add_side(side, process, prepared.compile_seconds[side])
             assert sides[side]["verdict"] in (VerdictKind.STRICT, VerdictKind.ORACLE), sides[side]
         files: dict[str, float] = {}
-        for side in options.peers:
+        settings = {side: {"setting": PEERS[side].setting} for side in peers_of(case.precision, options.peers)}
+        for side in settings:
             try:
                 memory = processes[TORCH].memory()
                 add_side(side, *start_peer(PEERS[side], request, memory.run if memory else 0, files))
+                if PEERS[side].chooses:
+                    settings[side]["computes_in"] = processes[side].result(PRECISION)
+                sides[side] |= settings[side]
             except (PeerError, BenchmarkProcessError) as error:
                 processes.pop(side, None)
-                sides[side] = {"error": str(error)}
+                sides[side] = {"error": str(error)} | settings[side]
 
         peaks = [measured_peaks(threads)]
         seconds, failed = run_interleaved(benchmark, processes, RUN, budget=BUDGET_SECONDS, rounds=options.rounds)
         peaks.append(measured_peaks(threads))
         assert not failed.keys() - PEERS.keys(), failed
-        sides |= {side: {"error": error} for side, error in failed.items()}
+        sides |= {side: {"error": error} | settings[side] for side, error in failed.items()}
         for side, rounds in seconds.items():
             sides[side] = summary(rounds) | {"memory": memory_bytes(processes[side].memory())} | sides[side]
         best = next(side for side in reversed(OURS) if side in processes)

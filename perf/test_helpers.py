@@ -158,7 +158,8 @@ def test_what_cannot_be_compared_is_a_sentence(suite: Callable[..., subprocess.C
     [
         ("--rounds=0", "cannot measure 0 rounds"),
         ("--db=nowhere", "there is no tuning database in nowhere"),
-        ("--peer=onnx", "Unknown peer 'onnx': known are openvino, onnxruntime, torch.compile"),
+        ("--peer=onnx", "Unknown peer 'onnx': known are openvino, openvino f32, onnxruntime, torch.compile"),
+        ("--peer=torch bf16", "'torch bf16' is measured beside cases of another precision: add --precision bf16"),
     ],
 )
 def test_options_that_make_no_sense_are_a_sentence(

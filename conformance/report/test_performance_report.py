@@ -155,7 +155,7 @@ def page_of(folder: Path, *results: Path, database: Path | None = None) -> str:
 
 @pytest.fixture
 def perf_json(tmp_path: Path) -> Path:
-    peers = {"openvino": side(rounds(0.21, 30, 7)), "onnxruntime": {"error": "no such operator | 3"}}
+    peers = {"openvino f32": side(rounds(0.21, 30, 7)), "onnxruntime": {"error": "no such operator | 3"}}
     return write(
         tmp_path / "perf.json",
         component("vision_backbone", three_sides(0.5, 0.25, 0.2) | peers),
@@ -247,12 +247,26 @@ def test_the_same_results_give_the_same_bytes(perf_json: Path, tmp_path: Path, m
 
 def test_failures_of_peers_are_told_and_what_fails_the_gate_is_flagged(tmp_path: Path) -> None:
     sides = three_sides(0.5, 0.25, 0.2)
-    sides["openvino"] = side(rounds(0.1, 30, 5), verdict="failed", reason="masks: 3 of 4 elements outside")
+    failed = {"verdict": "failed", "reason": "masks: 3 of 4 elements outside", "worst_r_rms": 1234.0}
+    sides["openvino"] = side(rounds(0.1, 30, 5), **failed, setting="no hints", computes_in="bf16")
     sides["torch.compile"] = {"error": "a graph break\nin two lines"}
     path = write(tmp_path / "perf.json", component("vit", sides))
     page = page_of(tmp_path, path)
     assert "⚠ vit, OpenVINO does not pass the parity gate" in page and "masks: 3 of 4 elements outside" in page
+    assert re.search(r"\| vit \| .* \| OpenVINO \| .* \| failed \| 1234 \|", page)
+    assert "- OpenVINO: no hints; it computed in bf16 (vit)" in page
     assert "- vit, torch.compile: a graph break in two lines" in page
+
+
+def test_openvino_of_files_that_do_not_tell_its_setting_was_set_to_f32(
+    one: Callable[[Mapping[str, Any]], Measurement],
+) -> None:
+    sides, peer = three_sides(0.5, 0.25, 0.2), rounds(0.3, 30, 5)
+    assert one(component("vit", sides | {"openvino": side(peer)})).sides.keys() == {*sides, "openvino f32"}
+    assert one(component("vit", sides | {"openvino": {"error": "no"}})).absent == {"openvino f32": "no"}
+    new = {"openvino": side(peer, setting="no hints"), "openvino f32": side(peer, setting="f32")}
+    found = one(component("vit", sides | new))
+    assert found.sides.keys() == {*sides, *new} and found.sides["openvino"].setting == "no hints"
 
 
 def test_without_tuning_the_page_says_so(tmp_path: Path) -> None:

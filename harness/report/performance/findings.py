@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.report.performance.document import GoalResult, Ratio, Section, best_side, group_rates, ratio, shares
 from harness.report.performance.formatting import factor, gain, percent
-from harness.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED, Measurement
+from harness.report.performance.reading import Measurement
+from harness.report.performance.sides import LABELS, PYTORCH, TUNED, UNTUNED
 
 _MOST_NAMES = 6
 """Names in one sentence; the tables have all."""

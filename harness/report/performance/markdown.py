@@ -22,15 +22,11 @@ from harness.report.performance.formatting import NOT_APPLICABLE, decimals, dura
 from harness.report.performance.reading import (
     ENOUGH_FOR_P95,
     ENOUGH_FOR_P99,
-    LABELS,
-    OURS,
-    PYTORCH,
-    TUNED,
-    UNTUNED,
     Measurement,
     ResultFile,
     Side,
 )
+from harness.report.performance.sides import LABELS, OURS, PYTORCH, TUNED, UNTUNED
 from harness.report.performance.tuning import Tuning
 from harness.report.template import rendered
 from harness.report.verification.markdown import cell
@@ -80,6 +76,7 @@ def render_page(
         peaks=peak_range,
         rate=rate,
         why_absent=why_absent,
+        settings=settings,
         enough=(ENOUGH_FOR_P95, ENOUGH_FOR_P99),
         half=any(m.case.precision != DEFAULT_PRECISION for section in sections for m in section.measurements),
         ours=OURS,
@@ -111,3 +108,13 @@ def rate(measurement: Measurement, side: Side) -> str:
 def why_absent(measurement: Measurement, name: str) -> str:
     """Returns why a side was not measured."""
     return measurement.absent.get(name, NO_DATABASE if name == TUNED else NOT_ASKED)
+
+
+def settings(section: Section) -> list[tuple[str, str, list[str]]]:
+    """Returns each peer with each of its settings, where the files say how it was set, and what was measured so."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for measurement in section.measurements:
+        for name in section.peers:
+            if name in measurement.sides and (setting := measurement.sides[name].setting):
+                found.setdefault((name, setting), []).append(section.names[measurement])
+    return [(name, setting, measured) for (name, setting), measured in found.items()]

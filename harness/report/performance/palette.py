@@ -12,18 +12,27 @@ BY_SIDE: Mapping[str, str] = {
     "untuned": "#86b7e6",
     "tuned": "#1f5fa8",
     "torch.compile": "#7a4a12",
+    "torch.compile max-autotune": "#7a4a12",
     "onnxruntime": "#1b9e77",
     "openvino": "#a3499f",
+    "openvino f32": "#a3499f",
+    "torch bf16": "#d9822b",
+    "torch.compile bf16": "#7a4a12",
 }
-"""Ours in blue, PyTorch in orange; they differ in lightness too, so they stay apart in grey."""
+"""Ours in blue, PyTorch in orange; they differ in lightness too, so they stay apart in grey. Settings of one peer share
+a colour, and differ in their markers."""
 
 MARKER_BY_SIDE: Mapping[str, str] = {
     "torch": "o",
     "untuned": "o",
     "tuned": "o",
     "torch.compile": "s",
+    "torch.compile max-autotune": "P",
     "onnxruntime": "D",
     "openvino": "^",
+    "openvino f32": "<",
+    "torch bf16": "*",
+    "torch.compile bf16": "X",
 }
 
 STYLE: Mapping[Any, Any] = {

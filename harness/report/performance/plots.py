@@ -18,8 +18,9 @@ from harness.report.performance import findings
 from harness.report.performance.document import GOALS, Section, Share, best_side, peak_range, ratio, shares
 from harness.report.performance.formatting import duration, factor, percent
 from harness.report.performance.palette import EDGE, FAINT, MARKER_BY_SIDE, STYLE, WIDTH, colour
-from harness.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED, KernelRate, Measurement, Side
+from harness.report.performance.reading import KernelRate, Measurement, Side
 from harness.report.performance.roofline import Point, draw_bandwidth, draw_roof, draw_roofline, kind_of, rate_span
+from harness.report.performance.sides import LABELS, PYTORCH, TUNED, UNTUNED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,7 @@ _MOST = 1.6
 """Length of the axis of latencies in units of PyTorch's median, if all medians are within it."""
 _LEAST_SHARE = 0.005
 """Share of a component's time below which a kernel is no point of the roofline."""
+_LEGEND_COLUMNS = 5
 _NAME = 34
 """Characters of a kernel's name beside its bar."""
 
@@ -389,5 +391,5 @@ def draw_peers(section: Section) -> Figure | None:
     failing = any(m.sides[name].unsound for m in rows for name in sides if name in m.sides)
     what = "its time / ours; to the right of the line it is slower than ours"
     axes.set_xlabel(f"{what} (open: fails the parity gate)" if failing else what)
-    figure.legend(loc="outside lower center", ncols=len(sides), frameon=False, handletextpad=0.2)
+    figure.legend(loc="outside lower center", ncols=min(len(sides), _LEGEND_COLUMNS), frameon=False, handletextpad=0.2)
     return figure

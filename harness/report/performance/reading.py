@@ -5,9 +5,10 @@ The `extra_info` of a benchmark in pytest-benchmark's JSON says what it is:
 - of `perf/test_components.py`: `case`, the fields of a `harness.core.case.Case`; `sample`, empty or not there where it
   is the main one; `sides` by name, each
   {"error": sentence} or {"seconds": raw rounds, "median", "mean", "p95", "p99", "throughput", "first_call",
-  "compile_seconds", "load_seconds", "memory", "worst_r_rms", "verdict", "reason"}; `peak_flops`, `peak_bandwidth`,
-  `flop`; `kernels` [{"name", "size", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; and `note` where
-  tuning changed nothing;
+  "compile_seconds", "load_seconds", "memory", "worst_r_rms", "verdict", "reason"}, of peers also "setting" and, where
+  a peer chooses the type that it computes in, "computes_in"; `peak_flops`, `peak_bandwidth`, `flop`; `kernels`
+  [{"name", "size", "calls", "seconds", "flop", "bytes"}] of the side `profiled`; and `note` where tuning changed
+  nothing;
 - of `perf/test_end_to_end.py`, `perf/test_classes.py` and `perf/test_interactive.py`: the same without `sample`, and
   the question `what`;
 - of `perf/test_kernels.py`: `bound`, `work`, `moved`, `peaks`, `rate`, `torch_rate`, …
@@ -21,7 +22,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -30,23 +31,10 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.report.performance.cases import question_variant_of, recorded_case, variant_of
+from harness.report.performance.sides import LABELS, OURS, PYTORCH, TUNED, UNTUNED, recorded_side
 
 ENOUGH_FOR_P95, ENOUGH_FOR_P99 = 20, 100
 """Rounds below which a percentile is not believed, whatever the file says."""
-
-PYTORCH, UNTUNED, TUNED = "torch", "untuned", "tuned"
-OURS = (TUNED, UNTUNED)
-"""The sides that are ours, the better one first."""
-LABELS = {
-    PYTORCH: "PyTorch",
-    UNTUNED: "TVM untuned",
-    TUNED: "TVM tuned",
-    "torch.compile": "torch.compile",
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-}
-"""Labels of the sides; a side that is not here keeps its name."""
-PEERS = tuple(name for name in LABELS if name not in (PYTORCH, UNTUNED, TUNED))
 
 _RELATIVE_ROUNDING = 1e-6
 """Relative difference that a figure may have from the one that its raw rounds give."""
@@ -88,6 +76,7 @@ class Side:
         worst_r_rms: Error against float64 over PyTorch's own, of the worst output; None for PyTorch itself.
         verdict: What the parity gate said, None where it was not asked.
         reason: Why that is no pass; empty if it is one.
+        setting: How a peer was set, and the type that it chose; empty where the file does not say.
     """
 
     name: str
@@ -104,6 +93,7 @@ class Side:
     worst_r_rms: float | None = None
     verdict: str | None = None
     reason: str = ""
+    setting: str = ""
 
     @property
     def unsound(self) -> bool:
@@ -409,6 +399,9 @@ def _measurement(source: Source, extra: _Fields) -> Measurement:
     if PYTORCH not in sides or not any(name in sides for name in OURS):
         raise _Problem(f"{extra.where} lacks the side `{PYTORCH}` or both `{UNTUNED}` and `{TUNED}`")
     _check_ratios(extra, sides)
+    names = {name: recorded_side(name, side) for name, side in given.data.items()}
+    sides = {names[name]: replace(side, name=names[name]) for name, side in sides.items()}
+    absent = {names[name]: reason for name, reason in absent.items()}
     question = "what" in extra.data
     case = _case(extra)
     listed = extra.data.get("kernels") or []
@@ -473,7 +466,13 @@ def _side(name: str, fields: _Fields) -> Side:
         worst_r_rms=fields.perhaps("worst_r_rms"),
         verdict=None if verdict is None else str(verdict),
         reason=str(fields.data.get("reason") or ""),
+        setting=_setting(fields),
     )
+
+
+def _setting(fields: _Fields) -> str:
+    chosen = f"it computed in {fields.text('computes_in')}" if "computes_in" in fields.data else ""
+    return "; ".join(filter(None, (str(fields.data.get("setting") or ""), chosen)))
 
 
 def _memory(fields: _Fields) -> Memory:

@@ -1,0 +1,102 @@
+"""Peers are set as they say, and are measured beside the cases that they are peers of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._inductor import config
+
+from harness.core.precision import PRECISIONS
+from harness.models.registry import models
+from harness.report.performance.palette import BY_SIDE, MARKER_BY_SIDE
+from harness.report.performance.sides import LABELS
+from perf import peer_sides
+from perf.peer_sides import COMPILE, PRECISION
+from perf.peers import PEERS, export_onnx, peers_of
+from perf.processes import Load
+from perf.sides import RUN, Request, save
+
+
+@pytest.fixture
+def request_of_linear(tmp_path: Path) -> Request:
+    """A linear layer on a few rows, as the sides read it."""
+    torch.manual_seed(0)
+    save(torch.nn.Linear(64, 48), [torch.randn(8, 64)], [], tmp_path)
+    return Request(tmp_path, next(iter(models())))
+
+
+def outputs_of(side: AbstractContextManager[Load], function: str = RUN) -> np.ndarray:
+    with side as load:
+        (output,) = load()[function]()
+    return np.array(output)
+
+
+def expected(request: Request, autocast: torch.dtype | None = None) -> np.ndarray:
+    module = torch.load(request.folder / "module.pt", weights_only=False)
+    inputs = torch.from_numpy(np.load(next(request.folder.glob("input0*.npy"))))
+    with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
+        return np.array(module(inputs).float())
+
+
+def test_every_peer_is_of_some_case_and_has_its_place_in_the_report() -> None:
+    assert {name for precision in PRECISIONS for name in peers_of(precision, PEERS)} == set(PEERS)
+    assert set(peers_of("bf16", PEERS)) - set(peers_of("fp32", PEERS)) == {"torch bf16", "torch.compile bf16"}
+    assert all(set(PEERS) <= known.keys() for known in (LABELS, BY_SIDE, MARKER_BY_SIDE))
+    assert all(hasattr(peer_sides, peer.side.partition(":")[2]) for peer in PEERS.values())
+
+
+def test_pytorch_in_bf16_runs_under_autocast_and_gives_float32(request_of_linear: Request) -> None:
+    found = outputs_of(peer_sides.bf16_side(request_of_linear))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, expected(request_of_linear, torch.bfloat16))
+    assert not np.allclose(found, expected(request_of_linear), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("package", ["openvino", "onnxruntime"])
+def test_runtimes_of_files_compute_in_the_type_that_they_are_set_to(package: str, request_of_linear: Request) -> None:
+    pytest.importorskip(package)
+    export_onnx(request_of_linear, lambda _: None)
+    side = peer_sides.openvino_f32_side if package == "openvino" else peer_sides.onnx_side
+    np.testing.assert_allclose(outputs_of(side(request_of_linear)), expected(request_of_linear), rtol=1e-5, atol=1e-5)
+    if package == "openvino":
+        told = {}
+        for side in (peer_sides.openvino_f32_side, peer_sides.openvino_side):
+            with side(request_of_linear) as load:
+                told[side] = load()[PRECISION]()
+        assert told[peer_sides.openvino_f32_side] == "f32" and told[peer_sides.openvino_side] in ("f32", "bf16", "f16")
+
+
+@pytest.mark.parametrize(
+    ("peer", "mode", "autocast"),
+    [
+        ("torch.compile", None, None),
+        ("torch.compile max-autotune", "max-autotune", None),
+        ("torch.compile bf16", "max-autotune", torch.bfloat16),
+    ],
+)
+def test_torch_compile_is_set_as_it_says(
+    peer: str,
+    mode: str | None,
+    autocast: torch.dtype | None,
+    request_of_linear: Request,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What would be compiled runs eagerly instead: compiling takes half a minute."""
+    modes = []
+
+    def compiled(module: torch.nn.Module, mode: str | None) -> Callable[..., torch.Tensor]:
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            modes.append((mode, config.freezing, torch.is_grad_enabled()))
+            return module(*inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    found = outputs_of(getattr(peer_sides, PEERS[peer].side.partition(":")[2])(request_of_linear), COMPILE)
+    assert modes == [(mode, mode is not None, False)] and not config.freezing
+    assert np.array_equal(found, expected(request_of_linear, autocast))
