@@ -322,6 +322,31 @@ def is_product(value: relax.Expr) -> bool:
     return len(terms) > 0 and math.prod(extent or 0 for extent in terms) >= SHORTEST_SUM
 
 
+def operations_of(value: relax.Expr, dtype: str) -> int:
+    """Returns the operations of a product of operands of a type, two for each term; 0 for all else.
+
+    Products with symbolic extents have none.
+
+    Args:
+        value: What a variable is bound to.
+        dtype: Type of both operands.
+    """
+    name = _operator(value)
+    if name not in _OPERANDS or not all(_is_floating(operand, dtype) for operand in value.args[: _OPERANDS[name]]):
+        return 0
+    extents = [_extents(operand) for operand in value.args[: _OPERANDS[name]]]
+    if any(extent is None for shape in extents for extent in shape):
+        return 0
+    left, right = ([int(extent or 0) for extent in shape] for shape in extents[:2])
+    if name.startswith("relax.nn.attention"):  # [batch, tokens, heads, features]
+        batch, queries, heads, features = left
+        return 2 * batch * heads * queries * right[1] * (features + int(extents[2][-1] or 0))
+    if name == "relax.nn.conv2d_transpose":  # each element of the data meets a kernel [in, out, height, width]
+        return 2 * math.prod(left) * math.prod(right[1:])
+    terms = right[-2] if name == "relax.matmul" else math.prod(right[1:])
+    return 2 * terms * math.prod(int(extent) for extent in value.ty.shape)
+
+
 def _extents(value: relax.Expr) -> list[int | None]:
     """Returns the extents of a tensor, None for symbolic ones."""
     from tvm import tirx
