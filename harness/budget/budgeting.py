@@ -94,7 +94,8 @@ class Result:
         chosen: The point of the choice.
         outputs: By output: r_rms in float32, in half precision throughout, and of the choice.
         rates: By which time is counted.
-        cpu: LLVM's name of the processor that code was compiled for.
+        cpu: LLVM's name of the processor that code was compiled for; empty for a GPU.
+        has_instruction: Whether it has an instruction for products in bfloat16; None for a GPU.
         refused: Number of choices that exceeded the limit when they were measured, although not as predicted.
         reused: Number of measurements that an earlier run had made.
         made: Number of measurements that this run made.
@@ -108,6 +109,7 @@ class Result:
     outputs: Mapping[str, Mapping[str, float]]
     rates: Rates
     cpu: str
+    has_instruction: bool | None
     refused: int
     reused: int
     made: int
@@ -205,9 +207,12 @@ class _Search:
 
     def found(self, case: Case, settings: Settings, limit: float) -> Result:
         """Returns the choice that holds a limit, and the curve."""
+        from harness.schedules.cpu.bf16 import arithmetic
+
         chosen, refused = self._within(limit)
         half = frozenset(chosen.half)
         names = self._bench.groups
+        target = TARGETS[case.target].tvm_target(settings.processors)
         return Result(
             Budget(
                 subjects()[case.component].model,
@@ -235,7 +240,8 @@ class _Search:
                 for output, error in chosen.r_rms.items()
             },
             self._rates,
-            str(TARGETS[case.target].tvm_target(settings.processors).attrs.get("mcpu", "")),
+            str(target.attrs.get("mcpu", "")),
+            arithmetic(target).shapes is None if "cpu" in target.keys else None,
             refused,
             self._log.reused,
             self._log.made,
@@ -260,9 +266,7 @@ class _Search:
         low, high = self._base.worst, self._worst(frozenset(self._bench.groups))
         aims = [low + (high - low) * n / (STEPS - 1) for n in range(1, STEPS - 1)]
         choices = dict.fromkeys([NONE, *map(self._chosen, aims), frozenset(self._bench.groups)])
-        return tuple(
-            self._point(self._measured(half, f"point {n} of the curve")) for n, half in enumerate(choices, 1)
-        )
+        return tuple(self._point(self._measured(half, f"point {n} of the curve")) for n, half in enumerate(choices, 1))
 
     def _chosen(self, limit: float) -> Groups:
         capacities = {output: limit**2 - error**2 for output, error in self._base.r_rms.items()}

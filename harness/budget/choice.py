@@ -30,9 +30,7 @@ class Contribution:
     squares: Mapping[str, float]
 
 
-def choose(
-    contributions: Sequence[Contribution], capacities: Mapping[str, float]
-) -> frozenset[str]:
+def choose(contributions: Sequence[Contribution], capacities: Mapping[str, float]) -> frozenset[str]:
     """Returns the groups that are half precision.
 
     No other choice within the capacities saves more; a group that saves nothing is never chosen.

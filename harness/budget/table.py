@@ -66,6 +66,10 @@ def summary(result: Result) -> str:
         f"Time is counted, not measured: operations at {rates.fp32:g} GFLOP/s in fp32 and {rates.half:g} in half "
         "precision (--fp32-rate, --half-rate).",
     ]
+    if result.has_instruction is False:
+        lines.append(
+            f"{result.cpu} has no instruction for products in bfloat16: there, layers are no faster than in fp32."
+        )
     if result.untouched:
         lines.append(f"{len(result.untouched)} groups are float32 on {budget.target} in any case.")
     if result.refused:

@@ -54,16 +54,19 @@ class Budget:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"format": FORMAT, **values, "scale": str(self.scale), "float32": list(self.float32)}
 
-    def check_fits(self, case: Case, file: Path) -> None:
+    def check_fits(self, case: Case, model: str, file: Path) -> None:
         """Makes sure that the budget is for what a case compiles.
 
         Args:
             case: Its scale, target and precision are looked at, not its component.
+            model: Name of its model.
             file: The file that the budget is from, for the sentence.
 
         Raises:
             HarnessError: It is for something else.
         """
+        if self.model != model:
+            raise HarnessError(f"{file} is a budget for the model {self.model}, not {model}: give another file")
         for kind, own, other in (
             ("precision", self.precision, case.precision),
             ("scale", self.scale, str(case.scale)),

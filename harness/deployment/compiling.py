@@ -92,8 +92,9 @@ def compile_model(
         float32: Groups of products that stay float32 in a half precision.
 
     Raises:
-        HarnessError: No entry point has one of the groups, the target does not compile in the precision, the machine cannot compile for the target, the
-            checkpoint does not fit, the strategy does not get through the compiler, or the folder cannot be written.
+        HarnessError: No entry point has one of the groups, the target does not compile in the precision, the machine
+            cannot compile for the target, the checkpoint does not fit, the strategy does not get through the compiler,
+            or the folder cannot be written.
     """
     check_precisions(case.target, (case.precision,))
     with _replaced(out) as folder:
@@ -189,7 +190,8 @@ def compile_into(
         float32: Groups of products that stay float32 in a half precision.
 
     Raises:
-        HarnessError: No entry point has one of the groups, the machine cannot compile for the target or the processors, or the checkpoint does not fit.
+        HarnessError: No entry point has one of the groups, the machine cannot compile for the target or the processors,
+            or the checkpoint does not fit.
         Exception: Whatever the strategy `none` makes the importer raise.
     """
     from harness.deployment.lowering import input_specs, merged, output_specs

@@ -59,7 +59,9 @@ class Run:
         """
         return self.lowered_trace(programs, trace, self._lowered(programs))
 
-    def lowered_trace(self, programs: Mapping[str, Program], trace: Trace, lowered: dict[str, Lowered]) -> Arrays | None:
+    def lowered_trace(
+        self, programs: Mapping[str, Program], trace: Trace, lowered: dict[str, Lowered]
+    ) -> Arrays | None:
         """Does what `trace` does with programs that are lowered.
 
         Args:

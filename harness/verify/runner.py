@@ -184,7 +184,7 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
     return seconds
 
 
-def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
+def repro_flags(settings: Settings, threads: int | None = None, budgets: Sequence[Path] = ()) -> tuple[str, ...]:
     """Returns the flags that reproduce a case, besides the case's own."""
     flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
     if settings.checkpoint is not None:
@@ -193,6 +193,8 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
         flags += ("--allow-partial",)
     if settings.image is not None:
         flags += ("--image", _from_here(settings.image))
+    for budget in budgets:
+        flags += ("--budget", _from_here(budget))
     if settings.emulate:
         flags += ("--emulate",)
     flags += settings.processors.flags
