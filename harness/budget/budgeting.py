@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 STEPS = 6
 """Points of the curve of error over time, those of float32 and of half precision throughout among them."""
 
+_STEP = 0.9
+"""How much lower the next choice aims at most, where one exceeds the limit when it is measured."""
+
 _BELOW = 1 - 1e-9
 """Makes a capacity too small for the choice that has just been refused."""
 
@@ -172,7 +175,7 @@ def budget_request(request: tuple[Case, Settings, float, Rates, Path], announce:
     with models()[subjects()[case.component].model].context():
         log = Log(file, conditions_of(case, settings))
         announce(Stage.BUILD)
-        return _Search(Bench(case, settings), log, rates, announce).found(case, settings, limit)
+        return Search(Bench(case, settings), log, rates, announce).found(case, settings, limit)
 
 
 def conditions_of(case: Case, settings: Settings) -> str:
@@ -194,10 +197,11 @@ def conditions_of(case: Case, settings: Settings) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-class _Search:
+class Search:
     """The measurements of one component, and the choices among its groups."""
 
     def __init__(self, bench: Bench, log: Log, rates: Rates, announce: Callable[[str], None]) -> None:
+        """Measures float32, half precision throughout, and each group alone."""
         self._bench, self._log, self._rates, self._announce = bench, log, rates, announce
         groups = bench.groups
         self._base = self._measured(NONE, "float32")
@@ -206,7 +210,11 @@ class _Search:
         self._contributions = tuple(map(self._contribution, groups, alone))
 
     def found(self, case: Case, settings: Settings, limit: float) -> Result:
-        """Returns the choice that holds a limit, and the curve."""
+        """Returns the choice that holds a limit, and the curve.
+
+        Raises:
+            HarnessError: Not even float32 throughout holds the limit.
+        """
         from harness.schedules.cpu.bf16 import arithmetic
 
         chosen, refused = self._within(limit)
@@ -258,8 +266,8 @@ class _Search:
             if not half:
                 reason = chosen.failed or f"r_rms {chosen.worst:.3g} in float32 throughout"
                 raise HarnessError(f"--limit {limit:g} cannot be held: {reason}; give a larger one")
-            # Errors are not quite independent: aim lower by as much as was missed, and at another choice at least.
-            aim = min(aim * limit / chosen.worst, self._worst(half)) * _BELOW
+            # Errors are not quite independent: aim lower by what was missed, in steps, and at another choice at least.
+            aim = min(aim * max(limit / chosen.worst, _STEP), self._worst(half)) * _BELOW
             refused += 1
 
     def _front(self) -> tuple[Point, ...]:

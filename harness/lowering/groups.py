@@ -65,5 +65,5 @@ def _name(path: str, part: torch.nn.Module) -> str:
 def _group(node: Node, names: Mapping[str, str]) -> str:
     """Returns the path of the innermost module that a node was traced in."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    path = next((str(path) for path, _ in reversed(stack.values())), "")
+    path = next((str(path) for path, _ in reversed(list(stack.values()))), "")
     return names.get(path, path) or OUTSIDE
