@@ -10,6 +10,7 @@ import pytest
 from harness.core.budget import Budget, check_known, read_budget, read_budgets
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.settings import REPOSITORY
 
 BUDGET = Budget("sam3", "box_head", "shallow", "llvm", "bf16", 0.5, ("a.0", "a.1"))
 CASE = Case("box_head", "real", "llvm", precision="bf16")
@@ -43,6 +44,16 @@ def test_another_file_is_one_sentence(tmp_path: Path, content: str, message: str
     file.write_text(content)
     with pytest.raises(HarnessError, match=message):
         read_budget(file)
+
+
+@pytest.mark.parametrize(
+    "file", sorted((REPOSITORY / "fixtures" / "precision").glob("*.json")), ids=lambda file: file.stem
+)
+def test_the_kept_budgets_hold_their_limits(file: Path) -> None:
+    budget, measured = read_budget(file), json.loads(file.read_text())["measured"]
+    assert file.stem == "-".join((budget.component, budget.scale, budget.target, budget.precision))
+    assert all(errors["chosen"] <= budget.limit for errors in measured["outputs"].values())
+    assert [group["name"] for group in measured["groups"] if group["float32"]] == list(budget.float32)
 
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
