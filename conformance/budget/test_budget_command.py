@@ -16,8 +16,12 @@ import pytest
 from conformance.support import small_network
 from conformance.support.small_network import GROUPS
 from harness.cli.main import app
+from harness.cli.options import chosen_groups
 from harness.core.budget import Budget
+from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.deployment.compiling import compile_into, pack_into
+from harness.models.selection import select
 from harness.runtime.manifest import read_manifest
 
 BUDGET = ("budget", "--component", "perceptron", "--limit", "0.7")
@@ -36,13 +40,6 @@ def sam3_tvm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, env=environment(), timeout=600, check=False
     )
-
-
-def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    for word in words:
-        assert word in done.stderr, done.stderr
 
 
 def interrupted(*arguments: str, log: Path) -> int:
@@ -126,24 +123,25 @@ def test_verify_takes_the_file(found: Found, tmp_path: Path) -> None:
     (result,) = json.loads((tmp_path / "report" / "verification_report.json").read_text())["cases"]
     chosen = {name: each["chosen"] for name, each in found.written["measured"]["outputs"].items()}
     assert {output["name"]: output["r_rms"] for output in result["outputs"]} == pytest.approx(chosen, rel=1e-6)
-    assert f"--budget {found.file}" in (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text()
+    assert f"--budget {found.file}" in result["repro"]
+    kept = f"{len(found.written['float32'])} groups of products of perceptron, by {found.file}"
+    assert kept in (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text()
 
 
 def test_compile_takes_the_file(found: Found, tmp_path: Path) -> None:
-    budget = tmp_path / "budget.json"
+    budget, out = tmp_path / "budget.json", tmp_path / "compiled"
     budget.write_text(json.dumps(found.written | {"float32": ["trunk.2"]}))
-    out = tmp_path / "compiled"
     model = ("--model", small_network.NAME, "--scale", "shallow", "--precision", "bf16", "--clicks", "0")
     done = sam3_tvm("compile", *model, "--out", str(out), "--budget", str(budget))
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_manifest(out).float32 == ("trunk.2",)
-    packed = sam3_tvm("pack", "--into", str(out), "--seed", "1")
-    assert packed.returncode == 0, packed.stdout + packed.stderr
-    assert read_manifest(out).float32 == ("trunk.2",)
-    budget.write_text(json.dumps(found.written | {"float32": ["scale"]}))
-    refused = sam3_tvm("compile", *model, "--out", str(tmp_path / "other"), "--budget", str(budget))
-    assert_one_sentence(refused, "keeps 'scale' in float32", "what is compiled has no such group")
-    assert not (tmp_path / "other").exists()
+    deployable = small_network.MODEL.deployable
+    assert deployable is not None
+    (tmp_path / "packed").mkdir()
+    assert pack_into(deployable, out, tmp_path / "packed", seed=1).float32 == ("trunk.2",)
+    case = Case(small_network.NAME, "real", "llvm", precision="bf16")
+    with pytest.raises(HarnessError, match="keeps 'scale' in float32, and what is compiled has no such group"):
+        compile_into(deployable, case, tmp_path / "other", float32=frozenset(["scale"]))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +183,15 @@ def test_a_budget_for_something_else_is_one_sentence(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_mistake_is_one_sentence_of_the_command(tmp_path: Path) -> None:
-    (tmp_path / "budget.measurements.jsonl").write_text("{}\n")
-    done = sam3_tvm(*BUDGET, "--out", str(tmp_path / "budget.json"))
-    assert_one_sentence(done, "is damaged in line 1", "delete it to measure again")
+def test_of_several_budgets_each_is_for_its_component(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for component, groups in (("box_head", ("a",)), ("scoring_head", ("b", "c"))):
+        budget = Budget("sam3", component, "shallow", "llvm", "bf16", 0.7, groups)
+        files.append(tmp_path / f"{component}.json")
+        files[-1].write_text(json.dumps(budget.to_json()))
+    both = select(("box_head", "scoring_head"), ("real",), ("llvm",), precisions=("bf16",))
+    assert chosen_groups(files, both) == {"box_head": {"a"}, "scoring_head": {"b", "c"}}
+    assert not capsys.readouterr().out
+    assert chosen_groups(files, both[:1]) == {"box_head": {"a"}}
+    assert "is a budget for scoring_head, not for box_head." in capsys.readouterr().out
+    assert chosen_groups(files, [Case("end_to_end", "real", "llvm", precision="bf16")]) == {"end_to_end": {*"abc"}}

@@ -88,3 +88,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert again.to_json() == first.to_json()
     assert (tmp_path / "log.jsonl").read_text() == "".join(lines)
     assert search(Bench(errors), tmp_path, "elsewhere").found(CASE, SEEDED, 0.55).reused == 0
+
+
+def test_a_damaged_log_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    with pytest.raises(HarnessError, match=r"log\.jsonl is damaged in line 1: delete it to measure again"):
+        Log(tmp_path / "log.jsonl", "here")

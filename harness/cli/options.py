@@ -53,9 +53,7 @@ CudaArchOption = Annotated[
 ]
 BudgetOption = Annotated[
     list[Path] | None,
-    typer.Option(
-        help="File of `sam3-tvm budget`, which says what stays float32; repeat for several components."
-    ),
+    typer.Option(help="File of `sam3-tvm budget`, which says what stays float32; repeat for several components."),
 ]
 RemoteOption = Annotated[
     str | None,
@@ -108,19 +106,25 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], pr
 def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Groups]:
     """The groups of products that stay float32, by the name of the subject: a component's, a whole model's of all.
 
+    A file for none of the cases is told, because the command that reproduces one of several cases has all files.
+
     Raises:
-        HarnessError: A file is no budget, or is for something else than these cases.
+        HarnessError: A file is no budget, or is for something else than these cases; or no file is for any of them.
     """
     found: dict[str, Groups] = {}
+    unused: list[str] = []
+    known, names = subjects(), ", ".join(dict.fromkeys(case.component for case in cases))
     for file, budget in read_budgets(files).items():
-        known = subjects()
         own = [case for case in cases if case.component == budget.component or known[case.component].whole]
-        if not own:
-            names = ", ".join(dict.fromkeys(case.component for case in cases))
-            raise HarnessError(f"{file} is a budget for {budget.component}, not for {names}: give another --component")
         for case in own:
             budget.check_fits(case, known[case.component].model, file)
             found[case.component] = found.get(case.component, NONE).union(budget.float32)
+        if not own:
+            unused.append(f"{file} is a budget for {budget.component}, not for {names}")
+    if unused and not found:
+        raise HarnessError(f"{unused[0]}: give another --component or file")
+    for sentence in unused:
+        console.print(f"Note: {sentence}.", markup=False, highlight=False, soft_wrap=True)
     return found
 
 

@@ -147,6 +147,9 @@ def verify(
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
     machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name, processors)} | where
+    if budget:
+        counts = [f"{len(groups)} groups of products of {name}" for name, groups in float32.items()]
+        machine["stay float32"] = f"{', '.join(counts)}, by {', '.join(map(str, budget))}"
     installed = versions()
     flags = repro_flags(settings, threads, budget or ())
 
