@@ -82,6 +82,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--peer", action="append", default=[], help="perf: only this one of them; repeat for several")
     group.addoption("--rounds", type=int, help="perf: rounds of each case; default: as many as its budget allows")
     group.addoption(
+        "--budget",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="perf: budget of a component, which says what stays float32 in its half precision; repeat for several",
+    )
+    group.addoption(
         "--scaling-plot", metavar="FILE", type=Path, help="perf: draw what perf/test_scaling.py finds, as PNG"
     )
     group.addoption(

@@ -13,6 +13,7 @@ import torch
 import tvm
 import tvm_ffi
 
+from harness.core.budget import NONE, Groups, check_known
 from harness.core.case import DEFAULT_FRONTEND, Case
 from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
@@ -63,7 +64,12 @@ class Prepared:
 
 
 def prepare(
-    case: Case, folder: Path, database: Path | None, processors: Processors = THIS_MACHINE, sample: str = ""
+    case: Case,
+    folder: Path,
+    database: Path | None,
+    processors: Processors = THIS_MACHINE,
+    sample: str = "",
+    float32: Groups = NONE,
 ) -> Prepared:
     """Compiles the program of one of a subject's calls, without and with tuned schedules; writes what the sides load.
 
@@ -73,12 +79,13 @@ def prepare(
         database: Folder of a tuning database; None for no tuned side.
         processors: The processors to compile for.
         sample: Name of the call; the first one if there is none.
+        float32: Groups of products that stay float32 in a half precision.
 
     Raises:
         HarnessError: The subject is no trace of calls, so that there is no reference of a single call; it has no such
-            sample; or a weight is beyond the range of the precision's dtype.
+            sample; the program has not all of the groups; or a weight is beyond the range of the precision's dtype.
     """
-    subject, route = subjects()[case.component], Route.of(case)
+    subject, route = subjects()[case.component], Route.of(case, float32)
     with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         if not isinstance(workload, TracedWorkload):
@@ -87,7 +94,8 @@ def prepare(
         program, inputs = workload.programs[call.program], inputs_of(call, case.component)
         start = time.perf_counter()
         exported = route.export(program.module, inputs, program.axes)
-        imported = route.lower(exported)
+        imported = route.lower(exported, program.module)
+        check_known(float32, [imported.float32], case.component)
         importing = time.perf_counter() - start
         # Operations are counted in a program of torch.export for the shapes of these inputs, whatever is compiled.
         static = route.frontend == DEFAULT_FRONTEND and not any(program.axes)

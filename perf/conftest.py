@@ -44,6 +44,7 @@ def options_of(config: pytest.Config) -> Options:
         tuple(PEERS) if config.getoption("peers") else tuple(config.getoption("peer")),
         config.getoption("rounds"),
         chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch")),
+        tuple(map(Path, config.getoption("budget"))),
     )
 
 

@@ -60,7 +60,8 @@ def test_component(
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         request = Request(Path(name), subjects()[case.component].model, case.target)
         database = options.database_for(case.target)
-        prepared = prepare(case, request.folder, database, options.processors, measured_sample)
+        kept = options.float32(case)
+        prepared = prepare(case, request.folder, database, options.processors, measured_sample, kept)
         gc.collect()
         sides: dict[str, dict[str, Any]] = {}
         processes: dict[str, BenchmarkProcess] = {}

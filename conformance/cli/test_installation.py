@@ -23,7 +23,10 @@ def run_without(modules: tuple[str, ...], *arguments: str) -> subprocess.Complet
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("command", ["verify", "explain", "diagnose", "compile --out out", "tune", "pack --into out"])
+@pytest.mark.parametrize(
+    "command",
+    ["verify", "explain", "diagnose", "budget --component x --limit 1", "compile --out out", "tune", "pack --into out"],
+)
 def test_what_compiles_says_what_is_missing(command: str) -> None:
     done = run_without(COMPILES, *command.split())
     assert done.returncode == 2

@@ -10,6 +10,7 @@ import typer
 from harness.cli.console import console, stages, tell_artifact
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
+    BudgetOption,
     CheckpointOption,
     CpuOption,
     CudaArchOption,
@@ -23,6 +24,7 @@ from harness.cli.options import (
     chosen_deployable,
     chosen_weights,
 )
+from harness.core.budget import NONE, read_budgets
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
@@ -47,6 +49,7 @@ def compile_(
         str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products, on GPUs.")
     ] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help=f"{', '.join(FRONTENDS)}: what imports the model.")] = DEFAULT_FRONTEND,
+    budget: BudgetOption = None,
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
@@ -92,6 +95,9 @@ def compile_(
     if no_grounding and not clicks:
         raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, drawn)
+    budgets = read_budgets(budget or ())
+    for file, read in budgets.items():
+        read.check_fits(case, deployable.model, file)
     if video and not clicks:
         raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
     if video and not takes_symbolic_axes(case):
@@ -104,5 +110,6 @@ def compile_(
     with stages(f"Compiling for {target}") as announce:
         capacity = Capacity(points, boxes, clicks, video)
         without = deployable.grounding if no_grounding else ()
-        manifest = compile_model(deployable, case, out, settings, capacity, schedules, announce, without)
+        kept = NONE.union(*(read.float32 for read in budgets.values()))
+        manifest = compile_model(deployable, case, out, settings, capacity, schedules, announce, without, kept)
     tell_artifact(out, manifest)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
+from harness.cli.budget import budget_command
 from harness.cli.compile import compile_
 from harness.cli.console import complain, console
 from harness.cli.diagnose import diagnose
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "explain": explain,
     "diagnose": diagnose,
+    "budget": budget_command,
     "compile": compile_,
     "tune": tune_command,
     "pack": pack,

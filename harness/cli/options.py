@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import console
+from harness.core.budget import NONE, Groups, read_budgets
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
 from harness.deployment.deployable import Deployable
 from harness.execution.remote.secret import VARIABLE
-from harness.models.registry import models
+from harness.models.registry import models, subjects
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuned import database
@@ -48,6 +50,10 @@ CudaArchOption = Annotated[
     typer.Option(
         envvar=CUDA_VARIABLE, help="NVIDIA architecture to compile for: sm_89. Default: the GPU's here, or several."
     ),
+]
+BudgetOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="File of `sam3-tvm budget`, which says what stays float32; repeat for several components."),
 ]
 RemoteOption = Annotated[
     str | None,
@@ -95,6 +101,31 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], pr
     for notice in () if chosen is None else database.open_database(chosen, tunable[0]).notices(processors):
         console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
     return chosen
+
+
+def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Groups]:
+    """The groups of products that stay float32, by the name of the subject: a component's, a whole model's of all.
+
+    A file for none of the cases is told, because the command that reproduces one of several cases has all files.
+
+    Raises:
+        HarnessError: A file is no budget, or is for something else than these cases; or no file is for any of them.
+    """
+    found: dict[str, Groups] = {}
+    unused: list[str] = []
+    known, names = subjects(), ", ".join(dict.fromkeys(case.component for case in cases))
+    for file, budget in read_budgets(files).items():
+        own = [case for case in cases if case.component == budget.component or known[case.component].whole]
+        for case in own:
+            budget.check_fits(case, known[case.component].model, file)
+            found[case.component] = found.get(case.component, NONE).union(budget.float32)
+        if not own:
+            unused.append(f"{file} is a budget for {budget.component}, not for {names}")
+    if unused and not found:
+        raise HarnessError(f"{unused[0]}: give another --component or file")
+    for sentence in unused:
+        console.print(f"Note: {sentence}.", markup=False, highlight=False, soft_wrap=True)
+    return found
 
 
 def chosen_deployable(model: str) -> Deployable:

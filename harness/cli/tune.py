@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +11,18 @@ import typer
 
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
-from harness.cli.options import CpuOption, KeyOption, RemoteOption, SecretFileOption, ThreadsOption
+from harness.cli.options import (
+    BudgetOption,
+    CpuOption,
+    KeyOption,
+    RemoteOption,
+    SecretFileOption,
+    ThreadsOption,
+    chosen_groups,
+)
+from harness.core.budget import read_budgets
 from harness.core.case import Scale
+from harness.core.errors import HarnessError
 from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
 from harness.targets import HOST, TARGETS
@@ -30,6 +42,7 @@ def tune_command(
         Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
+    budget: BudgetOption = None,
     remote: RemoteOption = None,
     key: KeyOption = "",
     secret_file: SecretFileOption = None,
@@ -47,6 +60,23 @@ def tune_command(
     configure_threads(threads)
     devices = chosen_remote(remote, key, secret_file)
     request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, devices, Processors(cpu))
+    if budget:
+        request = _with_budgets(request, budget)
     code = tune(console, request)
     if code:
         raise typer.Exit(code)
+
+
+def _with_budgets(request: Request, files: Sequence[Path]) -> Request:
+    """Makes the request one for the products that stay float32 in a half precision.
+
+    Raises:
+        HarnessError: A file is no budget, or is for something else than the request.
+    """
+    budgets = read_budgets(files).values()
+    precisions = {budget.precision for budget in budgets}
+    if len(precisions) > 1:
+        raise HarnessError(f"the budgets are for {' and '.join(sorted(precisions))}: tune for one of them")
+    components = request.components or tuple(budget.component for budget in budgets)
+    chosen = replace(request, components=components, precision=precisions.pop())
+    return replace(chosen, float32=chosen_groups(files, chosen.cases()))

@@ -13,6 +13,7 @@ from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     WEIGHTS_HELP,
+    BudgetOption,
     CheckpointOption,
     CpuOption,
     CudaArchOption,
@@ -25,6 +26,7 @@ from harness.cli.options import (
     ThreadsOption,
     UntunedOption,
     chosen_database,
+    chosen_groups,
     chosen_weights,
 )
 from harness.core.case import DEFAULT_FRONTEND, Case, Scale
@@ -77,6 +79,7 @@ def verify(
     emulate: Annotated[
         bool, typer.Option("--emulate", help="Run all GPU kernels on the CPU where there is no GPU: minutes each.")
     ] = False,
+    budget: BudgetOption = None,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
     cpu: CpuOption = None,
@@ -120,6 +123,7 @@ def verify(
         frontend or (DEFAULT_FRONTEND,),
         chosen_weights(weights or (), checkpoint),
     )
+    float32 = chosen_groups(budget or (), cases)
     required = _required(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)
     if image is not None:
@@ -143,10 +147,14 @@ def verify(
     )
     limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
     machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name, processors)} | where
+    if budget:
+        counts = [f"{len(groups)} groups of products of {name}" for name, groups in float32.items()]
+        machine["stay float32"] = f"{', '.join(counts)}, by {', '.join(map(str, budget))}"
     installed = versions()
+    flags = repro_flags(settings, threads, budget or ())
 
     def verified(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
-        for result in verify_cases(cases, settings, limits, on_stage, jobs):
+        for result in verify_cases(cases, settings, limits, on_stage, jobs, float32):
             entered = partial(on_stage, result.case)
             limit = limits.memory_bytes
             yield (
@@ -159,7 +167,7 @@ def verify(
         console,
         cases,
         verified,
-        lambda so_far: write_report(so_far, machine, installed, report, flags=repro_flags(settings, threads)),
+        lambda so_far: write_report(so_far, machine, installed, report, flags=flags),
     )
     for result in results:
         if told := diagnosis_told(result):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.budget import NONE, Groups, check_known
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Kernel
@@ -63,6 +64,7 @@ class Imported:
     outputs: tuple[str, ...]
     module: tvm.IRModule
     parameters: Parameters
+    float32: Groups
 
 
 def compile_model(
@@ -74,6 +76,7 @@ def compile_model(
     schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     announce: Announce = lambda stage: None,
     without: Sequence[str] = (),
+    float32: Groups = NONE,
 ) -> Manifest:
     """Compiles a whole model in a process of its own and writes the folder, or leaves what was there.
 
@@ -86,14 +89,17 @@ def compile_model(
         schedules: What tuning found for the target.
         announce: Called with the name of each stage as it begins.
         without: Names of entry points to leave out.
+        float32: Groups of products that stay float32 in a half precision.
 
     Raises:
-        HarnessError: The target does not compile in the precision, the machine cannot compile for the target, the
-            checkpoint does not fit, the strategy does not get through the compiler, or the folder cannot be written.
+        HarnessError: No entry point has one of the groups, the target does not compile in the precision, the machine
+            cannot compile for the target, the checkpoint does not fit, the strategy does not get through the compiler,
+            or the folder cannot be written.
     """
     check_precisions(case.target, (case.precision,))
     with _replaced(out) as folder:
-        _isolated("compile_request", (deployable, case, folder, settings, capacity, schedules, without), announce)
+        request = (deployable, case, folder, settings, capacity, schedules, without, float32)
+        _isolated("compile_request", request, announce)
         return read_manifest(folder)
 
 
@@ -142,10 +148,11 @@ def _isolated(function: str, request: tuple[Any, ...], announce: Announce) -> No
 
 
 def compile_request(
-    request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules, Sequence[str]], announce: Announce
+    request: tuple[Deployable, Case, Path, Settings, Capacity, ChosenSchedules, Sequence[str], Groups],
+    announce: Announce,
 ) -> None:
     """Calls `compile_into` as `harness.processes` calls functions."""
-    compile_into(*request[:6], without=request[6], announce=announce)
+    compile_into(*request[:6], without=request[6], float32=request[7], announce=announce)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], announce: Announce) -> None:
@@ -165,6 +172,7 @@ def compile_into(
     only: Sequence[str] = (),
     without: Sequence[str] = (),
     for_emulation: bool = False,
+    float32: Groups = NONE,
 ) -> Compiled:
     """Compiles a whole model in this process and fills an empty folder with it.
 
@@ -179,9 +187,11 @@ def compile_into(
         only: Names of the entry points to compile, all if there is none; functions written as kernels come in any case.
         without: Names of entry points to leave out.
         for_emulation: Whether the CPU of this machine is to run a GPU's kernels.
+        float32: Groups of products that stay float32 in a half precision.
 
     Raises:
-        HarnessError: The machine cannot compile for the target or the processors, or the checkpoint does not fit.
+        HarnessError: No entry point has one of the groups, the machine cannot compile for the target or the processors,
+            or the checkpoint does not fit.
         Exception: Whatever the strategy `none` makes the importer raise.
     """
     from harness.deployment.lowering import input_specs, merged, output_specs
@@ -192,7 +202,8 @@ def compile_into(
     problem = TARGETS[target].compile_problem()
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
-    imported = list(_imported(deployable, case, settings, capacity, announce, only, without))
+    imported = list(_imported(deployable, case, settings, capacity, announce, only, without, float32))
+    check_known(float32, [item.float32 for item in imported], "what is compiled")
     announce("compile")
     tvm_target = target_for(TARGETS[target], settings.processors, for_emulation=for_emulation)
     modules = {item.name: item.module for item in imported}
@@ -219,6 +230,7 @@ def compile_into(
             shutil.copyfile(library, folder / library.name)
     made_of = files | _described(folder, files)
     manifest = _manifest(deployable, case, settings, capacity, schedules.origin, tvm_target, entries, made_of)
+    manifest = replace(manifest, float32=tuple(sorted(float32)))
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return Compiled(manifest, kernels, lost)
 
@@ -256,14 +268,16 @@ def pack_into(
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
-    for item in _imported(deployable, case, settings, manifest.capacity, announce, tuple(manifest.entries)):
+    kept = frozenset(manifest.float32)
+    entries = tuple(manifest.entries)
+    for item in _imported(deployable, case, settings, manifest.capacity, announce, entries, float32=kept):
         name = item.name
         tensors = pack(machine, name, item.parameters)
         if tuple(tensors) != manifest.entries[name].weights:
             raise HarnessError(f"{artifact} was compiled from another version of {name}: compile the model again")
         files |= write_packed(folder, name, tensors)
-    kept = [name for name in manifest.files if name not in files and (artifact / name).exists()]
-    for name in kept:
+    others = [name for name in manifest.files if name not in files and (artifact / name).exists()]
+    for name in others:
         shutil.copyfile(artifact / name, folder / name)
     manifest = replace(
         manifest,
@@ -271,7 +285,7 @@ def pack_into(
         trained=settings.checkpoint is not None,
         point_prompts=_point_prompts(deployable, settings),
         made={**manifest.made, "packed": _now()},
-        files={name: manifest.files[name] for name in kept} | files,
+        files={name: manifest.files[name] for name in others} | files,
     )
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
@@ -285,6 +299,7 @@ def _imported(
     announce: Announce,
     only: Sequence[str] = (),
     without: Sequence[str] = (),
+    float32: Groups = NONE,
 ) -> Iterator[Imported]:
     from harness.lowering.route import Route
 
@@ -293,12 +308,13 @@ def _imported(
         for program in deployable.programs(case, settings, capacity):
             if (only and program.name not in only) or program.name in without:
                 continue
-            route = Route.of(case if program.uses_rope else replace(case, strategy=DEFAULT_STRATEGY))
+            strategy = case.strategy if program.uses_rope else DEFAULT_STRATEGY
+            route = Route.of(replace(case, strategy=strategy), float32)
             announce(f"export {program.name}")
             exported = route.export(program.module, tuple(program.example.values()), program.axes)
             announce(f"import {program.name}")
-            lowered = route.lower(exported)
-            yield Imported(program.name, program.outputs, lowered.module, lowered.parameters())
+            lowered = route.lower(exported, program.module)
+            yield Imported(program.name, program.outputs, lowered.module, lowered.parameters(), lowered.float32)
 
 
 def _taken(imported: list[Imported]) -> Iterator[tuple[str, Parameters]]:

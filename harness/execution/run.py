@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from harness.core.budget import NONE, Groups, check_known
 from harness.core.case import Case
 from harness.core.outcome import Stage
 from harness.core.program import Arrays, Output, Program, Trace
@@ -33,6 +34,7 @@ class Run:
         progress: Keeps which stage it is, and what was made.
         executor: What runs compiled code.
         schedules: What tuning found for the target.
+        float32: Groups of products that stay float32 in a half precision.
     """
 
     case: Case
@@ -40,6 +42,7 @@ class Run:
     progress: Progress
     executor: Executor
     schedules: ChosenSchedules
+    float32: Groups = NONE
 
     def trace(self, programs: Mapping[str, Program], trace: Trace) -> Arrays | None:
         """Compiles programs and runs a trace of them.
@@ -50,8 +53,22 @@ class Run:
 
         Returns:
             The outputs of all calls by name; None if the programs were compiled and cannot be run here.
+
+        Raises:
+            HarnessError: No program has one of the groups that are to stay float32.
         """
-        lowered = self._lowered(programs)
+        return self.lowered_trace(programs, trace, self._lowered(programs))
+
+    def lowered_trace(
+        self, programs: Mapping[str, Program], trace: Trace, lowered: dict[str, Lowered]
+    ) -> Arrays | None:
+        """Does what `trace` does with programs that are lowered.
+
+        Args:
+            programs: Programs by name; every call's is among them.
+            trace: The calls.
+            lowered: The programs as Relax modules; each goes out of it when it was loaded.
+        """
         with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
             libraries = {name: Path(folder) / f"{name}{LIBRARY_SUFFIX}" for name in lowered}
             with self.progress.during(Stage.COMPILE):
@@ -75,14 +92,16 @@ class Run:
         return outputs
 
     def _lowered(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
-        route = Route.of(self.case)
+        route = Route.of(self.case, self.float32)
         with self.progress.during(Stage.EXPORT):
             exported = {
                 name: route.export(program.module, tuple(program.example.values()), program.axes)
                 for name, program in programs.items()
             }
         with self.progress.during(Stage.IMPORT):
-            return {name: route.lower(exported.pop(name)) for name in programs}
+            lowered = {name: route.lower(exported.pop(name), program.module) for name, program in programs.items()}
+        check_known(self.float32, [program.float32 for program in lowered.values()], self.case.component)
+        return lowered
 
     def _called(
         self,

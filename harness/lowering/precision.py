@@ -29,7 +29,7 @@ are, keeps all parameters in float32, and has attention sum in float16.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any
 
@@ -99,18 +99,19 @@ class _Need(Flag):
     """It is returned."""
 
 
-def lower_precision(module: tvm.IRModule, precision: Precision) -> tvm.IRModule:
+def lower_precision(module: tvm.IRModule, precision: Precision, float32: Collection[str] = ()) -> tvm.IRModule:
     """Converts the operands of products in an imported module to the precision's type, parameters of `main` too.
 
     Args:
         module: From `torch_export.import_program`: `main` is one dataflow block, and its parameters after the first
             `num_input` are weights.
         precision: fp32 leaves the module as it is.
+        float32: Names of the variables whose values are products that stay float32, operands and result.
     """
     if not precision.is_half:
         return module
     lowered = module.clone()
-    lowered["main"] = _Lowering(module["main"], precision.dtype).function()
+    lowered["main"] = _Lowering(module["main"], precision.dtype, frozenset(float32)).function()
     return lowered
 
 
@@ -146,11 +147,12 @@ def _rounded(array: Array, parameter: relax.Var) -> Array:
 class _Lowering:
     """One function, first looked through from its end for what each activation is used for, then written anew."""
 
-    def __init__(self, function: relax.Function, dtype: str) -> None:
+    def __init__(self, function: relax.Function, dtype: str, float32: Collection[str]) -> None:
         from tvm import relax
 
         self._function = function
         self._dtype = dtype
+        self._float32 = float32
         (block,) = function.body.blocks
         self._bindings: list[relax.VarBinding] = list(block.bindings)
         self._output: relax.Var = function.body.body
@@ -194,7 +196,7 @@ class _Lowering:
             name, read = _operator(binding.value), list(_tensors(_arguments(binding.value)))
             if read and all(_is_constant(operand) or operand in weights for operand in read):
                 weights.add(binding.var)
-            elif _is_product(binding.value):
+            elif self._rounds(binding):
                 if (_extents(binding.var)[-1] or 0) >= NARROWEST_RESULT:
                     results.add(binding.var)
             elif name in _MOVES | _SELECTS | _SCALINGS:
@@ -223,7 +225,7 @@ class _Lowering:
                 need = _Need.HALF
             if need == _Need.HALF and _is_floating(variable):
                 half.add(variable)
-            if _is_product(value):
+            if self._rounds(binding):
                 multiplied = _OPERANDS[name]
                 require(value.args[:multiplied], _Need.HALF)
                 require(value.args[multiplied:], _Need.FLOAT)
@@ -245,7 +247,7 @@ class _Lowering:
             return self._builder.emit(relax.TupleGetItem(self._new[value.tuple_value], value.index))
         if not isinstance(value, relax.Call):
             return self._builder.emit(_mapped(value, self._as_float))
-        if _is_product(value):
+        if self._rounds(binding):
             multiplied = _OPERANDS[name]
             operands = [self._as_half(operand) for operand in value.args[:multiplied]]
             others = [_mapped(operand, self._as_float) for operand in value.args[multiplied:]]
@@ -259,6 +261,10 @@ class _Lowering:
         if rounds and _is_floating(result, "float32"):
             result = self._builder.emit(relax.op.astype(result, self._dtype))
         return result
+
+    def _rounds(self, binding: relax.VarBinding) -> bool:
+        """Returns whether this is a product whose operands are half."""
+        return is_product(binding.value) and binding.var.name not in self._float32
 
     def _as_it_is(self, operand: relax.Expr) -> relax.Expr:
         return self._new.get(operand, operand)
@@ -301,7 +307,7 @@ def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:
     return relax.op.nn.conv2d_transpose(*arguments, **shared, out_dtype="float32")
 
 
-def _is_product(value: relax.Expr) -> bool:
+def is_product(value: relax.Expr) -> bool:
     """Returns whether half operands are worth it: sums of float32 products with enough terms."""
     name = _operator(value)
     if name not in _OPERANDS or not all(_is_floating(operand, "float32") for operand in value.args[: _OPERANDS[name]]):
@@ -314,6 +320,31 @@ def _is_product(value: relax.Expr) -> bool:
     else:
         terms = shape[-1:] if name.startswith("relax.nn.attention") else shape[:1]
     return len(terms) > 0 and math.prod(extent or 0 for extent in terms) >= SHORTEST_SUM
+
+
+def operations_of(value: relax.Expr, dtype: str) -> int:
+    """Returns the operations of a product of operands of a type, two for each term; 0 for all else.
+
+    Products with symbolic extents have none.
+
+    Args:
+        value: What a variable is bound to.
+        dtype: Type of both operands.
+    """
+    name = _operator(value)
+    if name not in _OPERANDS or not all(_is_floating(operand, dtype) for operand in value.args[: _OPERANDS[name]]):
+        return 0
+    extents = [_extents(operand) for operand in value.args[: _OPERANDS[name]]]
+    if any(extent is None for shape in extents for extent in shape):
+        return 0
+    left, right = ([int(extent or 0) for extent in shape] for shape in extents[:2])
+    if name.startswith("relax.nn.attention"):  # [batch, tokens, heads, features]
+        batch, queries, heads, features = left
+        return 2 * batch * heads * queries * right[1] * (features + int(extents[2][-1] or 0))
+    if name == "relax.nn.conv2d_transpose":  # each element of the data meets a kernel [in, out, height, width]
+        return 2 * math.prod(left) * math.prod(right[1:])
+    terms = right[-2] if name == "relax.matmul" else math.prod(right[1:])
+    return 2 * terms * math.prod(int(extent) for extent in value.ty.shape)
 
 
 def _extents(value: relax.Expr) -> list[int | None]:

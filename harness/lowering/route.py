@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.core.budget import NONE, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
@@ -35,10 +36,12 @@ class Lowered:
         module: Its function `main` takes the inputs in order (their number is the attribute `num_input`), then every
             weight, buffer and constant; it returns a tuple of the outputs.
         values: Values of the parameters by name, in the order in which `main` takes them, as they were imported.
+        float32: Those of the route's groups that it has, which stayed float32.
     """
 
     module: tvm.IRModule
     values: dict[str, np.ndarray]
+    float32: Groups = NONE
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Returns the values in the dtypes in which `main` takes them, rounded to nearest even.
@@ -60,16 +63,18 @@ class Route:
         frontend: Key of `harness.lowering.frontends.FRONTENDS`.
         strategy: Key of `harness.lowering.rope.STRATEGIES`, or a strategy that is in no registry.
         precision: Key of `harness.core.precision.PRECISIONS`.
+        float32: Groups of products that stay float32 in a half precision.
     """
 
     frontend: str = DEFAULT_FRONTEND
     strategy: str | Strategy = DEFAULT_STRATEGY
     precision: str = DEFAULT_PRECISION
+    float32: Groups = NONE
 
     @classmethod
-    def of(cls, case: Case) -> Route:
-        """Returns the route that a case names."""
-        return cls(case.frontend, case.strategy, case.precision)
+    def of(cls, case: Case, float32: Groups = NONE) -> Route:
+        """Returns the route that a case names, with groups of products that stay float32."""
+        return cls(case.frontend, case.strategy, case.precision, float32)
 
     def applied(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         """Gives the module the strategy's form, which `export` sees, for the duration of the context."""
@@ -99,16 +104,48 @@ class Route:
         with self.applied(module):
             return self._frontend.export(module, args, axes)
 
-    def lower(self, exported: Any) -> Lowered:
+    def lower(self, exported: Any, exported_module: torch.nn.Module | None = None) -> Lowered:
         """Returns the Relax module of what `export` returned, in the precision.
 
+        Args:
+            exported: What `export` returned.
+            exported_module: The module that it was given; needed where groups stay float32.
+
         Raises:
+            HarnessError: Groups are to stay float32, and the frontend cannot tell them.
             Exception: Whatever the frontend raises on what it cannot import, unchanged.
         """
         from harness.lowering.precision import lower_precision
 
         module, values = self._frontend.import_exported(exported, self._strategy)
-        return Lowered(lower_precision(module, PRECISIONS[self.precision]), values)
+        precision = PRECISIONS[self.precision]
+        if not self.float32 or not precision.is_half:
+            return Lowered(lower_precision(module, precision), values)
+        assert exported_module is not None
+        group_of = self.groups(exported, module, exported_module)
+        products = [product for product, group in group_of.items() if group in self.float32]
+        kept = self.float32.intersection(group_of.values())
+        return Lowered(lower_precision(module, precision, products), values, kept)
+
+    def groups(self, exported: Any, module: tvm.IRModule, exported_module: torch.nn.Module) -> dict[str, str]:
+        """Returns the group of each product, by the name of its variable in the module as imported in fp32.
+
+        Args:
+            exported: What `export` returned.
+            module: What it was imported as.
+            exported_module: The module that was exported.
+
+        Raises:
+            HarnessError: The frontend is another than `torch`.
+        """
+        from harness.lowering.groups import groups_of
+
+        if self.frontend != DEFAULT_FRONTEND:
+            raise HarnessError(
+                f"the frontend {self.frontend} keeps no modules to name products by: "
+                f"choose --frontend {DEFAULT_FRONTEND}"
+            )
+        return groups_of(module, self.graph(exported), exported_module)
 
     def graph(self, exported: Any) -> Graph:
         """Returns the graph that the import of what `export` returned begins with; of the frontend `torch` alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from harness.core.budget import NONE, Groups, check_known
 from harness.core.case import Case
 from harness.core.outcome import Stage
 from harness.core.settings import SEEDED
@@ -15,19 +16,25 @@ if TYPE_CHECKING:
     import tvm
 
 
-def imported_module(case: Case, announce: Callable[[str], None]) -> tvm.IRModule:
+def imported_module(case: Case, announce: Callable[[str], None], float32: Groups = NONE) -> tvm.IRModule:
     """Builds a subject with seeded weights, exports its main program and imports that, as the case says.
 
     Args:
         case: The subject, at which scale, with which strategy, seed, precision and frontend.
         announce: Called with the name of each stage as it begins.
+        float32: Groups of products that stay float32 in a half precision.
+
+    Raises:
+        HarnessError: The program has not all of the groups.
     """
     subject = subjects()[case.component]
     with models()[subject.model].context():
         announce(Stage.BUILD)
         program = next(iter(subject.open(case, SEEDED).programs.values()))
-        route = Route.of(case)
+        route = Route.of(case, float32)
         announce(Stage.EXPORT)
         exported = route.export(program.module, tuple(program.example.values()), program.axes)
         announce(Stage.IMPORT)
-        return route.lower(exported).module
+        lowered = route.lower(exported, program.module)
+        check_known(float32, [lowered.float32], case.component)
+        return lowered.module

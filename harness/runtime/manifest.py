@@ -101,6 +101,7 @@ class Manifest:
         scale, strategy: Which model, and how its rotary position encoding was compiled.
         precision: Type in which weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and
             outputs of the entry points are as `entries` says, and no half type is among them.
+        float32: Groups of products that stayed float32 in a half precision.
         model: Name of the model that was compiled.
         frontend: Name of the frontend through which it was.
         weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
@@ -129,6 +130,7 @@ class Manifest:
     point_prompts: bool = True
     architectures: tuple[str, ...] = ()
     precision: str = "fp32"
+    float32: tuple[str, ...] = ()
     model: str = "sam3"
     frontend: str = "torch"
     format: int = FORMAT
@@ -173,6 +175,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
             **data,
             "cpu_features": tuple(data["cpu_features"]),
             "architectures": tuple(data.get("architectures", ())),
+            "float32": tuple(data.get("float32", ())),
             "capacity": Capacity(**data["capacity"]),
             "entries": {name: _entry(entry) for name, entry in data["entries"].items()},
             "files": {name: File(**file) for name, file in data["files"].items()},

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.core.budget import Groups
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
 from harness.models.registry import subjects
@@ -28,6 +31,8 @@ class Request:
         seed: Seed of candidates and inputs.
         remote: The devices to measure on; None for this machine.
         processors: The processors to compile for.
+        precision: A half precision where groups of products stay float32; fp32 otherwise.
+        float32: By component: groups of products that stay float32, and are tuned.
     """
 
     components: tuple[str, ...] = ()
@@ -39,6 +44,8 @@ class Request:
     seed: int = 0
     remote: Remote | None = None
     processors: Processors = THIS_MACHINE
+    precision: str = DEFAULT_PRECISION
+    float32: Mapping[str, Groups] = field(default_factory=dict)
 
     def cases(self) -> tuple[Case, ...]:
         """Returns the cases whose components are tuned.
@@ -56,4 +63,5 @@ class Request:
         for name in self.components:
             if name in subjects() and subjects()[name].whole:
                 raise HarnessError(f"{name} is no component: tune the components that it is made of")
-        return select(self.components, (DEFAULT_STRATEGY,), (self.target,), (self.scale,), self.seed)
+        chosen = (self.components, (DEFAULT_STRATEGY,), (self.target,), (self.scale,), self.seed, (self.precision,))
+        return select(*chosen)

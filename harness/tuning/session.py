@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from harness.core.budget import NONE, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.processors import THIS_MACHINE, Processors
@@ -68,7 +69,7 @@ def tune(console: Console, request: Request) -> int:
         # Before any work, because there may be no tracker or no server.
         runner = RemoteRunner(request.remote)
         machine = f"servers known as {request.remote.key}"
-    tasks = _collect_all_tasks(console, cases, request.processors)
+    tasks = _collect_all_tasks(console, cases, request.processors, request.float32)
     states = begin(tasks, vector_unit(target), conditions, trials, opened.records)
     earlier = sum(len(state.trials) for state in states)
     if earlier:
@@ -105,7 +106,9 @@ def tune(console: Console, request: Request) -> int:
     return INTERRUPTED
 
 
-def _collect_all_tasks(console: Console, cases: Sequence[Case], processors: Processors) -> list[Task]:
+def _collect_all_tasks(
+    console: Console, cases: Sequence[Case], processors: Processors, float32: Mapping[str, Groups]
+) -> list[Task]:
     """Returns the tasks of all components.
 
     Raises:
@@ -113,12 +116,16 @@ def _collect_all_tasks(console: Console, cases: Sequence[Case], processors: Proc
     """
     from harness.tuning.tasks import merge_tasks
 
-    found = [collect_tasks(console, case, processors) for case in cases]
+    found = [collect_tasks(console, case, processors, float32.get(case.component, NONE)) for case in cases]
     return merge_tasks(found, ", ".join(case.component for case in cases))
 
 
-def collect_tasks(console: Console, case: Case, processors: Processors = THIS_MACHINE) -> list[Task]:
+def collect_tasks(
+    console: Console, case: Case, processors: Processors = THIS_MACHINE, float32: Groups = NONE
+) -> list[Task]:
     """Returns the tasks of one component, which is exported and imported in a process of its own.
+
+    In a half precision with groups of products that stay float32, those are tasks and the others are none.
 
     Raises:
         HarnessError: The component cannot be imported.
@@ -129,7 +136,7 @@ def collect_tasks(console: Console, case: Case, processors: Processors = THIS_MA
     with console.status(text) as status:
         ended = run_isolated(
             "harness.tuning.tasks:component_tasks",
-            (case, processors),
+            (case, processors, float32),
             breadcrumb=lambda stage: status.update(f"{text} {stage}"),
         )
     if ended.kind is not WorkerEnd.OK:

@@ -17,6 +17,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
+from harness.core.budget import Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
@@ -79,13 +80,15 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
     return list(found.values())
 
 
-def component_tasks(request: tuple[Case, Processors], announce: Callable[[str], None]) -> list[Task]:
-    """Returns the tasks of a component's main sample for processors; `harness.processes` calls this function."""
+def component_tasks(request: tuple[Case, Processors, Groups], announce: Callable[[str], None]) -> list[Task]:
+    """Returns the fp32 tasks of a component's main sample for processors; `harness.processes` calls this function."""
     from harness.models.lowered import imported_module
+    from harness.schedules.cpu.widening import widen
     from harness.targets import TARGETS
 
-    case, processors = request
-    return tasks_of(imported_module(case, announce), TARGETS[case.target].tvm_target(processors))
+    case, processors, float32 = request
+    module = widen()(imported_module(case, announce, float32))
+    return [task for task in tasks_of(module, TARGETS[case.target].tvm_target(processors)) if task.dtype == "float32"]
 
 
 @dataclass(frozen=True)

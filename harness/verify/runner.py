@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 
+from harness.core.budget import NONE, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import ANY, Expectation, expectation_for, load_expectations
@@ -74,6 +76,7 @@ def verify_case(
     on_stage: Callable[[str], None] = lambda stage: None,
     template: Template | None = None,
     stop: threading.Event | None = None,
+    float32: Groups = NONE,
 ) -> Result:
     """Walks one case through its stages in a worker process, and compares its outcome with what is expected.
 
@@ -84,6 +87,7 @@ def verify_case(
         on_stage: Called with the name of each stage, soon after it was entered.
         template: One of `libraries_loaded`, which the worker is forked off if the case's target is `forkable`.
         stop: Another thread sets it to give up.
+        float32: Groups of products that stay float32 in a half precision.
 
     Raises:
         HarnessError: If the input or the environment is at fault.
@@ -92,7 +96,7 @@ def verify_case(
     expectation = expectation_for(case, expectations())
     ended = run_isolated(
         "harness.verify.stages:run_request",
-        (case, replace(settings, expectation=expectation)),
+        (case, replace(settings, expectation=expectation), float32),
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
         breadcrumb=on_stage,
@@ -108,6 +112,7 @@ def verify_cases(
     limits: Limits,
     on_stage: Callable[[Case, str], None] = lambda case, stage: None,
     jobs: int = 1,
+    float32: Mapping[str, Groups] = MappingProxyType({}),
 ) -> Iterator[Result]:
     """Verifies cases, and yields each result as soon as it is there.
 
@@ -117,16 +122,18 @@ def verify_cases(
         limits: Limits of each case.
         on_stage: Called with a case and the name of the stage that it enters; by several threads if `jobs` is above 1.
         jobs: Number of cases that run at a time. `harness.processes.threads.share_cpus` makes them share well.
+        float32: By the name of a subject, groups of products that stay float32 in a half precision.
 
     Raises:
         HarnessError: If the input or the environment is at fault; no other case goes on then.
     """
     with closing(libraries_loaded()) as template:
         if jobs > 1:
-            yield from _side_by_side(cases, settings, limits, on_stage, template, jobs)
+            yield from _side_by_side(cases, settings, limits, on_stage, template, jobs, float32)
             return
         for case in cases:
-            yield verify_case(case, settings, limits, partial(on_stage, case), template)
+            kept = float32.get(case.component, NONE)
+            yield verify_case(case, settings, limits, partial(on_stage, case), template, float32=kept)
 
 
 def _side_by_side(
@@ -136,13 +143,15 @@ def _side_by_side(
     on_stage: Callable[[Case, str], None],
     template: Template,
     jobs: int,
+    float32: Mapping[str, Groups],
 ) -> Iterator[Result]:
     stop = threading.Event()
     # A whole model takes longest: begun last, it would end alone.
     order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
 
     def verify(case: Case) -> Result:
-        return verify_case(case, settings, limits, partial(on_stage, case), template, stop)
+        kept = float32.get(case.component, NONE)
+        return verify_case(case, settings, limits, partial(on_stage, case), template, stop, kept)
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -175,7 +184,7 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
     return seconds
 
 
-def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ...]:
+def repro_flags(settings: Settings, threads: int | None = None, budgets: Sequence[Path] = ()) -> tuple[str, ...]:
     """Returns the flags that reproduce a case, besides the case's own."""
     flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
     if settings.checkpoint is not None:
@@ -184,6 +193,8 @@ def repro_flags(settings: Settings, threads: int | None = None) -> tuple[str, ..
         flags += ("--allow-partial",)
     if settings.image is not None:
         flags += ("--image", _from_here(settings.image))
+    for budget in budgets:
+        flags += ("--budget", _from_here(budget))
     if settings.emulate:
         flags += ("--emulate",)
     flags += settings.processors.flags

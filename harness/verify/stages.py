@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
+from harness.core.budget import NONE, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
@@ -23,9 +24,10 @@ from harness.runtime.loading import LoadError
 from harness.targets import HOST, TARGETS
 
 
-def run_request(request: tuple[Case, Settings], announce: Callable[[str], None]) -> Outcome:
+def run_request(request: tuple[Case, Settings, Groups], announce: Callable[[str], None]) -> Outcome:
     """Calls `run_case` as `harness.processes` calls functions."""
-    return run_case(*request, announce)
+    case, settings, float32 = request
+    return run_case(case, settings, announce, float32)
 
 
 def load_libraries() -> None:
@@ -46,13 +48,19 @@ def load_libraries() -> None:
     lower_module(lowered.module, HOST, HOST.tvm_target())
 
 
-def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = lambda stage: None) -> Outcome:
+def run_case(
+    case: Case,
+    settings: Settings,
+    announce: Callable[[str], None] = lambda stage: None,
+    float32: Groups = NONE,
+) -> Outcome:
     """Walks one case through its stages; every error of the case becomes part of the outcome.
 
     Args:
         case: What to run.
         settings: Weights, inputs, expectation.
         announce: Called with the name of each stage as it begins.
+        float32: Groups of products that stay float32 in a half precision.
 
     Raises:
         HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
@@ -64,7 +72,7 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
         return progress.outcome(Status.UNAVAILABLE, CaseError("CannotCompile", problem))
     try:
         with models()[subjects()[case.component].model].context():
-            return _walk(case, settings, progress)
+            return _walk(case, settings, progress, float32)
     except LoadError as error:
         return progress.outcome(Status.FAILED, _described(error))
     except DeviceLostError as error:
@@ -79,7 +87,7 @@ def run_case(case: Case, settings: Settings, announce: Callable[[str], None] = l
         return progress.outcome(Status.FAILED, _described(error))
 
 
-def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
+def _walk(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
     from harness.execution.run import Run
     from harness.tuned.database import chosen_schedules
 
@@ -90,7 +98,7 @@ def _walk(case: Case, settings: Settings, progress: Progress) -> Outcome:
             with progress.during(Stage.BUILD):
                 workload = subject.open(case, settings)
             schedules = chosen_schedules(settings.database, case.target, settings.processors)
-            run = Run(case, settings, progress, executor, schedules)
+            run = Run(case, settings, progress, executor, schedules, float32)
             ran = settings.judge_saved or workload.run(run)
             if ran:
                 with progress.during(Stage.JUDGE):

@@ -47,6 +47,7 @@ def deployed_model(
                 announce=announce,
                 without=without,
                 for_emulation=executor.emulates,
+                float32=run.float32,
             )
         progress.kernels += compiled.kernels
         progress.lost_schedules += compiled.lost_schedules

@@ -1,0 +1,165 @@
+"""Measurements: the errors of a component's outputs with some groups in half precision and the others in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from harness.core.budget import Groups
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import Verdict, VerdictKind
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.program import Arrays
+from harness.core.progress import Progress
+from harness.core.settings import Settings
+from harness.execution.executors import executor_for
+from harness.execution.run import Run
+from harness.lowering.route import Lowered, Route
+from harness.models.registry import subjects
+from harness.models.traced import TracedWorkload
+from harness.targets import TARGETS
+from harness.tuned.database import chosen_schedules
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured with some groups in half precision.
+
+    Attributes:
+        half: Their names, sorted.
+        r_rms: By output that has an error: its rms error against float64, divided by autocast's.
+        failed: Why an output does not pass as it does in a verification; empty if all do.
+    """
+
+    half: tuple[str, ...]
+    r_rms: Mapping[str, float]
+    failed: str = ""
+
+    @property
+    def worst(self) -> float:
+        """The largest r_rms."""
+        return max(self.r_rms.values(), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what the log keeps."""
+        return {"half": list(self.half), "r_rms": dict(self.r_rms), "failed": self.failed}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """Reads what `to_json` returned."""
+        return cls(tuple(data["half"]), dict(data["r_rms"]), str(data["failed"]))
+
+
+class Bench:
+    """A component that is imported once, and compiled and run once for each measurement.
+
+    Attributes:
+        groups: Names of its groups that differ between the precisions, in the order in which they are computed.
+    """
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        """Builds, exports and imports the component; to be used inside the model's context.
+
+        Raises:
+            HarnessError: It cannot be measured: it is no trace of calls, its code does not run here, or nothing in it
+                is half precision.
+        """
+        workload = subjects()[case.component].open(case, settings)
+        if not isinstance(workload, TracedWorkload):
+            raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
+        self._workload = workload
+        executor = executor_for(settings)
+        if problem := executor.run_problem(case.target):
+            raise HarnessError(f"errors are measured by running, and {case.target} cannot run here: {problem}")
+        schedules = chosen_schedules(settings.database, case.target, settings.processors)
+        self._run = Run(case, settings, Progress(lambda stage: None), executor, schedules)
+        self._target = TARGETS[case.target].tvm_target(settings.processors)
+        self._precision = PRECISIONS[case.precision]
+        route = Route.of(replace(case, precision=DEFAULT_PRECISION))
+        self._imported: dict[str, Lowered] = {}
+        self._group_of: dict[str, dict[str, str]] = {}
+        for name, program in workload.programs.items():
+            exported = route.export(program.module, tuple(program.example.values()), program.axes)
+            imported = route.lower(exported)
+            self._imported[name] = imported
+            self._group_of[name] = route.groups(exported, imported.module, program.module)
+        found = dict.fromkeys(group for groups in self._group_of.values() for group in groups.values())
+        self.groups = tuple(found)
+        self._effects = {group: self._effect(group) for group in found}
+        self.groups = tuple(group for group, effect in self._effects.items() if effect is not None)
+        if not self.groups:
+            raise HarnessError(f"nothing of {case.component} is {case.precision} on {case.target}: it needs no budget")
+        self._arrays: tuple[Arrays, Arrays, Arrays] | None = None
+
+    def operations(self, group: str) -> int:
+        """Returns the operations of a group's products that have half operands, in all calls of the trace."""
+        return self._effects[group] or 0
+
+    @property
+    def untouched(self) -> tuple[str, ...]:
+        """Names of the groups that are float32 on this target in any case."""
+        return tuple(group for group, effect in self._effects.items() if effect is None)
+
+    def measure(self, half: Groups) -> Measurement:
+        """Compiles the component with these groups in half precision, runs it and judges every output."""
+        lowered = {name: self._lowered(name, half) for name in self._imported}
+        actual = self._run.lowered_trace(self._workload.programs, self._workload.trace, lowered)
+        assert actual is not None
+        verdicts = self._judged(actual)
+        errors = {verdict.name: verdict.r_rms for verdict in verdicts if not math.isnan(verdict.r_rms)}
+        failed = [verdict for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
+        return Measurement(tuple(sorted(half)), errors, f"{failed[0].name}: {failed[0].reason}" if failed else "")
+
+    def _lowered(self, name: str, half: Groups) -> Lowered:
+        from harness.lowering.precision import lower_precision
+
+        imported = self._imported[name]
+        group_of = self._group_of[name]
+        products = [product for product, group in group_of.items() if group in self.groups and group not in half]
+        return Lowered(lower_precision(imported.module, self._precision, products), imported.values)
+
+    def _judged(self, actual: Arrays) -> tuple[Verdict, ...]:
+        from harness.parity.draws import judged_by_draws
+        from harness.parity.verdict import judge
+
+        if self._arrays is None:
+            reference = self._workload.reference()[0]
+            self._arrays = reference, self._workload.oracle(), self._workload.draws_of_few(reference)
+        reference, oracle, draws = self._arrays
+        verdicts = judge(actual, reference, oracle, by_oracle=True)
+        return judged_by_draws(verdicts, actual, reference, oracle, draws) if draws else verdicts
+
+    def _effect(self, group: str) -> int | None:
+        """Returns the operations of a group's half products; None if the group is the same in both precisions."""
+        found: int | None = None
+        for call in self._workload.trace:
+            if group in self._group_of[call.program].values():
+                module = self._as_computed(self._lowered(call.program, frozenset([group])).module)
+                operations = _half_operations(module, self._precision.dtype)
+                if operations or _has_half_weights(module, self._precision.dtype):
+                    found = (found or 0) + operations
+        return found
+
+    def _as_computed(self, module: tvm.IRModule) -> tvm.IRModule:
+        """Returns a module with what the target leaves in half precision."""
+        from harness.schedules.cpu.widening import widen
+
+        return widen()(module) if "cpu" in self._target.keys else module
+
+
+def _half_operations(module: tvm.IRModule, dtype: str) -> int:
+    """Returns two operations for each product of two half operands that is summed; products of static shape alone."""
+    from harness.lowering.precision import operations_of
+    from harness.schedules.common.origins import bindings_of
+
+    return sum(operations_of(binding.value, dtype) for binding in bindings_of(module["main"]))
+
+
+def _has_half_weights(module: tvm.IRModule, dtype: str) -> bool:
+    return any(str(getattr(parameter.ty, "dtype", "")) == dtype for parameter in module["main"].params)

@@ -1,0 +1,98 @@
+"""`sam3-tvm budget`: what each group of products costs in accuracy, and which stay float32 for a limit to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import console
+from harness.cli.installation import require_compiler
+from harness.cli.options import (
+    CheckpointOption,
+    CpuOption,
+    DatabaseOption,
+    PartialOption,
+    SeedOption,
+    ThreadsOption,
+    UntunedOption,
+    WeightsOption,
+    chosen_database,
+    chosen_weights,
+)
+from harness.core.case import DEFAULT_STRATEGY, Scale
+from harness.core.precision import PRECISIONS
+from harness.core.processors import Processors
+from harness.core.settings import Settings
+from harness.files import check_writable, make_folder, write_json
+from harness.models.selection import select
+from harness.targets import HOST
+
+FP32_RATE, HALF_RATE = 220.0, 420.0
+"""GFLOP/s of a thread of a Zen 5 core with `vdpbf16ps` (docs/PRECISION.md)."""
+
+_HALVES = ", ".join(name for name, precision in PRECISIONS.items() if precision.is_half)
+
+
+def budget_command(
+    component: Annotated[str, typer.Option(help="Component.")],
+    limit: Annotated[
+        float,
+        typer.Option(help="Largest error of every output: its rms against float64, divided by that of autocast."),
+    ],
+    precision: Annotated[str, typer.Option(help=f"Half precision: {_HALVES}.")] = "bf16",
+    target: Annotated[str, typer.Option(help="Target; its code must run here.")] = HOST.name,
+    scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
+    strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
+    fp32_rate: Annotated[float, typer.Option(help="GFLOP/s of products in fp32, to count time with.")] = FP32_RATE,
+    half_rate: Annotated[float, typer.Option(help="GFLOP/s of products in half precision.")] = HALF_RATE,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write. Default: reports/budget/COMPONENT-SCALE-TARGET-PRECISION.json."),
+    ] = None,
+    seed: SeedOption = 0,
+    weights: WeightsOption = None,
+    checkpoint: CheckpointOption = None,
+    allow_partial: PartialOption = False,
+    db: DatabaseOption = None,
+    untuned: UntunedOption = False,
+    cpu: CpuOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Measure what each group of products costs in accuracy, and choose which stay float32 for the least time.
+
+    The file says which, and compile, verify and tune take it with --budget. Ctrl-C stops it; the same command goes on
+    where it was stopped, and with another limit it uses what was measured.
+    """
+    require_compiler()
+    from harness.budget.budgeting import Rates, find_budget
+    from harness.budget.log import ADVICE
+    from harness.budget.table import front_table, groups_table, summary
+    from harness.processes.threads import configure_threads
+
+    configure_threads(threads)
+    drawn = chosen_weights((weights,) if weights else (), checkpoint)
+    (case,) = select((component,), (strategy,), (target,), (scale,), seed, (precision,), weights=drawn)
+    file = out or Path("reports/budget") / f"{component}-{scale}-{target}-{precision}.json"
+    if out is None:
+        make_folder(file.parent, advice=ADVICE)
+    check_writable(file, advice=ADVICE)
+    processors = Processors(cpu)
+    chosen = chosen_database(db, untuned, {target}, processors)
+    settings = Settings(checkpoint, allow_partial, database=chosen, processors=processors)
+    log = file.with_suffix(".measurements.jsonl")
+    with console.status(case.id) as status:
+        result = find_budget(
+            case,
+            settings,
+            limit,
+            Rates(fp32_rate, half_rate),
+            log,
+            lambda stage: status.update(f"{case.id}: {stage}"),
+        )
+    write_json(file, result.to_json(), advice=ADVICE)
+    console.print(groups_table(result))
+    console.print(front_table(result))
+    console.print(summary(result), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Budget: {file}; measurements: {log}", markup=False, highlight=False, soft_wrap=True)
