@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +110,10 @@ class Bench:
     def measure(self, half: Groups) -> Measurement:
         """Compiles the component with these groups in half precision, runs it and judges every output."""
         lowered = {name: self._lowered(name, half) for name in self._imported}
-        actual = self._run.lowered_trace(self._workload.programs, self._workload.trace, lowered)
-        assert actual is not None
+        compiled = self._run.compiled(self._workload.programs, lowered)
+        assert compiled is not None
+        with closing(compiled):
+            actual = compiled.outputs(self._workload.trace)
         verdicts = self._judged(actual)
         errors = {verdict.name: verdict.r_rms for verdict in verdicts if not math.isnan(verdict.r_rms)}
         failed = [verdict for verdict in verdicts if verdict.kind is VerdictKind.FAILED]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,52 +45,45 @@ class Run:
     schedules: ChosenSchedules
     float32: Groups = NONE
 
-    def trace(self, programs: Mapping[str, Program], trace: Trace) -> Arrays | None:
-        """Compiles programs and runs a trace of them.
+    def compiled(
+        self, programs: Mapping[str, Program], lowered: Mapping[str, Lowered] | None = None
+    ) -> Compiled | None:
+        """Compiles programs, to run traces of them.
 
         Args:
-            programs: Programs by name; every call's is among them.
-            trace: The calls.
+            programs: Programs by name.
+            lowered: The same as Relax modules, for whoever has lowered them.
 
         Returns:
-            The outputs of all calls by name; None if the programs were compiled and cannot be run here.
+            What was compiled, to be closed; None if it cannot be run here.
 
         Raises:
             HarnessError: No program has one of the groups that are to stay float32.
         """
-        return self.lowered_trace(programs, trace, self._lowered(programs))
-
-    def lowered_trace(
-        self, programs: Mapping[str, Program], trace: Trace, lowered: dict[str, Lowered]
-    ) -> Arrays | None:
-        """Does what `trace` does with programs that are lowered.
-
-        Args:
-            programs: Programs by name; every call's is among them.
-            trace: The calls.
-            lowered: The programs as Relax modules; each goes out of it when it was loaded.
-        """
-        with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
-            libraries = {name: Path(folder) / f"{name}{LIBRARY_SUFFIX}" for name in lowered}
-            with self.progress.during(Stage.COMPILE):
-                target = TARGETS[self.case.target]
-                for name, program in lowered.items():
-                    compiled = compile_module(
-                        program.module,
-                        target,
-                        libraries[name],
-                        self.schedules.schedules,
-                        processors=self.settings.processors,
-                        for_emulation=self.executor.emulates,
-                    )
-                    self.progress.kernels += compiled.kernels
-                    self.progress.lost_schedules += compiled.lost_schedules
-            self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
+        lowered = self._lowered(programs) if lowered is None else lowered
+        with ExitStack() as made:
+            folder = Path(made.enter_context(tempfile.TemporaryDirectory(prefix="sam3-tvm-")))
+            libraries = {name: folder / f"{name}{LIBRARY_SUFFIX}" for name in lowered}
+            self._compile(lowered, libraries)
             if self.executor.run_problem(self.case.target) is not None:
                 return None
-            outputs = self._called(programs, trace, lowered, libraries)
-        self.executor.close()  # others may be waiting for the device
-        return outputs
+            return Compiled(self, programs, lowered, libraries, made.pop_all())
+
+    def _compile(self, lowered: Mapping[str, Lowered], libraries: Mapping[str, Path]) -> None:
+        with self.progress.during(Stage.COMPILE):
+            target = TARGETS[self.case.target]
+            for name, program in lowered.items():
+                compiled = compile_module(
+                    program.module,
+                    target,
+                    libraries[name],
+                    self.schedules.schedules,
+                    processors=self.settings.processors,
+                    for_emulation=self.executor.emulates,
+                )
+                self.progress.kernels += compiled.kernels
+                self.progress.lost_schedules += compiled.lost_schedules
+        self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
 
     def _lowered(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
         route = Route.of(self.case, self.float32)
@@ -103,13 +97,52 @@ class Run:
         check_known(self.float32, [program.float32 for program in lowered.values()], self.case.component)
         return lowered
 
-    def _called(
+
+class Compiled:
+    """Programs that were compiled for a case, in a folder that is there until this is closed."""
+
+    def __init__(
         self,
+        run: Run,
         programs: Mapping[str, Program],
-        trace: Trace,
-        lowered: dict[str, Lowered],
+        lowered: Mapping[str, Lowered],
         libraries: Mapping[str, Path],
-    ) -> Arrays:
+        made: ExitStack,
+    ) -> None:
+        """Takes what was compiled.
+
+        Args:
+            run: What it was compiled with.
+            programs: The programs by name.
+            lowered: What each was lowered to.
+            libraries: The library of each.
+            made: Deletes these.
+        """
+        self._run = run
+        self._programs = programs
+        self._lowered = lowered
+        self._libraries = libraries
+        self._made = made
+
+    def close(self) -> None:
+        """Deletes the libraries; nothing can be run any more."""
+        self._lowered = {}
+        self._made.close()
+
+    def outputs(self, trace: Trace, progress: Progress | None = None) -> Arrays:
+        """Runs a trace of the programs, with the parameters as they are now.
+
+        These share memory with the parameters of the PyTorch modules, where those are contiguous: what changes a module
+        in place changes what is run here.
+
+        Args:
+            trace: The calls.
+            progress: Is told of the stages; the case's own if there is none.
+
+        Returns:
+            The outputs of all calls by name.
+        """
+        progress = progress or self._run.progress
         last = {call.program: call.name for call in trace}
         read = {(value.call, value.name) for call in trace for value in call.arguments if isinstance(value, Output)}
         loaded: dict[str, LoadedProgram] = {}
@@ -117,14 +150,14 @@ class Run:
         outputs: Arrays = {}
         for call in trace:
             if call.program not in loaded:
-                loaded[call.program] = self._loaded(libraries[call.program], lowered.pop(call.program))
+                loaded[call.program] = self._loaded(call.program, progress)
             inputs = [
                 state[value.call, value.name] if isinstance(value, Output) else value.numpy()
                 for value in call.arguments
             ]
-            with self.progress.during(Stage.RUN):
+            with progress.during(Stage.RUN):
                 results = loaded[call.program].run(inputs)
-            for name, array in zip(programs[call.program].outputs, results, strict=True):
+            for name, array in zip(self._programs[call.program].outputs, results, strict=True):
                 outputs[f"{call.prefix}{name}"] = array
                 if (call.name, name) in read:
                     state[call.name, name] = array
@@ -132,12 +165,13 @@ class Run:
                 # Two programs of a large subject, their weights packed, would not fit side by side.
                 del loaded[call.program]
                 gc.collect()
+        self._run.executor.close()  # others may be waiting for the device
         return outputs
 
-    def _loaded(self, library: Path, lowered: Lowered) -> LoadedProgram:
-        parameters = list(lowered.parameters().values())
+    def _loaded(self, name: str, progress: Progress) -> LoadedProgram:
+        parameters = list(self._lowered[name].parameters().values())
         # All programs of a component have the same weights; their sizes differ by a few constants.
-        self.progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
-        del lowered
-        with self.progress.during(Stage.LOAD):
-            return self.executor.executable(library, self.case.target, parameters)
+        progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
+        with progress.during(Stage.LOAD):
+            executor, target = self._run.executor, self._run.case.target
+            return executor.executable(self._libraries[name], target, parameters)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.core.case import Case
@@ -11,14 +13,25 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
+from harness.core.progress import Progress
 from harness.core.weights import Weights
 from harness.parity.distribution import with_distributions
-from harness.parity.draws import judged_by_draws, names_of_few
+from harness.parity.draws import (
+    FURTHER,
+    drawn_errors,
+    judged_by_draws,
+    judged_by_usual_errors,
+    names_of_doubt,
+    names_of_few,
+)
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.execution.run import Compiled, Run
+
+_THEIRS, _OURS = "errors of PyTorch: ", "errors of compiled code: "
+"""What the names of errors of further runs begin with, among the outputs that are saved."""
 
 
 @dataclass
@@ -41,42 +54,89 @@ class TracedWorkload:
     case: Case
     draws: Callable[[Sequence[str]], Arrays] = lambda names: {}
     _actual: Arrays | None = None
+    _compiled: Compiled | None = None
 
     def run(self, run: Run) -> bool:
         """Does what `harness.models.subject.Workload` says."""
-        self._actual = run.trace(self.programs, self.trace)
-        if self._actual is None:
+        compiled = run.compiled(self.programs)
+        if compiled is None:
             return False
-        save_outputs(saved_folder(self.case), self._actual)
+        with ExitStack() as stack:
+            stack.enter_context(closing(compiled))
+            self._actual = compiled.outputs(self.trace)
+            save_outputs(saved_folder(self.case), self._actual)
+            if self._strained:
+                self._compiled = compiled
+                stack.pop_all()  # it is closed when its outputs are judged
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
         """Does what `harness.models.subject.Workload` says."""
-        actual = load_outputs(saved_folder(self.case)) if self._actual is None else self._actual
+        with closing(self._compiled) if self._compiled is not None else nullcontext():
+            return self._judged(expectation)
+
+    def _judged(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
+        actual, theirs, ours = self._outputs()
         reference, again = self.reference()
         oracle = self.oracle()
-        by_oracle = PRECISIONS[self.case.precision].judged_by_oracle
-        strained = Weights(self.case.weights).strain_fp32 and not by_oracle
         verdicts = judge(
             actual,
             reference,
             oracle,
             reference_again=again,
             expectation=expectation,
-            by_oracle=by_oracle,
-            strained=strained,
+            by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
+            strained=self._strained,
         )
         draws = self.draws_of_few(reference)
-        if strained and (failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]):
+        if self._strained and (failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]):
             draws = self.draws(failed)
         if draws:
-            verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws, strained=strained)
+            verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws, strained=self._strained)
+        if self._strained and (doubtful := names_of_doubt(verdicts, actual, reference, oracle, draws)):
+            if self._compiled is not None and self._actual is not None:
+                theirs, ours = self._errors_of_further_runs(doubtful, self._compiled)
+                save_outputs(saved_folder(self.case), self._actual | _named(_THEIRS, theirs) | _named(_OURS, ours))
+            verdicts = judged_by_usual_errors(verdicts, actual, reference, oracle, draws, theirs, ours)
         return with_distributions(verdicts, actual, reference)
+
+    @property
+    def _strained(self) -> bool:
+        """Whether the weights strain fp32, and the case is held to the gate."""
+        return Weights(self.case.weights).strain_fp32 and not PRECISIONS[self.case.precision].judged_by_oracle
+
+    def _outputs(self) -> tuple[Arrays, Arrays, Arrays]:
+        """Returns the outputs of compiled code, and the errors of further runs that an earlier judgement asked for."""
+        if self._actual is not None:
+            return self._actual, {}, {}
+        saved = load_outputs(saved_folder(self.case))
+        theirs, ours = (
+            {name.removeprefix(prefix): saved.pop(name) for name in list(saved) if name.startswith(prefix)}
+            for prefix in (_THEIRS, _OURS)
+        )
+        return saved, theirs, ours
+
+    def _errors_of_further_runs(self, names: Sequence[str], compiled: Compiled) -> tuple[Arrays, Arrays]:
+        """Runs PyTorch and compiled code on the same inputs and weights, moved further than by their last place."""
+        from harness.parity.references import reference_of
+        from harness.parity.trace import run_trace
+
+        precision = PRECISIONS[self.case.precision]
+        pytorch = partial(run_trace, self.programs, run=reference_of(precision).run)
+        code = partial(compiled.outputs, progress=Progress(lambda stage: None))
+        theirs, ours = drawn_errors(
+            self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, further=FURTHER
+        )
+        return theirs, ours
 
     def draws_of_few(self, reference: Arrays) -> Arrays:
         """Further errors of half precision in the outputs of few numbers; nothing in fp32, which the gate judges."""
         names = names_of_few(reference) if PRECISIONS[self.case.precision].judged_by_oracle else ()
         return self.draws(names) if names else {}
+
+
+def _named(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
 def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,9 @@ class Source:
 
         def make() -> Arrays:
             precision = PRECISIONS[self._case.precision]
-            return drawn_errors(self.programs, self.trace, names, by.run, precision, self._case.seed)
+            run = partial(run_trace, self.programs, run=by.run)
+            (errors,) = drawn_errors(self.programs, self.trace, names, [run], precision, self._case.seed)
+            return errors
 
         code = (*self._made_by, by.code, ORACLE, DRAWS)
         kind = f"draws {by.kind} {self.component.name} {' '.join(sorted(names))}"
