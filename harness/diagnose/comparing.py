@@ -17,7 +17,8 @@ from harness.diagnose.deviation import Deviation, deviation
 from harness.diagnose.fault import Fault
 from harness.diagnose.flow import Flow, KernelCall
 from harness.diagnose.reference import Reference, region
-from harness.diagnose.unwritten import fill, tensors_of
+from harness.diagnose.unwritten import tensors_of
+from harness.execution.unwritten import fill
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tvm import relax
 
 from harness.diagnose.flow import CALLS
+from harness.execution.unwritten import fill
 from harness.schedules.common.graph import is_call
 from harness.schedules.common.origins import bindings_of, callee
 
 if TYPE_CHECKING:
     import tvm
-
-_BYTE = 0xFF
-"""A float of such bytes is NaN, an integer is -1."""
-
-
-def fill(tensor: tvm.runtime.Tensor) -> None:
-    """Fills a tensor on the CPU with what no honest kernel leaves there."""
-    np.from_dlpack(tensor).reshape(-1).view(np.uint8).fill(_BYTE)
 
 
 def tensors_of(arguments: tuple[Any, ...]) -> list[int]:

@@ -11,7 +11,7 @@ from harness.core.outcome import Device
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.remote import Remote
 from harness.core.settings import Settings
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -54,7 +54,7 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Runs code on this machine."""
+    """Runs code on this machine; on the CPU what it is to write is filled before (`harness.execution.unwritten`)."""
 
     emulates = False
 
@@ -67,9 +67,11 @@ class LocalExecutor:
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """See `Executor`."""
+        from harness.execution.unwritten import fill_allocated
         from harness.runtime.executable import Executable
 
-        return Executable(library, TARGETS[target].device(), parameters)
+        instrument = fill_allocated if target == HOST.name else None
+        return Executable(library, TARGETS[target].device(), parameters, instrument)
 
     def model(self, folder: Path) -> Sam3:
         """See `Executor`."""
