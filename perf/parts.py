@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.runtime.executable import Executable
+from harness.runtime.loading import VirtualMachine
 from perf.launching import Loop, launched_by
 from perf.profiling import BUILTIN, argument_bytes
 from perf.scaling import CUTS, Call, Program
@@ -61,26 +61,33 @@ class _Measured:
         self.launched += time.thread_time() - start
 
 
-def measured_program(library: Path, executable: Executable, inputs: Sequence[Any], rounds: int) -> Program:
+def measured_program(
+    library: Path, machine: VirtualMachine, run: Callable[[], object], rounds: int, name: str = ""
+) -> Program:
     """Measures every loop of one run in each of `CUTS` numbers of parts.
 
     Args:
-        library: The library that the executable loaded.
-        executable: The program.
-        inputs: Of one run.
+        library: The library that the machine loaded.
+        machine: Runs the program.
+        run: Runs it once.
         rounds: Runs for each number of parts.
+        name: Of the program; where it is one kernel, which the machine does not tell of, it is that kernel's.
     """
     runs: dict[int, list[_Measured]] = {}
-    between, machine = math.inf, executable._vm  # nothing else needs it
+    between = math.inf
     for _ in range(rounds):
         for cut in CUTS:
-            run = _Measured(cut)
-            machine["set_instrument"](run.instrument)
-            with launched_by(library, run.launch):
+            measured = _Measured(cut)
+            machine["set_instrument"](measured.instrument)
+            with launched_by(library, measured.launch):
                 start = time.thread_time()
-                executable.run(inputs)
-                between = min(between, time.thread_time() - start - run.within)
-            runs.setdefault(cut, []).append(run)
+                run()
+                seconds = time.thread_time() - start
+            if not measured.calls:
+                measured.calls.append((name, 0, max(0.0, seconds - measured.launched), measured.loops))
+                measured.within = seconds
+            between = min(between, seconds - measured.within)
+            runs.setdefault(cut, []).append(measured)
     machine["set_instrument"](lambda *_: None)
     return Program(tuple(_call(runs, number) for number in range(len(runs[1][0].calls))), max(0.0, between))
 

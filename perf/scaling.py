@@ -26,6 +26,7 @@ LAUNCH_SECONDS, LAUNCH_SECONDS_PER_THREAD = 2e-6, 0.1e-6
 """Assumed cost of handing a loop to threads that are awake: the calling thread fills one queue after the other."""
 
 Distribution = Literal["static", "dynamic"]
+DISTRIBUTIONS: tuple[Distribution, ...] = ("dynamic", "static")
 
 
 def static_seconds(parts: Sequence[float]) -> float:

@@ -15,24 +15,12 @@ from perf.scaling import (
     THREADS,
     Machine,
     Program,
-    together,
 )
 from perf.scaling_plot import draw
 from perf.tables import text
 
 Result = Mapping[str, Any]
 
-WHOLE_MODEL = (
-    "vision_backbone",
-    "text_encoder",
-    "geometry_encoder",
-    "transformer_encoder",
-    "transformer_decoder",
-    "scoring_head",
-    "box_head",
-    "segmentation_head",
-)
-"""Components that a photograph and a text go through, of SAM 3."""
 _KERNELS = 8
 
 
@@ -44,11 +32,11 @@ def scaling_tables(results: Sequence[Result]) -> str:
     for heading in ("", "", "model, s", "clock, s", "model / clock"):
         clocks.add_column(heading)
     for result in results:
-        name = result["case"]["component"]
+        name = result["name"]
         tables.append(_programs(_longest(result["program"]), machine, f"{name}: its longest kernels"))
         for what, (modelled, measured) in result["clock"].items():
             clocks.add_row(name, what, f"{modelled:.4g}", f"{measured:.4g}", f"{modelled / measured:.2f}")
-    busy = [result["case"]["component"] for result in results if not result["quiet"]]
+    busy = [result["name"] for result in results if not result["quiet"]]
     notes = [f"other processes used the CPUs meanwhile, so that only processor time counts: {', '.join(busy)}"] * bool(
         busy
     )
@@ -56,10 +44,10 @@ def scaling_tables(results: Sequence[Result]) -> str:
 
 
 def programs_of(results: Sequence[Result]) -> dict[str, Program]:
-    """Returns the components by name and, where all that a question takes are there, the whole model."""
-    programs = {result["case"]["component"]: result["program"] for result in results}
-    if programs.keys() >= set(WHOLE_MODEL):
-        programs["photograph and text"] = together(programs[name] for name in WHOLE_MODEL)
+    """Returns what was measured by name: components, entry points of a folder, and all of these together."""
+    programs: dict[str, Program] = {}
+    for result in results:
+        programs |= result["parts"] | {result["name"]: result["program"]}
     return programs
 
 

@@ -1,7 +1,11 @@
-"""How each component would scale to 128 threads: its loops measured part by part, replayed, and held to the clock.
+"""How components and the whole model would scale to 128 threads: loops measured part by part, and replayed.
 
     pytest perf/test_scaling.py --component scoring_head
+    pytest perf/test_scaling.py --component end_to_end --scale full --rounds 1
     pytest perf/test_scaling.py --scale full --scaling-plot docs/scaling.png
+
+The whole model is the compiled folder: each entry point that a photograph and a text call is a program, and all of them
+together are one. At full scale that takes 8 GB of memory and some 15 minutes for each of the rounds.
 
 The model and what it assumes are in `perf/scaling.py`. It is held to the clock where that can be done: on as many
 threads as this machine has, and on more of them (`OVERSUBSCRIBED`). Both are reported, and held within `TOLERANCE`
@@ -21,21 +25,31 @@ from typing import Any
 import pytest
 
 from harness.core.case import Case
-from harness.processes.threads import configure_threads
+from harness.core.settings import Settings
+from harness.deployment.compiling import compile_model
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.end_to_end.subject import END_TO_END
+from harness.processes.threads import configure_threads, thread_count
 from harness.runtime.executable import Executable
+from harness.runtime.manifest import DEFAULT_CAPACITY, LIBRARY
 from harness.runtime.threads import usable_cpus
 from harness.targets import HOST, TARGETS
 from perf.components import prepare
+from perf.entry_points import calls_of
 from perf.launching import launched_by, on_threads
 from perf.options import Options
 from perf.parts import measured_program
 from perf.probe import probe
 from perf.results import UNTUNED
-from perf.scaling import THREADS, Machine
+from perf.scaling import DISTRIBUTIONS, THREADS, Machine, Program, together
+from perf.scaling_tables import programs_of
 from perf.sides import read
+from perf.whole_model import PHOTOGRAPH, TEXT
 
+SUBJECT = END_TO_END.name
+WHOLE = "photograph and text"
 ROUNDS = 3
-"""Runs for each number of parts, unless --rounds says otherwise."""
+"""Runs for each number of parts and of the clock, unless --rounds says otherwise."""
 OVERSUBSCRIBED = 16
 """Threads of the run on more threads than CPUs."""
 TOLERANCE = 0.25
@@ -48,10 +62,10 @@ QUIET = 0.9
 """Share of the CPUs that a run must have had for its wall time to count."""
 
 
-def timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a run and the processor time of all threads meanwhile, each the least of three."""
+def timed(run: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """Returns the seconds of a run and the processor time of all threads meanwhile, each the least of some rounds."""
     walls, busy_times = [], []
-    for _ in range(3):
+    for _ in range(rounds):
         wall, busy = time.perf_counter(), time.process_time()
         run()
         walls.append(time.perf_counter() - wall)
@@ -60,27 +74,63 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def test_scaling(measured_case: Case, benchmark: Any, scaling_results: list[dict[str, Any]], options: Options) -> None:
-    case = measured_case
-    if TARGETS[case.target] is not HOST:
-        pytest.skip(f"threads are the CPU's: {case.target} has none of this kind")
-    threads, cpus = configure_threads(), usable_cpus()
+    _only_on_the_host(measured_case)
+    configure_threads()
+    rounds = options.rounds or ROUNDS
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name:
-        library = prepare(case, Path(name), None, options.processors).libraries[UNTUNED]
+        library = prepare(measured_case, Path(name), None, options.processors).libraries[UNTUNED]
         executable = Executable(library, HOST.device(), read(Path(name), "weight"))
         inputs = read(Path(name), "input")
-        executable.run(inputs)
-        program = measured_program(library, executable, inputs, options.rounds or ROUNDS)
-        machine = Machine(probe(threads).bandwidth())
 
-        with ExitStack() as stack:
-            launch = stack.enter_context(on_threads(OVERSUBSCRIBED))
-            stack.enter_context(launched_by(library, launch))
-            many, busy = timed(lambda: executable.run(inputs))
-        wall, busy_on_all = benchmark.pedantic(lambda: timed(lambda: executable.run(inputs)), rounds=1)
-    result: dict[str, Any] = {
-        "case": case.to_json(),
+        def run() -> object:
+            return executable.run(inputs)
+
+        run()
+        component = measured_case.component
+        program = measured_program(library, executable._vm, run, rounds)  # nothing else needs the machine
+        result = {"name": component, "parts": {}, "program": program, "case": measured_case.to_json()}
+        result |= _clocked(program, library, run, benchmark, rounds)
+    _held(result, scaling_results, benchmark)
+
+
+def test_scaling_of_the_whole_model(
+    whole_case: Case, benchmark: Any, scaling_results: list[dict[str, Any]], options: Options
+) -> None:
+    _only_on_the_host(whole_case)
+    configure_threads()
+    rounds = options.rounds or ROUNDS
+    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name:
+        compile_model(DEPLOYABLE, whole_case, Path(name), Settings(processors=options.processors), DEFAULT_CAPACITY)
+        artifact, calls = calls_of(Path(name), lambda model: model.set_image(PHOTOGRAPH).segment(TEXT).outputs.masks)
+
+        def run() -> None:
+            for call in calls:
+                call.run()
+
+        library, machine = Path(name) / LIBRARY, artifact._machine  # nothing else needs it
+        parts = {call.entry: measured_program(library, machine, call.run, rounds, call.entry) for call in calls}
+        program = together(parts.values())
+        result = {"name": WHOLE, "parts": parts, "program": program, "case": whole_case.to_json()}
+        result |= _clocked(program, library, run, benchmark, rounds)
+    _held(result, scaling_results, benchmark)
+
+
+def _only_on_the_host(case: Case) -> None:
+    if TARGETS[case.target] is not HOST:
+        pytest.skip(f"threads are the CPU's: {case.target} has none of this kind")
+
+
+def _clocked(program: Program, library: Path, run: Callable[[], object], benchmark: Any, rounds: int) -> dict[str, Any]:
+    """Returns what the model and the clock say of a run on the threads of this process, and on `OVERSUBSCRIBED`."""
+    threads, cpus = thread_count(), usable_cpus()
+    machine = Machine(probe(threads).bandwidth())
+    with ExitStack() as stack:
+        launch = stack.enter_context(on_threads(OVERSUBSCRIBED))
+        stack.enter_context(launched_by(library, launch))
+        many, busy = timed(run, rounds)
+    wall, busy_on_all = benchmark.pedantic(lambda: timed(run, rounds), rounds=1)
+    return {
         "threads": threads,
-        "program": program,
         "machine": machine,
         "clock": {
             f"{threads} threads": (program.seconds(threads, machine), wall),
@@ -89,10 +139,22 @@ def test_scaling(measured_case: Case, benchmark: Any, scaling_results: list[dict
         },
         "quiet": busy_on_all / wall > QUIET * threads and busy / many > QUIET * cpus,
     }
+
+
+def _held(result: dict[str, Any], scaling_results: list[dict[str, Any]], benchmark: Any) -> None:
+    """Adds a result to those of the session, and holds its model to the clock."""
+    program, machine = result["program"], result["machine"]
     scaling_results.append(result)
     benchmark.extra_info |= {
-        "scaling": {how: {str(n): program.speedup(n, machine, how) for n in THREADS} for how in ("dynamic", "static")},
+        "scaling": {
+            name: {how: {str(n): scaled.speedup(n, machine, how) for n in THREADS} for how in DISTRIBUTIONS}
+            for name, scaled in programs_of([result]).items()
+        },
         "clock": result["clock"],
+        "kernels": {
+            name: {"calls": len(of_one.calls), "seconds": {str(n): of_one.seconds(n, machine) for n in THREADS}}
+            for name, of_one in program.by_function().items()
+        },
     }
     launching = PART_SECONDS * OVERSUBSCRIBED * sum(len(call.loops) for call in program.calls)
     tolerance = TOLERANCE if result["quiet"] else BUSY_TOLERANCE

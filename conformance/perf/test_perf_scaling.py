@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tvm
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm.script.ir_builder import tirx as T
 
+from harness.runtime.artifact import Tensors
+from harness.schedules.common.kernel import Argument, fp32, prim_func
+from harness.targets import HOST
 from harness.targets.parallel import parts_of_loop
+from perf.entry_points import Recorder
+from perf.parts import measured_program
 from perf.scaling import (
     CUTS,
     THREADS,
@@ -97,3 +109,41 @@ def test_programs_add_up() -> None:
         )
     assert both.by_function()["kernel"].busy(1) == both.busy(1)
     assert set(CUTS) >= {parts_of_loop(threads) for threads in THREADS}
+
+
+def test_calls_of_entry_points_are_noted_in_order_and_made_again() -> None:
+    made: list[Tensors] = []
+
+    def call(entry: str, **inputs: Any) -> Tensors:
+        made.append({"entry": entry, **inputs})
+        return {"sum": inputs["x"] + 1}
+
+    artifact: Any = SimpleNamespace(folder=Path(), manifest=None, call=call, fetch=lambda tensor: tensor)
+    recorder = Recorder(artifact)
+    assert recorder.call("encode", x=1) == {"sum": 2}
+    recorder.call("ground", x=5)
+    assert [noted.entry for noted in recorder.calls] == ["encode", "ground"]
+    assert recorder.calls[1].run() == {"sum": 6}
+    assert made == [{"entry": "encode", "x": 1}, {"entry": "ground", "x": 5}, {"entry": "ground", "x": 5}]
+    assert len(recorder.calls) == 2
+
+
+def test_a_kernel_that_is_a_program_of_its_own_is_measured_part_by_part(tmp_path: Path) -> None:
+    """The virtual machine tells of what a function calls, and not of a function that is one kernel."""
+
+    def body(result: tvm.tirx.Buffer) -> None:
+        with T.parallel(0, 64) as i, T.serial(0, 20000) as j:
+            T.buffer_store(result, result[i, j] + fp32(1.0), [i, j])
+
+    function = prim_func("filling", [Argument("result", (64, 20000))], body).with_attr("global_symbol", "filling")
+    library = tmp_path / "kernel.so"
+    tvm.compile(tvm.IRModule({"filling": function}), HOST.tvm_target()).export_library(str(library))
+    filling = tvm.runtime.load_module(str(library))["filling"]
+    result = tvm.runtime.tensor(np.zeros((64, 20000), np.float32))
+    machine: Any = {"set_instrument": lambda _: None}
+    program = measured_program(library, machine, lambda: filling(result), 1, "filling")
+    (call,) = program.calls
+    assert call.name == "filling" and len(call.loops) == 1
+    assert {cut: len(parts) for cut, parts in call.loops[0].items()} == {cut: cut for cut in CUTS}
+    assert program.busy(64) > 0 and sum(call.loops[0][128][64:]) < sum(call.loops[0][128][:64])
+    assert set(result.numpy().ravel()) == {len(CUTS)}

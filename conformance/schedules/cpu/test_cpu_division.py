@@ -10,6 +10,8 @@ from harness.schedules.cpu.division import efficiency
 from harness.schedules.cpu.product import Extents, choose_partition
 from harness.schedules.cpu.schedule import Attention, Product, decided
 from harness.schedules.cpu.tile import Tile, VectorUnit
+from harness.schedules.cpu.window import Window
+from harness.schedules.cpu.winograd_plan import Blocking, Plan, choose_blocking
 
 UNITS = {
     "AVX-512": VectorUnit(lanes=16, registers=32),
@@ -62,6 +64,34 @@ def test_attention_of_a_vit_block_divides_well(batch: int, length: int, unit: st
     blocks = -(-length // (schedule["vectors"] * UNITS[unit].lanes))
     for threads, goal in GOALS.items():
         assert efficiency(blocks, -(-blocks // schedule["parts"]), 16 * batch, threads) >= goal, threads
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(("size", "goals"), [(288, GOALS), (144, {2: 0.99, 8: 0.95, 16: 0.9, 32: 0.9, 64: 0.75})])
+def test_minimal_filtering_of_the_pixel_decoder_divides_well(size: int, goals: dict[int, float], unit: str) -> None:
+    """A task costs its filters and, if the block's patches are not its thread's already, what transforming takes."""
+    transforming, shape = 20, (1, 256, size, size)
+    plan = Plan(*_window_and_blocking(shape, UNITS[unit]))
+    lines, splits = plan.grid[0], plan.blocking.splits
+    per_split = -(-plan.panels // splits)
+    filters = [
+        min(per_split, plan.panels - first) * plan.blocking.tile.rows for first in range(0, plan.panels, per_split)
+    ]
+    heights = [min(plan.blocking.lines, lines - first) for first in range(0, lines, plan.blocking.lines)]
+    tasks = [(block, height, count) for block, height in enumerate(heights) for count in filters]
+
+    def work(run: list[tuple[int, int, int]]) -> int:
+        return sum(h * count for _, h, count in run) + sum(h * transforming for _, h in {(b, h) for b, h, _ in run})
+
+    for threads, goal in goals.items():
+        step = -(-len(tasks) // threads)
+        longest = max(work(tasks[first : first + step]) for first in range(0, len(tasks), step))
+        assert work(tasks) / (threads * longest) >= goal, threads
+
+
+def _window_and_blocking(image: tuple[int, ...], unit: VectorUnit) -> tuple[Window, Blocking]:
+    window = Window(image, image, (3, 3), (1, 1), (1, 1), (1, 1), 1)
+    return window, choose_blocking(unit, window)
 
 
 def test_small_products_keep_few_tasks() -> None:

@@ -64,6 +64,7 @@ KERNELS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] 
     "convolution 1×1": (lambda: nn.Conv2d(40, 70, 1), ((2, 40, 33, 31),)),
     "transposed convolution": (lambda: nn.ConvTranspose2d(32, 24, 2, stride=2), ((1, 32, 25, 27),)),
     "minimal filtering": (lambda: nn.Conv2d(48, 64, 3, padding=1), ((2, 48, 37, 41),)),
+    "minimal filtering in parts of the filters": (lambda: nn.Conv2d(96, 130, 3, padding=1), ((2, 96, 37, 41),)),
     "depthwise": (lambda: nn.Conv2d(40, 40, 7, padding=3, groups=40), ((1, 40, 30, 30),)),
     "layer norm": (lambda: nn.LayerNorm(256), ((999, 256),)),
     "group norm": (lambda: nn.GroupNorm(8, 64), ((1, 64, 90, 91),)),

@@ -7,7 +7,8 @@ transformed, multiplied place by place with sums over channels only, and transfo
     M[o, place, tile] = Σ_c U[place, o, c] · V[place, c, tile]     output = after · M · afterᵀ
 
 That takes n² instead of r² m² multiplications for each tile, channel and filter of r × r. U is made when the model is
-loaded. A task takes a few lines of tiles all the way from the image to the result; V and M are its workspace.
+loaded. A task takes a few lines of tiles, and a part of the filters, all the way from the image to the result. V and M
+are its thread's, which keeps V for all parts of the filters that it takes.
 
 A number that is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by
 term, before it is stored, so that infinities and NaN end up where any other convolution puts them.
@@ -23,7 +24,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import call
-from harness.schedules.common.kernel import HELPER, Argument, ceil_div, fp32, prim_func, registers
+from harness.schedules.common.kernel import HELPER, Argument, ceil_div, each_thread_keeps, fp32, prim_func, registers
 from harness.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
 from harness.schedules.cpu.emit import for_each_vector, multiply_panels, vectors
 from harness.schedules.cpu.epilogue import Epilogue
@@ -150,14 +151,17 @@ def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
     store, _ = epilogue.write_back(window.layout, extras, result)
-    with T.parallel(0, window.image[0] * blocking.splits * blocks) as task:
-        b = T.Bind(task // (blocking.splits * blocks))
-        first_line = T.Bind(task % blocks * blocking.lines)
+    workspace = (plan.places, channels * plan.tiles), (group * tile.rows, plan.places * plan.tiles)
+    # The parts of the filters follow each other, so that a thread has the patches of its block already.
+    with each_thread_keeps(window.image[0] * blocks * blocking.splits, "float32", *workspace) as (task, kept):
+        patches, products = kept.buffers
+        block = T.Bind(task // blocking.splits)
+        b = T.Bind(block // blocks)
+        first_line = T.Bind(block % blocks * blocking.lines)
         here = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
-        patches = T.alloc_buffer((plan.places, channels * plan.tiles), "float32")
-        products = T.alloc_buffer((group * tile.rows, plan.places * plan.tiles), "float32")
-        _transform_patches(plan, image, patches, (b, first_line, here))
-        first_group = T.Bind(task // blocks % blocking.splits * per_split)
+        with kept.unless(block):
+            _transform_patches(plan, image, patches, (b, first_line, here))
+        first_group = T.Bind(task % blocking.splits * per_split)
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
             first_panel = T.Bind((first_group + g) * group)
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))

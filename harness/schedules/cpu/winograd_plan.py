@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from harness.schedules.common.kernel import ceil_div
+from harness.schedules.cpu.division import LEAST_WORK
 from harness.schedules.cpu.filtering import Filtering, minimal_filtering
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
@@ -14,7 +16,11 @@ _FILTERING = minimal_filtering(3, (0, 1, -1))
 _LEAST_DEPTH = 32
 """Input channels and filters from which on the products outweigh the transformations."""
 _THREADS = (2, 4, 8)
-"""Numbers of threads that tasks should keep busy."""
+"""Numbers of threads that blocks of lines should keep busy by themselves."""
+_MORE_THREADS = (2, 4, 8, 16, 32, 64)
+"""Numbers of threads that parts of the filters should keep busy, too."""
+_SPLITS = (1, 2, 4, 8)
+"""Parts of the filters; in more of them products are of so few filters that they take longer on one thread."""
 _PATCH_BYTES = 2560 * 1024
 """The transformed patches of a task at most, if it has more than one line; V is read once per group of filters."""
 _PRODUCT_BYTES = 1280 * 1024
@@ -30,7 +36,7 @@ class Blocking:
     Attributes:
         tile: The register tile of the products.
         lines: Lines of tiles in a block.
-        splits: Parts of the filters; each transforms the patches of its block again.
+        splits: Parts of the filters; a thread transforms the patches of a block once for all parts that it takes.
         groups: Parts that a task's filters are done in, one after the other.
     """
 
@@ -103,7 +109,10 @@ def filterable(window: Window) -> bool:
 
 
 def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FILTERING) -> Blocking:
-    """Chooses the blocks with the least work, in multiply-adds on as many threads as there should be tasks."""
+    """Chooses the blocks with the least work on few threads, and then the parts of the filters for many threads.
+
+    Work is in multiply-adds of all threads, each of which is busy for as long as the one with the most tasks.
+    """
     lines, across = grid(window, filtering)
     places = filtering.inputs**2
 
@@ -111,7 +120,7 @@ def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FI
         for height in range(1, lines + 1):
             if height > 1 and 4 * places * window.channels * height * across > _PATCH_BYTES:
                 break
-            for splits in (1, 2, 4, 8):
+            for splits in _SPLITS:
                 tile = choose_tile(unit, ceil_div(window.filters, splits), height * across)
                 panels = ceil_div(window.filters, tile.rows)
                 if splits <= panels:
@@ -126,8 +135,31 @@ def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FI
         rounds = sum(threads * ceil_div(tasks, threads) for threads in _THREADS)
         return rounds * (per_task * loads + _TRANSFORMING * height * across)
 
-    height, splits, tile, _ = min(choices(), key=work)
+    height, splits, tile, panels = min(choices(), key=work)
+    splits = _more_splits(window, tile, height, splits, filtering) if splits < panels else splits
     return Blocking(tile, height, splits, choose_groups(window, tile, height, splits, filtering))
+
+
+def _more_splits(window: Window, tile: Tile, height: int, splits: int, filtering: Filtering) -> int:
+    """Chooses at least so many parts of the filters, whose tasks have `LEAST_WORK`, by the least work of all."""
+    lines, across = grid(window, filtering)
+    panels, blocks = ceil_div(window.filters, tile.rows), window.image[0] * ceil_div(lines, height)
+    per_filter = filtering.inputs**2 * window.channels * height * across
+
+    def filters_of(parts: int) -> int:
+        return ceil_div(panels, parts) * tile.rows
+
+    def work(parts: int) -> float:
+        total = 0.0
+        for threads in _MORE_THREADS:
+            tasks = ceil_div(blocks * parts, threads)
+            # Of the blocks of so many tasks in a row, the first and the last one may be others' as well.
+            transformed = ceil_div(parts - math.gcd(tasks, parts) + tasks, parts)
+            total += threads * (tasks * filters_of(parts) + transformed * _TRANSFORMING)
+        return total
+
+    large = [n for n in _SPLITS if splits < n <= panels and per_filter * filters_of(n) >= LEAST_WORK]
+    return min([splits, *large], key=work)
 
 
 def choose_groups(window: Window, tile: Tile, lines: int, splits: int, filtering: Filtering = _FILTERING) -> int:
