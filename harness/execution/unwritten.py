@@ -19,8 +19,9 @@ _BYTE = 0xFF
 def fill(tensor: tvm_ffi.Tensor) -> None:
     """Fills a tensor on the CPU with what no honest kernel leaves there."""
     import torch
+    from torch.utils.dlpack import from_dlpack
 
-    torch.from_dlpack(tensor).reshape(-1).view(torch.uint8).fill_(_BYTE)
+    from_dlpack(tensor).reshape(-1).view(torch.uint8).fill_(_BYTE)
 
 
 def fill_allocated(_function: Any, name: str, before: bool, result: Any, *_arguments: Any) -> None:
