@@ -464,7 +464,9 @@ def scaled(feats: np.ndarray) -> None:
     feats *= 1.01
 
 
-@pytest.mark.parametrize("fault", [None, swapped, biased, scaled, "rounded twice"], ids=str)
+@pytest.mark.parametrize(
+    "fault", [None, swapped, biased, scaled, "rounded twice"], ids=lambda fault: getattr(fault, "__name__", str(fault))
+)
 def test_a_fault_of_compiled_code_is_seen_beside_outliers(
     fault: Callable[[np.ndarray], None] | str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
