@@ -269,7 +269,8 @@ def notes(case: Mapping[str, Any]) -> list[str]:
     elif "weights" in case:
         told.append(
             "Weights with the outliers of trained ones: strict, or judged by the oracle where PyTorch itself leaves "
-            "the strict gate against float64."
+            "the strict gate against float64. What one run fails is judged by the usual errors of 17 runs of PyTorch "
+            "and, if it still fails, of 17 runs of compiled code as well; the reason says so (docs/WEIGHTS.md)."
         )
     if used := kernels(case):
         told.append(used)
