@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.runtime.artifact import Artifact
 from harness.runtime.sam3.image_model import ImageModel
-from harness.runtime.sam3.video.saving import SessionFile
-from harness.runtime.sam3.video.session import Session
-from harness.runtime.sam3.video.tracker import Tracker
+
+if TYPE_CHECKING:
+    from harness.runtime.sam3.video.session import Session
 
 
 class Sam3(ImageModel):
@@ -57,6 +57,10 @@ class Sam3(ImageModel):
         Raises:
             Sam3Error: The video cannot be opened, or this model was compiled without what tracks objects.
         """
+        # Images need fewer packages than videos.
+        from harness.runtime.sam3.video.session import Session
+        from harness.runtime.sam3.video.tracker import Tracker
+
         return Session(self, Tracker(self._artifact), video, keep=keep)
 
     def resume_session(self, path: str | Path, video: Any) -> Session:
@@ -70,6 +74,8 @@ class Sam3(ImageModel):
             Sam3Error: The file cannot be read, is damaged, or is of another model or another video; or as
                 `start_session`.
         """
+        from harness.runtime.sam3.video.saving import SessionFile
+
         saved = SessionFile(Path(path), self.manifest)
         session = self.start_session(video, keep=saved.keep)
         saved.fill(session.processor)
