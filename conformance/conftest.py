@@ -9,13 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
 
 from conformance.aarch64.environment import CPU, machine_for
-from conformance.aarch64.place import EmulatedPlace
-from conformance.support.place import choose
 from conformance.support.tuning import record
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
@@ -24,12 +23,15 @@ from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuned.database import store
 
+if TYPE_CHECKING:
+    pass
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: every command that is interrupted by a test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-PLACE = pytest.StashKey[EmulatedPlace]()
+PLACE = pytest.StashKey["EmulatedPlace"]()
 EXECUTED = pytest.StashKey[list[str]]()
 
 
@@ -42,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from error
     if machine.emulated:
+        # TVM takes seconds to import.
+        from conformance.aarch64.place import EmulatedPlace
+        from conformance.support.place import choose
+
         config.stash[PLACE] = EmulatedPlace(machine, Processors(config.getoption("cpu") or CPU))
         config.stash[EXECUTED] = []
         choose(config.stash[PLACE])
@@ -49,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if PLACE in config.stash:
+        from conformance.support.place import choose
+
         choose(None)
         config.stash[PLACE].close()
 
