@@ -136,14 +136,14 @@ class Route:
             exported_module: The module that was exported.
 
         Raises:
-            HarnessError: The frontend is another than `torch`.
+            HarnessError: The frontend keeps no modules.
         """
         from harness.lowering.groups import groups_of
 
-        if self.frontend != DEFAULT_FRONTEND:
+        if not FRONTENDS[self.frontend].keeps_modules:
+            others = " or ".join(name for name, frontend in FRONTENDS.items() if frontend.keeps_modules)
             raise HarnessError(
-                f"the frontend {self.frontend} keeps no modules to name products by: "
-                f"choose --frontend {DEFAULT_FRONTEND}"
+                f"the frontend {self.frontend} keeps no modules to name products by: choose --frontend {others}"
             )
         return groups_of(module, self.graph(exported), exported_module)
 

@@ -37,6 +37,7 @@ class Frontend:
             takes the inputs, then the parameters, and the values of these by name in the same order.
         strategies: Names of the RoPE strategies that go through it.
         symbolic: Whether it takes symbolic axes.
+        keeps_modules: Whether what it exports tells which module of the model each operator is of.
     """
 
     name: str
@@ -45,3 +46,4 @@ class Frontend:
     import_exported: Callable[[Any, Strategy], tuple[tvm.IRModule, dict[str, np.ndarray]]]
     strategies: tuple[str, ...]
     symbolic: bool = False
+    keeps_modules: bool = False
