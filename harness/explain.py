@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import files
+from harness.core.budget import NONE, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
@@ -44,6 +45,7 @@ def explain(
     on_stage: Callable[[str], None] = lambda stage: None,
     database: Path | None = None,
     processors: Processors = THIS_MACHINE,
+    float32: Groups = NONE,
 ) -> Explanation:
     """Exports, imports and lowers a component in a worker process and tells what became of each operator.
 
@@ -52,6 +54,7 @@ def explain(
         on_stage: Called with the name of each stage, soon after it was entered.
         database: Folder of a tuning database whose schedules to lower with; None for the default schedules.
         processors: The processors to lower for.
+        float32: Groups of products that stay float32 in a half precision.
 
     Raises:
         HarnessError: The case is about the whole model, or does not get as far as lowering.
@@ -61,7 +64,8 @@ def explain(
     known = subjects().get(case.component)
     if known is None or known.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
-    ended = run_isolated("harness.explain:explain_request", (case, database, processors), breadcrumb=on_stage)
+    request = (case, database, processors, float32)
+    ended = run_isolated("harness.explain:explain_request", request, breadcrumb=on_stage)
     if ended.kind is not WorkerEnd.OK:
         first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(
@@ -71,15 +75,17 @@ def explain(
     return explanation
 
 
-def explain_request(request: tuple[Case, Path | None, Processors], announce: Callable[[str], None]) -> Explanation:
+def explain_request(
+    request: tuple[Case, Path | None, Processors, Groups], announce: Callable[[str], None]
+) -> Explanation:
     """Calls `explain` as `harness.processes` calls functions, in this process."""
     from harness.models.lowered import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuned.database import schedules_from
 
-    case, database, processors = request
+    case, database, processors, float32 = request
     target = TARGETS[case.target]
-    module = imported_module(case, announce)
+    module = imported_module(case, announce, float32)
     announce(Stage.COMPILE)
     tvm_target = target.tvm_target(processors)
     pipeline = target.pipeline(tvm_target, schedules_from(database, case.target, processors))

@@ -14,13 +14,14 @@ import tvm
 import tvm_ffi
 
 from harness.core.budget import NONE, Groups, check_known
-from harness.core.case import DEFAULT_FRONTEND, Case
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.program import Arrays, Call, Output
 from harness.core.settings import SEEDED
 from harness.core.weights import Weights
+from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
@@ -98,7 +99,7 @@ def prepare(
         check_known(float32, [imported.float32], case.component)
         importing = time.perf_counter() - start
         # Operations are counted in a program of torch.export for the shapes of these inputs, whatever is compiled.
-        static = route.frontend == DEFAULT_FRONTEND and not any(program.axes)
+        static = route.frontend in EXPORTING_PROGRAMS and not any(program.axes)
         counted = exported if static else Route().export(program.module, inputs)
         flop = flop_of_program(counted)
         del exported, counted

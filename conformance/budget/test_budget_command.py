@@ -128,6 +128,21 @@ def test_verify_takes_the_file(found: Found, tmp_path: Path) -> None:
     assert kept in (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text()
 
 
+def test_explain_takes_the_file(found: Found, tmp_path: Path) -> None:
+    budget, document = tmp_path / "budget.json", tmp_path / "explained.json"
+    budget.write_text(json.dumps(found.written | {"float32": ["trunk.2"]}))
+    explain = ("explain", "--component", "perceptron", "--precision", "bf16", "--json", str(document))
+    rounded = []
+    for arguments in ((), ("--budget", str(budget))):
+        done = sam3_tvm(*explain, *arguments)
+        assert done.returncode == 0, done.stderr
+        (case,) = json.loads(document.read_text())["cases"]
+        assert case["precision"] == "bf16"
+        products = [operator for operator in case["operators"] if operator["name"] == "matmul"]
+        rounded.append(sum(any("bfloat16" in shape for shape in product["inputs"]) for product in products))
+    assert rounded == [len(products), len(products) - 1]
+
+
 def test_compile_takes_the_file(found: Found, tmp_path: Path) -> None:
     budget, out = tmp_path / "budget.json", tmp_path / "compiled"
     budget.write_text(json.dumps(found.written | {"float32": ["trunk.2"]}))
@@ -169,6 +184,7 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], message: str, t
     [
         (("verify", "--component", "box_head"), "a budget for perceptron, not for box_head"),
         (("tune", "--component", "box_head", "--trials", "1"), "a budget for perceptron, not for box_head"),
+        (("explain", "--component", "box_head"), "a budget for perceptron, not for box_head"),
         (("compile", "--out", "x", "--precision", "bf16", "--scale", "shallow"), "the model small_network, not sam3"),
     ],
 )

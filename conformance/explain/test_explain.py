@@ -270,8 +270,14 @@ def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeyp
         (("--component", "box_head", "--strategy", "none"), "--strategy real"),
         (("--component", "box_head", "--db", "nowhere"), "there is no tuning database in nowhere"),
         (("--component", "box_head", "--db", "nowhere", "--untuned"), "--db and --untuned contradict each other"),
+        (("--component", "box_head", "--precision", "fp8"), "known are fp32, fp16, bf16"),
+        (("--component", "box_head", "--precision", "fp16"), "precision"),
+        (("--component", "box_head", "--frontend", "onx"), "did you mean 'onnx'"),
     ],
-    ids=["target", "component", "json", "strategy", "database", "contradiction"],
+    ids=[
+        *("target", "component", "json", "strategy", "database", "contradiction"),
+        *("precision", "a precision of GPUs", "frontend"),
+    ],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:
     done = run(*arguments)

@@ -10,6 +10,7 @@ import typer
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
+    BudgetOption,
     CpuOption,
     CudaArchOption,
     DatabaseOption,
@@ -17,9 +18,12 @@ from harness.cli.options import (
     UntunedOption,
     WeightsOption,
     chosen_database,
+    chosen_groups,
     chosen_weights,
 )
-from harness.core.case import DEFAULT_STRATEGY, Case, Scale
+from harness.core.budget import NONE, Groups
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.files import check_writable
 from harness.models.selection import select
@@ -36,6 +40,9 @@ def explain(
     ] = None,
     target: Annotated[str, typer.Option(help="Target to lower for.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
+    precision: Annotated[str, typer.Option(help="Precision to lower in.")] = DEFAULT_PRECISION,
+    frontend: Annotated[str, typer.Option(help="Frontend to import through.")] = DEFAULT_FRONTEND,
+    budget: BudgetOption = None,
     weights: WeightsOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
@@ -56,22 +63,31 @@ def explain(
 
     configure_threads(threads)
     drawn = chosen_weights((weights,) if weights else (), None)
-    cases = select(component or (), strategy or (DEFAULT_STRATEGY,), (target,), (scale,), weights=drawn)
+    cases = select(
+        component or (),
+        strategy or (DEFAULT_STRATEGY,),
+        (target,),
+        (scale,),
+        precisions=(precision,),
+        frontends=(frontend,),
+        weights=drawn,
+    )
+    float32 = chosen_groups(budget or (), cases)
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu, cuda_arch)
     chosen = chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
-        explanations.append(_explained(case, chosen, processors))
+        explanations.append(_explained(case, chosen, processors, float32.get(case.component, NONE)))
         console.print(render(explanations[-1]))
         console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(explanations, json_file)
 
 
-def _explained(case: Case, chosen: Path | None, processors: Processors) -> Explanation:
+def _explained(case: Case, chosen: Path | None, processors: Processors, float32: Groups) -> Explanation:
     from harness.explain import explain as explain_case
 
     with console.status(case.id) as status:
-        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), chosen, processors)
+        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), chosen, processors, float32)

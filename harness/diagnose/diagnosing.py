@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.case import DEFAULT_FRONTEND, Case
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
 from harness.core.precision import DEFAULT_PRECISION
@@ -21,6 +21,7 @@ from harness.diagnose.diagnosis import (
     Misshapen,
     first_divergence,
 )
+from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.models.registry import models, subjects
 from harness.targets import HOST, TARGETS
 
@@ -76,10 +77,9 @@ def diagnose(
         raise HarnessError(
             f"kernels in {case.precision} cannot be followed yet: choose --precision {DEFAULT_PRECISION}"
         )
-    if case.frontend != DEFAULT_FRONTEND:
-        raise HarnessError(
-            f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {DEFAULT_FRONTEND}"
-        )
+    if case.frontend not in EXPORTING_PROGRAMS:
+        others = " or ".join(EXPORTING_PROGRAMS)
+        raise HarnessError(f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {others}")
     if output is not None and output not in subject.outputs:
         raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
     request = (case, settings, output, reproduce)

@@ -14,7 +14,7 @@ from harness.core.budget import NONE, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.lowering.frontends import FRONTENDS
+from harness.lowering.frontends import EXPORTING_PROGRAMS, FRONTENDS
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.strategy import Strategy
 
@@ -140,15 +140,15 @@ class Route:
         """
         from harness.lowering.groups import groups_of
 
-        if not FRONTENDS[self.frontend].keeps_modules:
-            others = " or ".join(name for name, frontend in FRONTENDS.items() if frontend.keeps_modules)
+        if self.frontend not in EXPORTING_PROGRAMS:
+            others = " or ".join(EXPORTING_PROGRAMS)
             raise HarnessError(
                 f"the frontend {self.frontend} keeps no modules to name products by: choose --frontend {others}"
             )
         return groups_of(module, self.graph(exported), exported_module)
 
     def graph(self, exported: Any) -> Graph:
-        """Returns the graph that the import of what `export` returned begins with; of the frontend `torch` alone."""
+        """Returns the graph that the import of what `export` returned begins with; of `EXPORTING_PROGRAMS` alone."""
         from harness.lowering.frontends.torch_export.graph import graph_of
 
         return graph_of(self._strategy.transform(exported))

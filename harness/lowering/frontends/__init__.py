@@ -8,3 +8,6 @@ from harness.lowering.frontends.torch_export.frontend import TORCH
 
 FRONTENDS: dict[str, Frontend] = {frontend.name: frontend for frontend in (TORCH, ONNX)}
 """Every frontend by name, in the order in which they are listed; a new one is one folder and one line here."""
+
+EXPORTING_PROGRAMS = tuple(name for name, frontend in FRONTENDS.items() if frontend.exports_program)
+"""Those whose exchange format is an ExportedProgram."""

@@ -37,7 +37,8 @@ class Frontend:
             takes the inputs, then the parameters, and the values of these by name in the same order.
         strategies: Names of the RoPE strategies that go through it.
         symbolic: Whether it takes symbolic axes.
-        keeps_modules: Whether what it exports tells which module of the model each operator is of.
+        exports_program: Whether its exchange format is an ExportedProgram, whose nodes know their modules and their
+            lines of the model's source.
     """
 
     name: str
@@ -46,4 +47,4 @@ class Frontend:
     import_exported: Callable[[Any, Strategy], tuple[tvm.IRModule, dict[str, np.ndarray]]]
     strategies: tuple[str, ...]
     symbolic: bool = False
-    keeps_modules: bool = False
+    exports_program: bool = False

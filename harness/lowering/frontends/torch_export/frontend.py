@@ -37,5 +37,5 @@ TORCH = Frontend(
     import_exported=_import,
     strategies=("none", "real", "lowering", "converter", "llm", "tensorir"),
     symbolic=True,
-    keeps_modules=True,
+    exports_program=True,
 )
