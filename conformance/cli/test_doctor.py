@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from harness.cli.doctor import render
-from harness.doctor.diagnosis import Finding, diagnose, probed
+from harness.doctor.diagnosis import Finding, diagnose, matrix_unit, probed
 from harness.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
 from harness.processes.threads import reason, thread_count
+from harness.runtime.cpu import features_of_linux as linux
 from harness.runtime.threads import usable_cpus
 from harness.targets import TARGETS
 
@@ -92,6 +93,13 @@ def test_this_machine():
     assert f"really runs on {thread_count()} threads" in text["threads"]
     for name, version in installed_versions().items():
         assert f"{name} {version}" in text["versions"]
+
+
+def test_a_matrix_unit_is_told_with_what_uses_it_or_why_it_is_refused():
+    there = linux("flags : avx512f amx_bf16 avx512_bf16 amx_tile amx_int8")
+    assert matrix_unit(there, lambda: None).endswith("there, used with --cpu NAME+amx")
+    assert matrix_unit(there, lambda: "operation not permitted").endswith("(AMX): refused, operation not permitted")
+    assert matrix_unit(linux("flags : avx512f amx_tile"), lambda: None) == "no matrix unit for bf16"
 
 
 def test_a_probe_that_crashes_is_a_finding():

@@ -18,11 +18,12 @@ from tvm import relax
 from conformance.support.assembly import assembly
 from harness.core.processors import CPU_VARIABLE, Processors
 from harness.report import read_report
-from harness.runtime.cpu import VECTOR_FEATURES, architecture, common_cpu, cpu_features
+from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, architecture, common_cpu, cpu_features
 from harness.runtime.cpu import features_of_linux as linux
 from harness.runtime.cpu import features_of_macos as macos
 from harness.runtime.executable import Executable
 from harness.runtime.loading import LoadError, cpu_problem
+from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module, lower_module, required_cpu
 
@@ -111,6 +112,35 @@ def test_a_library_for_another_cpu_is_refused_when_it_is_loaded(foreign_cpu: str
     assert sentence.endswith(f"with --cpu {common_cpu(cpu_features() or frozenset())}")
     advised = compiled(tmp_path, sentence.rpartition(" ")[2])
     assert run_in_process(LOAD, advised).returncode == 0
+
+
+x86_on_linux = pytest.mark.skipif((platform.system(), architecture()) != ("Linux", "x86_64"), reason="of x86 on Linux")
+
+
+@x86_on_linux
+def test_the_matrix_unit_is_asked_for_where_it_is_named(tmp_path: Path) -> None:
+    cpu = common_cpu(cpu_features() or frozenset())
+    library = compiled(tmp_path, f"{cpu}+amx")
+    done = run_in_process(LOAD, library)
+    if set(MATRIX_UNIT) <= (cpu_features() or set()) and matrix_unit_problem() is None:
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert ("whose amx-tile, amx-bf16 this machine's" in sentence) != ("which the system refuses" in sentence)
+    assert f"with --cpu {cpu}" in sentence
+    assert run_in_process(LOAD, compiled(tmp_path, cpu)).returncode == 0
+
+
+@x86_on_linux
+@pytest.mark.skipif(matrix_unit_problem() is None, reason="the system allows the matrix unit")
+def test_a_refusal_of_the_matrix_unit_is_one_sentence(tmp_path: Path) -> None:
+    cpu = common_cpu(cpu_features() or frozenset())
+    done = run_in_process(LOAD_UNCHECKED, compiled(tmp_path, f"{cpu}+amx"))
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert f"refuses this process ({matrix_unit_problem()}): allow the system call arch_prctl" in sentence
+    assert sentence.endswith(f"or compile without it, with --cpu {cpu}")
 
 
 @dataclass(frozen=True)

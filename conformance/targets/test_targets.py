@@ -33,7 +33,7 @@ from harness.runtime.threads import VARIABLE, cgroup_quota, usable_cpus
 from harness.schedules.common.kernel_info import LostSchedule, info_of, lost_schedules
 from harness.schedules.gpu.rules import schedule_kernel, schedule_kernels
 from harness.targets import TARGETS, cuda, linking, llvm
-from harness.targets.compiling import compile_module
+from harness.targets.compiling import compile_module, required_cpu
 from harness.targets.kernels import examined
 from harness.targets.metal_constants import exact_constants, survives
 from harness.targets.metal_source import check_metal, completed
@@ -166,6 +166,26 @@ def test_a_cpu_of_the_other_architecture_can_be_named(tmp_path):
     compile_module(program, TARGETS["llvm"], library, processors=processors)
     assert int.from_bytes(library.read_bytes()[18:20], "little") == machine  # e_machine of ELF
     assert "mtriple" not in llvm.llvm_target(Processors(cpu="generic")).attrs
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("x86-64-v3+tmx", "unknown unit 'tmx': known are amx"),
+        ("neoverse-n1+amx", "a unit of x86: leave out +amx"),
+        ("z80+amx", "LLVM knows no CPU 'z80'"),
+    ],
+)
+def test_a_unit_behind_a_name_that_is_none_is_one_sentence(named, words):
+    with pytest.raises(HarnessError, match=re.escape(words)):
+        llvm.host_of(Processors(named))
+
+
+def test_a_unit_is_named_behind_the_cpu():
+    named, plain = (llvm.llvm_target(Processors(cpu)) for cpu in ("sapphirerapids+amx", "sapphirerapids"))
+    assert (named.attrs["mcpu"], list(named.attrs["mattr"])) == ("sapphirerapids", ["+amx-tile", "+amx-bf16"])
+    assert "mattr" not in plain.attrs
+    assert set(required_cpu(named)[1]) - set(required_cpu(plain)[1]) == {"amx-tile", "amx-bf16"}
 
 
 X86_LEVEL_FEATURES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,7 @@ def _machine() -> list[Finding]:
     from harness.machine import control_group
     from harness.runtime.cores import cores
     from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model
+    from harness.runtime.matrix_unit import matrix_unit_problem
     from harness.targets.linking import linker
 
     present = cpu_features() or frozenset()
@@ -87,8 +88,24 @@ def _machine() -> list[Finding]:
         Finding("CPU", f"{cpu_model()}, {usable_cpus()} CPUs usable by this process"),
         Finding("CPU", f"{cores()}; control group: {control_group(cgroup_cpuset(), cgroup_quota())}"),
         Finding("CPU", f"features: {features}"),
+        Finding("CPU", matrix_unit(present, matrix_unit_problem)),
         Finding("linker", " ".join(command) if command else "none, so nothing can be compiled"),
     ]
+
+
+def matrix_unit(present: Collection[str], ask: Callable[[], str | None]) -> str:
+    """Tells what bfloat16 products may use beside vectors.
+
+    Args:
+        present: Features of the processor, in LLVM's spelling.
+        ask: Asks the system for the unit; returns why it is refused, or None.
+    """
+    from harness.runtime.cpu import MATRIX_UNIT
+
+    if not set(MATRIX_UNIT).issubset(present):
+        return "no matrix unit for bf16"
+    refusal = ask()
+    return f"matrix unit for bf16 (AMX): {f'refused, {refusal}' if refusal else 'there, used with --cpu NAME+amx'}"
 
 
 def _versions(versions: Mapping[str, str]) -> list[Finding]:

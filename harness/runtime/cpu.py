@@ -65,8 +65,12 @@ VECTOR_FEATURES = (
 )
 """Features that LLVM may use by itself in compiled loops; a CPU's name must promise no more than the machine has.
 
-Features that only intrinsics use (AMX tiles, AES) are left out: no kernel needs them, and hypervisors often hide them.
+Features that only intrinsics use (AMX tiles, AES) are left out: hypervisors often hide them, and no kernel needs them
+unless they are named, see `MATRIX_UNIT`.
 """
+
+MATRIX_UNIT = ("amx-tile", "amx-bf16")
+"""Features of x86's matrix unit that kernels use where a target names them."""
 
 # The levels of the x86-64 ABI, best first, with the features that each adds to the next.
 X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -84,6 +88,8 @@ _LINUX_X86 = {
     "abm": "lzcnt",
     "bmi1": "bmi",
     "apx": "egpr",
+    "amx_tile": "amx-tile",
+    "amx_bf16": "amx-bf16",
 }
 # Linux names (Documentation/arch/arm64/elf_hwcaps.rst) that LLVM spells otherwise.
 _LINUX_ARM = {

@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.runtime.cpu import architecture, common_cpu, cpu_features, cpu_model
+from harness.runtime.cpu import MATRIX_UNIT, architecture, common_cpu, cpu_features, cpu_model
 from harness.runtime.errors import Sam3Error
+from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.threads import use_default_threads
 
 if TYPE_CHECKING:
@@ -150,6 +151,11 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
         if problem:
             here = common_cpu(cpu_features() or frozenset())
             raise LoadError(f"{library} was {problem}: compile it on this machine, or with --cpu {here}")
+        if MATRIX_UNIT[0] in required and (refusal := matrix_unit_problem()):
+            raise LoadError(
+                f"{library} uses the processor's matrix unit (AMX), which the system refuses this process ({refusal}): "
+                f"allow the system call arch_prctl, or compile without it, with --cpu {compiled_for}"
+            )
     return machine
 
 

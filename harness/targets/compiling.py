@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.outcome import Kernel
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.runtime.cpu import VECTOR_FEATURES, normalized
+from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, normalized
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.code_generation import generate
@@ -237,7 +237,9 @@ def required_cpu(host: tvm.target.Target) -> tuple[str, list[str]]:
 
     promised = codegen.llvm_get_cpu_features(host)
     name = str(host.attrs["mcpu"]) if "mcpu" in host.attrs else "generic"
-    return name, [feature for feature in VECTOR_FEATURES if feature in promised]
+    named = {str(attribute) for attribute in host.attrs.get("mattr", ())}
+    vectors = [feature for feature in VECTOR_FEATURES if feature in promised]
+    return name, vectors + [feature for feature in MATRIX_UNIT if f"+{feature}" in named]
 
 
 def _with_required_cpu(lowered: tvm.IRModule, host: tvm.target.Target) -> tvm.IRModule:

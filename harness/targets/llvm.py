@@ -7,11 +7,11 @@ may be named, too: `neoverse-n1` on x86-64 compiles for Linux on AArch64.
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import HarnessError
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
-from harness.runtime.cpu import VECTOR_FEATURES, architecture, common_cpu, cpu_features
+from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, architecture, common_cpu, cpu_features, normalized
 from harness.runtime.loading import cpu_problem
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
@@ -22,6 +22,11 @@ from harness.targets.target import Target
 if TYPE_CHECKING:
     import tvm
 
+_UNITS = {"amx": MATRIX_UNIT}
+"""Features of a unit beside the vector unit, by what names it behind a CPU: `sapphirerapids+amx`.
+
+A name alone does not promise them, because hypervisors and containers often hide the unit of a processor that has it.
+"""
 _OTHER_TRIPLES = {"x86_64": "aarch64-linux-gnu", "aarch64": "x86_64-linux-gnu"}
 
 
@@ -29,19 +34,25 @@ def cpu_name(processors: Processors = THIS_MACHINE) -> str:
     """LLVM's name of the CPU to compile for: the one that is named, otherwise this machine's.
 
     Raises:
-        HarnessError: LLVM does not know the CPU that is named (it would silently compile for a generic one).
+        HarnessError: LLVM does not know the CPU that is named (it would silently compile for a generic one), or the
+            unit behind it is not known.
     """
     import tvm
     from tvm.target import codegen
 
     if processors.cpu is not None:
-        known = codegen.llvm_is_valid_cpu(processors.cpu, codegen.llvm_get_system_triple())
+        named, unit = _named(processors.cpu)
+        known = codegen.llvm_is_valid_cpu(named, codegen.llvm_get_system_triple())
         if not known and cross_triple(processors) is None:
             raise HarnessError(
-                f"LLVM knows no CPU {processors.cpu!r} for {codegen.llvm_get_system_triple()}: leave out --cpu, and "
+                f"LLVM knows no CPU {named!r} for {codegen.llvm_get_system_triple()}: leave out --cpu, and "
                 f"unset {CPU_VARIABLE}, to compile for this machine's {codegen.llvm_get_system_cpu()}"
             )
-        return processors.cpu
+        if unit and unit not in _UNITS:
+            raise HarnessError(f"--cpu {processors.cpu} names an unknown unit {unit!r}: known are {', '.join(_UNITS)}")
+        if unit and normalized((cross_triple(processors) or architecture()).partition("-")[0]) != "x86_64":
+            raise HarnessError(f"--cpu {processors.cpu} names a unit of x86: leave out +{unit}")
+        return named
     name: str = codegen.llvm_get_system_cpu()
     promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))
     return safe_cpu(name, frozenset(promised), cpu_features())
@@ -57,19 +68,31 @@ def cross_triple(processors: Processors) -> str | None:
     triple = _OTHER_TRIPLES.get(architecture()) if platform.system() == "Linux" else None
     if processors.cpu is None or triple is None:
         return None
-    if codegen.llvm_is_valid_cpu(processors.cpu, codegen.llvm_get_system_triple()):
+    named, _ = _named(processors.cpu)
+    if codegen.llvm_is_valid_cpu(named, codegen.llvm_get_system_triple()):
         return None
-    return triple if codegen.llvm_is_valid_cpu(processors.cpu, triple) else None
+    return triple if codegen.llvm_is_valid_cpu(named, triple) else None
 
 
-def host_of(processors: Processors = THIS_MACHINE) -> dict[str, str]:
-    """TVM's target for a CPU as a dictionary: kind, name, and triple if it is not of this architecture.
+def host_of(processors: Processors = THIS_MACHINE) -> dict[str, Any]:
+    """TVM's target for a CPU as a dictionary: kind, name, triple if it is not of this architecture, named features.
 
     Raises:
-        HarnessError: LLVM does not know the CPU that is named.
+        HarnessError: LLVM does not know the CPU that is named, or the unit behind it is not known.
     """
     triple = cross_triple(processors)
-    return {"kind": "llvm", "mcpu": cpu_name(processors)} | ({} if triple is None else {"mtriple": triple})
+    host: dict[str, Any] = {"kind": "llvm", "mcpu": cpu_name(processors)}
+    if triple is not None:
+        host["mtriple"] = triple
+    if unit := _named(processors.cpu or "")[1]:
+        host["mattr"] = [f"+{feature}" for feature in _UNITS[unit]]
+    return host
+
+
+def _named(cpu: str) -> tuple[str, str]:
+    """Splits what --cpu names into LLVM's name of the CPU and the unit behind it, if any."""
+    name, _, unit = cpu.partition("+")
+    return name, unit
 
 
 def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str] | None) -> str:

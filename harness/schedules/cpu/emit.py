@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,6 +75,29 @@ def spread(total: int, count: int, k: Any, body: Callable[[Any], None]) -> None:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Instructions of a matrix unit, which multiply whole panels that lie in memory.
+
+    Attributes:
+        begin: Name of the function that a task calls before it multiplies.
+        end: Name of the one that it calls at its end.
+        multiply: (tile, addresses of its sums, of a left and of a right panel, elements from one row of the left panel
+            to the next, elements of the depth): emits that the product is added to the sums.
+    """
+
+    begin: str
+    end: str
+    multiply: Callable[[Tile, Any, Any, Any, int, Any], None]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Emits that what is emitted in the context has the unit."""
+        T.evaluate(tirx.call_extern("int32", self.begin))
+        yield
+        T.evaluate(tirx.call_extern("int32", self.end))
+
+
+@dataclass(frozen=True)
 class Arithmetic:
     """What a product multiplies and adds: the elements of its panels, and one step of its depth.
 
@@ -87,6 +110,7 @@ class Arithmetic:
             emits a step.
         functions: LLVM IR of the functions that a step calls.
         shapes: Rows and vectors of the tiles that stay in registers; those of fp32 if None.
+        tiles: What takes the place of steps, of products whose left operand is packed along its rows; None if nothing.
     """
 
     name: str
@@ -96,6 +120,7 @@ class Arithmetic:
     multiply_add: Callable[[Tile, Sequence[tirx.Buffer], Callable[[int], Any], Callable[[Any], Any]], None]
     functions: str = ""
     shapes: Sequence[tuple[int, int]] | None = None
+    tiles: Tiles | None = None
 
     def imported(self) -> AbstractContextManager[Any]:
         """Emits that the functions are known to what is emitted in the context."""
@@ -103,6 +128,10 @@ class Arithmetic:
             return nullcontext()
         frame: AbstractContextManager[Any] = T.attr(tirx.const(0, "int32"), "pragma_import_llvm", self.functions)
         return frame
+
+    def held(self) -> AbstractContextManager[None]:
+        """Emits that the work of a task, which is emitted in the context, has what it multiplies with."""
+        return nullcontext() if self.tiles is None else self.tiles.held()
 
 
 def _multiply_add(
@@ -205,6 +234,14 @@ def multiply_panels(
     def emit_chunk(c: Any, count: Any, last: After | None) -> None:
         if before is not None:
             before(c * chunk, count)
+        if arithmetic.tiles is not None:
+            assert place is None
+            with T.serial(0, panels) as p:
+                first = tirx.address_of(left(p, c * chunk, 0, 0)), tirx.address_of(right(c * chunk, 0, 0))
+                arithmetic.tiles.multiply(tile, tirx.address_of(totals[p, 0]), *first, chunk, count)
+                if last is not None:
+                    last.write(p)
+            return
         with T.serial(0, panels) as p:
 
             def beside(k: Any, p: Any = p) -> None:

@@ -17,6 +17,7 @@ from harness.schedules.common.folding import moved, ravel, row_starts
 from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
+from harness.schedules.cpu import amx
 from harness.schedules.cpu.bf16 import BF16, has_pairs
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
@@ -105,6 +106,8 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
         left = Operand(left.value, left.shape, (), left.transposed)
         right = Operand(right.value, right.shape, (), right.transposed)
     extents = Extents(math.prod(batch), rows, columns, depth)
+    if rounded is not None and context.bf16_tiles is not None and not left.transposed and amx.takes(extents):
+        arithmetic = context.bf16_tiles
     return matrix_product(context, left, right, batch, extents, shape, arithmetic)
 
 
@@ -131,13 +134,16 @@ def matrix_product(
     at_load = context.is_parameter(staying.value)
     packed_extents = replace(extents, depth=extents.depth // arithmetic.terms)
     workload = Product(packed_extents, streaming, staying.matrices, at_load, moving.transposed)
-    if arithmetic is FP32:
-        decided = context.decide(workload)
+    if arithmetic.tiles is not None:
+        blocking = amx.blocking(packed_extents, context.unit.lanes)
     else:
-        # Tuning knows fp32 alone.
-        shapes = choose_tile(context.unit, extents.rows, extents.columns, arithmetic.shapes)
-        decided = workload.completed(context.unit, {"rows": shapes.rows, "vectors": shapes.columns // shapes.lanes})
-    blocking = blocking_of(context.unit, packed_extents, streaming, decided)
+        if arithmetic is FP32:
+            decided = context.decide(workload)
+        else:
+            # Tuning knows fp32 alone.
+            shapes = choose_tile(context.unit, extents.rows, extents.columns, arithmetic.shapes)
+            decided = workload.completed(context.unit, {"rows": shapes.rows, "vectors": shapes.columns // shapes.lanes})
+        blocking = blocking_of(context.unit, packed_extents, streaming, decided)
     tile = blocking.tile
     resident: Side = "right" if streaming == "left" else "left"
     width = extents.width(resident)

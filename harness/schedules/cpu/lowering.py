@@ -69,7 +69,8 @@ class Context(Scope):
 
     Attributes:
         unit: The target's vector registers.
-        bf16: How the target multiplies bfloat16.
+        bf16: How the target multiplies bfloat16 with vectors.
+        bf16_tiles: How its matrix unit does; None if code for it may not use one.
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
@@ -78,6 +79,7 @@ class Context(Scope):
 
     unit: VectorUnit
     bf16: Arithmetic
+    bf16_tiles: Arithmetic | None = None
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
     projected_afterwards: frozenset[relax.Var] = frozenset()

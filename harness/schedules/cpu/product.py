@@ -348,7 +348,8 @@ def product_function(
                     pack_left(extents, blocking, access, block, packed)
                 read = read_left_panels(extents, blocking, access, block, packed)
         most = partition.slots if streaming == "left" else per_split
-        multiply_block(extents, blocking, access, block, most, read, arithmetic)
+        with arithmetic.held():
+            multiply_block(extents, blocking, access, block, most, read, arithmetic)
 
     depth = extents.depth * arithmetic.terms
     sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}

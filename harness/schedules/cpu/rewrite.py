@@ -22,6 +22,7 @@ from harness.schedules.common.graph import (
     static_shape,
 )
 from harness.schedules.common.origins import joined
+from harness.schedules.cpu import amx
 from harness.schedules.cpu.attention import key_layers, lower_attention
 from harness.schedules.cpu.bf16 import arithmetic
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
@@ -86,6 +87,7 @@ def _context_of(
         functions=dict(module.functions_items()),
         unit=vector_unit(target),
         bf16=arithmetic(target),
+        bf16_tiles=amx.with_tiles(arithmetic(target)) if amx.matrix_unit(target) else None,
         schedules=schedules,
     )
     context = replace(context, projected_afterwards=movable(context, facts))

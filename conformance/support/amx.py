@@ -1,0 +1,136 @@
+"""The matrix unit of x86 without one: its functions in LLVM IR that any processor runs, and its sums in NumPy."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+from conformance.support.bf16 import rounded
+from harness.runtime.cpu import MATRIX_UNIT
+from harness.schedules.cpu.amx import PAIRS
+
+_DEFINED = re.compile(r"define linkonce_odr i32 @(\w+?)(?:_(\d+)x(\d+))?\(")
+"""Name of a function, and rows and columns of the panels that it multiplies."""
+
+
+def target_with_tiles(cpu: str) -> tvm.target.Target:
+    """An x86 processor of that name, with a matrix unit."""
+    mattr = [f"+{feature}" for feature in MATRIX_UNIT]
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": "x86_64-linux-gnu", "mattr": mattr})
+
+
+def without_unit(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with functions of the same names that do in vectors what the unit does, but for denormal numbers."""
+
+    def replaced(text: ir.StringImm) -> ir.StringImm:
+        defined = _DEFINED.findall(str(text.value)) if "tdpbf16ps" in str(text.value) else []
+        functions = [_function(name, int(rows or 0), int(columns or 0)) for name, rows, columns in defined]
+        return ir.StringImm("\n".join([_DECLARED, *functions])) if functions else text
+
+    made = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            made[variable] = function.with_body(tvm_ffi.structural_map(function.body, (ir.StringImm, replaced)))
+    return made
+
+
+_DECLARED = "declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)"
+
+
+def _function(name: str, rows: int, columns: int) -> str:
+    if not rows:
+        return f"define linkonce_odr i32 @{name}() {{\n  ret i32 0\n}}\n"
+    width = 4 * columns
+    vector = "<16 x i32>"
+    spread = f"shufflevector {vector}"
+    zeros = f"{vector} zeroinitializer"
+    return f"""
+define linkonce_odr i32 @{name}_{rows}x{columns}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps) {{
+entry:
+  %count = sext i32 %steps to i64
+  br label %tile
+tile:
+  %t = phi i64 [ 0, %entry ], [ %t.next, %tile.end ]
+  %m = udiv i64 %t, {columns // 16}
+  %c = urem i64 %t, {columns // 16}
+  %sum.row = mul i64 %m, {width}
+  %column = mul i64 %c, 64
+  %sum.at = add i64 %sum.row, %column
+  %sum.place = getelementptr i8, ptr %sums, i64 %sum.at
+  %before = load <16 x float>, ptr %sum.place, align 4
+  %left.at = mul i64 %m, %row
+  %left.row = getelementptr i8, ptr %left, i64 %left.at
+  %right.column = getelementptr i8, ptr %right, i64 %column
+  br label %step
+step:
+  %s = phi i64 [ 0, %tile ], [ %s.next, %step.end ]
+  %sum = phi <16 x float> [ %before, %tile ], [ %sum.next, %step.end ]
+  br label %pair
+pair:
+  %k = phi i64 [ 0, %step ], [ %k.next, %pair ]
+  %first = phi <16 x float> [ zeroinitializer, %step ], [ %first.next, %pair ]
+  %second = phi <16 x float> [ zeroinitializer, %step ], [ %second.next, %pair ]
+  %begin = mul i64 %s, {PAIRS}
+  %at = add i64 %begin, %k
+  %left.place = getelementptr i32, ptr %left.row, i64 %at
+  %a = load i32, ptr %left.place, align 4
+  %right.at = mul i64 %at, {width}
+  %right.place = getelementptr i8, ptr %right.column, i64 %right.at
+  %b = load {vector}, ptr %right.place, align 4
+  %a.one = insertelement {vector} poison, i32 %a, i32 0
+  %a.all = {spread} %a.one, {vector} poison, {zeros}
+  %sixteen.one = insertelement {vector} poison, i32 16, i32 0
+  %sixteen = {spread} %sixteen.one, {vector} poison, {zeros}
+  %mask.one = insertelement {vector} poison, i32 -65536, i32 0
+  %mask = {spread} %mask.one, {vector} poison, {zeros}
+  %a.low = shl {vector} %a.all, %sixteen
+  %b.low = shl {vector} %b, %sixteen
+  %a.high = and {vector} %a.all, %mask
+  %b.high = and {vector} %b, %mask
+  %a1 = bitcast {vector} %a.low to <16 x float>
+  %b1 = bitcast {vector} %b.low to <16 x float>
+  %a2 = bitcast {vector} %a.high to <16 x float>
+  %b2 = bitcast {vector} %b.high to <16 x float>
+  %first.next = call <16 x float> @llvm.fma.v16f32(<16 x float> %a1, <16 x float> %b1, <16 x float> %first)
+  %second.next = call <16 x float> @llvm.fma.v16f32(<16 x float> %a2, <16 x float> %b2, <16 x float> %second)
+  %k.next = add i64 %k, 1
+  %k.more = icmp ult i64 %k.next, {PAIRS}
+  br i1 %k.more, label %pair, label %step.end
+step.end:
+  %both = fadd <16 x float> %first.next, %second.next
+  %sum.next = fadd <16 x float> %sum, %both
+  %s.next = add i64 %s, 1
+  %s.more = icmp ult i64 %s.next, %count
+  br i1 %s.more, label %step, label %tile.end
+tile.end:
+  store <16 x float> %sum.next, ptr %sum.place, align 4
+  %t.next = add i64 %t, 1
+  %t.more = icmp ult i64 %t.next, {rows * columns // 16}
+  br i1 %t.more, label %tile, label %end
+end:
+  ret i32 0
+}}
+"""
+
+
+def product_in_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """What the unit makes of matrices [m, k] and [n, k] without denormal numbers, as Intel's manual has TDPBF16PS.
+
+    A pair is terms k and k + depth / 2. Products of bfloat16 have 16 bits, so that float64 holds what decides how a
+    sum of one and of an fp32 number is rounded.
+    """
+    left, right = (rounded(array).astype(np.float64) for array in (x, weight))
+    pairs = x.shape[1] // 2
+    totals = np.zeros((x.shape[0], weight.shape[0]), np.float32)
+    for begin in range(0, pairs, PAIRS):
+        sums = np.zeros((2, *totals.shape), np.float32)
+        for k in range(begin, begin + PAIRS):
+            for half, term in enumerate((k, k + pairs)):
+                exact = sums[half] + left[:, term, None] * right[None, :, term]
+                sums[half] = exact.astype(np.float32)
+        totals = totals + (sums[0] + sums[1])
+    return totals

@@ -1,0 +1,25 @@
+"""The matrix unit of x86, Intel's AMX: whether the system lets this process have it.
+
+Linux keeps the state of tile registers for the processes that ask (`Documentation/arch/x86/xstate.rst` in its source);
+an instruction of any other process ends it with SIGILL. A container's filter of system calls may refuse to be asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+from harness.runtime.cpu import architecture
+
+SYSTEM_CALL, REQUEST, TILE_DATA = 158, 0x1023, 18
+"""`arch_prctl` of x86-64 (arch/x86/entry/syscalls), ARCH_REQ_XCOMP_PERM (asm/prctl.h) and XFEATURE_XTILEDATA."""
+
+
+def matrix_unit_problem() -> str | None:
+    """Asks the system for the unit, for this process and those that it forks; returns why it is refused, or None."""
+    if (platform.system(), architecture()) != ("Linux", "x86_64"):
+        return "only Linux on x86-64 has a way to ask for it"
+    if ctypes.CDLL(None, use_errno=True).syscall(SYSTEM_CALL, REQUEST, TILE_DATA) == 0:
+        return None
+    return os.strerror(ctypes.get_errno()).lower()

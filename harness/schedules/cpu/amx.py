@@ -1,0 +1,191 @@
+"""Products of bfloat16 pairs on the matrix unit of x86, Intel's AMX: whole tiles of operands instead of vectors.
+
+A tile register holds 16 rows of 64 bytes: 16 × 16 fp32 sums, 16 rows of the left operand by 16 pairs of its depth, or
+16 pairs of the depth by 16 columns of the right one. `tdpbf16ps` multiplies two such tiles and adds to the third. A
+pair is what `harness.schedules.cpu.bf16` says, so that panels are packed as for vectors; a row of the left operand lies
+along its depth (`stream_rows`), as a tile reads it.
+
+The instruction sums the first terms of the 16 pairs and their second terms each by themselves, in the order of the
+depth, adds both sums, and adds that to what the tile has. All of it is fp32, rounded to nearest and ties to even;
+denormal numbers, given and made, are zero (Intel's manual, volume 2, TDPBF16PS). A sum of several thousand terms has
+some hundred additions in a row and 16 behind each: its error is a thousandth of that of rounding the operands.
+
+A thread says how large its tiles are before it uses them (`ldtilecfg`) and gives them back afterwards. The code asks
+the system for them once, so that whatever loads it may run it; `harness.runtime.matrix_unit` tells of a refusal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.runtime.cpu import MATRIX_UNIT
+from harness.runtime.matrix_unit import REQUEST, SYSTEM_CALL, TILE_DATA
+from harness.schedules.cpu.emit import Arithmetic, Tiles
+from harness.schedules.cpu.product import Blocking, Extents, choose_partition
+from harness.schedules.cpu.tile import Tile
+
+PAIRS = 16
+"""Pairs of the depth in one tile: the depth of a product is a multiple of so many."""
+
+_ROWS, _COLUMNS = 16, 16
+"""Rows of a tile, and fp32 sums or pairs in one."""
+_SHAPES = ((2, 2), (1, 2))
+"""Tiles of sums, down and across: with those of the operands, eight registers at most."""
+_LEAST_ROWS = 9
+"""Fewer rows waste more than half of a tile, and vectors are as fast."""
+_STEPS = 16
+"""Tiles of depth that all left panels share before the next: 32 KB of the right panel, which the first cache holds."""
+_BYTES = 4
+_CONFIGURATION, _ASKED = "amx_tile_configuration", "amx_was_asked_for"
+_BEGIN, _END, _MULTIPLY = "begin_bf16_tiles", "end_bf16_tiles", "multiply_bf16_tiles"
+
+
+def matrix_unit(target: tvm.target.Target) -> bool:
+    """Returns whether code for a target may use the matrix unit: its attributes name both features.
+
+    The name of a processor alone is not enough, because hypervisors and containers hide the unit of one that has it.
+    """
+    attributes = {str(attribute) for attribute in target.attrs.get("mattr", ())}
+    return {f"+{feature}" for feature in MATRIX_UNIT} <= attributes
+
+
+def takes(extents: Extents) -> bool:
+    """Returns whether the matrix unit is worth its tiles, and the depth, in terms, fills them."""
+    return extents.rows >= _LEAST_ROWS and extents.depth % (2 * PAIRS) == 0
+
+
+def with_tiles(vectors: Arithmetic) -> Arithmetic:
+    """Returns the arithmetic of the matrix unit, with the pairs of that of vectors."""
+    return Arithmetic(
+        f"{vectors.name}_amx",
+        vectors.dtype,
+        vectors.terms,
+        vectors.joined,
+        vectors.multiply_add,
+        functions="\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)]),
+        tiles=Tiles(_BEGIN, _END, _multiply),
+    )
+
+
+def blocking(extents: Extents, lanes: int) -> Blocking:
+    """Chooses the blocking of a product that streams its left operand.
+
+    Args:
+        extents: The extents; the depth counts pairs.
+        lanes: fp32 numbers in a vector register, by which results are stored.
+    """
+    down, across = _SHAPES[0] if extents.rows > _ROWS else _SHAPES[1]
+    tile = Tile(down * _ROWS, across * _COLUMNS, lanes)
+    steps = extents.depth // PAIRS
+    # Chunks of equal length, because a row of a packed block is as long as a chunk.
+    longest = max(length for length in range(1, _STEPS + 1) if steps % length == 0)
+    return Blocking(tile, choose_partition(extents, "left", tile), longest * PAIRS)
+
+
+def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any) -> None:
+    name = f"{_MULTIPLY}_{tile.rows}x{tile.columns}"
+    row_bytes = tirx.const(row * _BYTES, "int64")
+    T.evaluate(tirx.call_extern("int32", name, sums, left, right, row_bytes, count // PAIRS))
+
+
+def _configuration() -> str:
+    """Returns the 64 bytes that `ldtilecfg` reads: palette 1, eight tiles of 16 rows of 64 bytes."""
+    content = bytearray(64)
+    content[0] = 1
+    for register in range(8):
+        content[16 + 2 * register] = _COLUMNS * _BYTES
+        content[48 + register] = _ROWS
+    return "".join(f"\\{byte:02x}" for byte in content)
+
+
+_DECLARED = """
+declare void @llvm.x86.ldtilecfg(ptr)
+declare void @llvm.x86.tilerelease()
+declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
+"""
+
+_AROUND = f"""
+@{_CONFIGURATION} = linkonce_odr constant [64 x i8] c"{_configuration()}"
+@{_ASKED} = linkonce_odr global i8 0
+
+define linkonce_odr i32 @{_BEGIN}() {{
+  %asked = load atomic i8, ptr @{_ASKED} monotonic, align 1
+  %first = icmp eq i8 %asked, 0
+  br i1 %first, label %ask, label %configure
+ask:
+  %answer = call i64 asm sideeffect "syscall", "={{rax}},{{rax}},{{rdi}},{{rsi}},~{{rcx}},~{{r11}},~{{memory}}"(
+      i64 {SYSTEM_CALL}, i64 {REQUEST}, i64 {TILE_DATA})
+  store atomic i8 1, ptr @{_ASKED} monotonic, align 1
+  br label %configure
+configure:
+  call void @llvm.x86.ldtilecfg(ptr @{_CONFIGURATION})
+  ret i32 0
+}}
+
+define linkonce_odr i32 @{_END}() {{
+  call void @llvm.x86.tilerelease()
+  ret i32 0
+}}
+"""
+
+
+def _function(down: int, across: int) -> str:
+    """Returns the function that adds the product of one left and one right panel to sums in memory."""
+    width = across * _COLUMNS * _BYTES
+    sums = [(r, c) for r in range(down) for c in range(across)]
+    places = "\n".join(
+        f"  %sum.{r}.{c} = getelementptr i8, ptr %sums, i64 {r * _ROWS * width + c * _COLUMNS * _BYTES}"
+        for r, c in sums
+    )
+
+    def each(call: str) -> str:
+        return "\n".join(
+            f"  call void @llvm.x86.{call}(i8 {r * across + c}, ptr %sum.{r}.{c}, i64 {width})" for r, c in sums
+        )
+
+    first_left, first_right = len(sums), len(sums) + down
+    lefts = "\n".join(
+        f"  %left.{r} = getelementptr i8, ptr %l, i64 {'0' if r == 0 else '%block'}\n"
+        f"  call void @llvm.x86.tileloadd64(i8 {first_left + r}, ptr %left.{r}, i64 %row)"
+        for r in range(down)
+    )
+    rights = "\n".join(
+        f"  %right.{c} = getelementptr i8, ptr %r, i64 {c * _COLUMNS * _BYTES}\n"
+        f"  call void @llvm.x86.tileloadd64(i8 {first_right + c}, ptr %right.{c}, i64 {width})"
+        for c in range(across)
+    )
+    products = "\n".join(
+        f"  call void @llvm.x86.tdpbf16ps(i8 {r * across + c}, i8 {first_left + r}, i8 {first_right + c})"
+        for r, c in sums
+    )
+    name = f"{_MULTIPLY}_{down * _ROWS}x{across * _COLUMNS}"
+    return f"""
+define linkonce_odr i32 @{name}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps) {{
+entry:
+  %block = mul i64 %row, {_ROWS}
+{places}
+{each("tileloadd64")}
+  br label %step
+step:
+  %n = phi i32 [ 0, %entry ], [ %next, %step ]
+  %l = phi ptr [ %left, %entry ], [ %l.next, %step ]
+  %r = phi ptr [ %right, %entry ], [ %r.next, %step ]
+{lefts}
+{rights}
+{products}
+  %l.next = getelementptr i8, ptr %l, i64 {PAIRS * _BYTES}
+  %r.next = getelementptr i8, ptr %r, i64 {PAIRS * width}
+  %next = add i32 %n, 1
+  %more = icmp slt i32 %next, %steps
+  br i1 %more, label %step, label %end
+end:
+{each("tilestored64")}
+  ret i32 0
+}}
+"""
