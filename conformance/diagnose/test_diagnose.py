@@ -18,7 +18,7 @@ from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporte
 from typer.testing import CliRunner
 
 from conformance.calibration.mutation import mutated
-from conformance.support.diagnosed import CASE, WIDTH, block, cause_of
+from conformance.support.diagnosed import CASE, WIDTH, block, block_in_bf16, cause_of
 from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -28,6 +28,7 @@ from harness.diagnose.diagnosing import diagnose, diagnose_program
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
 from harness.diagnose.table import summary
 from harness.lowering.route import Lowered
+from harness.parity.draws import FEW
 from harness.schedules.common.kernel import fp32
 from harness.schedules.cpu import elementwise, epilogue, rewrite
 from harness.schedules.cpu.arena import Value
@@ -337,6 +338,39 @@ def test_components_are_right_at_every_kernel_and_nothing_is_left_out(name: str)
     assert found.coverage.compared > 0
 
 
+def test_in_half_precision_errors_are_held_to_those_of_autocast() -> None:
+    """Each layer rounds its operands, as autocast does: of PyTorch fp32's errors that is some ten thousand times."""
+    found = block_in_bf16()
+    assert not found.faulty
+    assert found.coverage.skipped == {}
+    assert {"matmul_bf16_add_relu", "matmul_bf16_add"} <= {boundary.function for boundary in found.boundaries}
+    assert all(boundary.local.r_rms < 1.5 for boundary in found.boundaries)
+    half, single = found.boundaries[0].local, right_block().boundaries[0].local
+    assert half.error > 1000 * single.error and half.torch_error > 1000 * single.torch_error
+
+
+def test_a_fault_in_half_precision_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = epilogue.UNARY["relax.sigmoid"]
+    monkeypatch.setitem(epilogue.UNARY, "relax.sigmoid", lambda x: right(x) * fp32(1.05))
+    found = block_in_bf16()
+    assert "sigmoid" in first_of(found).operators
+    assert found.ablation is None
+    assert "see whether it diverges in fp32 too" in summary(found)
+
+
+def test_few_numbers_beside_one_run_of_autocast_are_luck() -> None:
+    found = diagnose(Case("transformer_decoder", "real", "llvm", precision="bf16"), SEEDED)
+    assert not found.faulty
+    shapes = {boundary.node: boundary.shape for boundary in found.boundaries}
+    assert all(math.prod(shapes[name]) < FEW for name in found.luck if name in shapes)
+    assert found.coverage.skipped == {}
+
+
+def test_what_is_named_in_half_precision_is_not_cut_out() -> None:
+    with pytest.raises(HarnessError, match="leave out --reproduce"):
+        diagnose(Case("box_head", "real", "llvm", precision="bf16"), SEEDED, reproduce=True)
+
+
 def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "diagnosis.json"
     done = CliRunner().invoke(app, ["diagnose", "--component", "box_head", "--output", "boxes", "--json", str(file)])
@@ -353,7 +387,6 @@ def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
     [
         (Case("end_to_end", "real", "llvm"), None, "end_to_end is no component"),
         (Case("box_head", "real", "cuda"), None, "choose --target llvm"),
-        (Case("box_head", "real", "llvm", precision="bf16"), None, "choose --precision fp32"),
         (Case("box_head", "real", "llvm"), "masks", "no output 'masks'"),
         (Case("box_head", "real", "llvm", frontend="onnx"), None, "choose --frontend torch"),
     ],

@@ -43,14 +43,14 @@ def test_values_are_those_of_pytorch_and_of_float64_and_go_when_they_are_release
     graph, x = chain()
     (output,) = graph.outputs
     before = alive()
-    reference = Reference(graph, (x,), fp32=[output], exact=[output])
-    assert torch.equal(reference.fp32(output), Chain()(x))
+    reference = Reference(graph, (x,), own=[output], exact=[output])
+    assert torch.equal(reference.own(output), Chain()(x))
     exact = reference.exact(output)
     assert exact.dtype is torch.float64
     assert torch.equal(exact, Chain()(x.double()))
     del exact
     assert alive() - before == 2
-    reference.release(fp32=[output], exact=[output])
+    reference.release(own=[output], exact=[output])
     assert alive() == before
 
 
@@ -58,10 +58,10 @@ def test_float64_from_sources_begins_with_pytorchs_own_values() -> None:
     graph, x = chain()
     output = graph.nodes[graph.outputs[0]]
     middle = needed([output])[LENGTH]
-    reference = Reference(graph, (x,), fp32=[middle.name, output.name], exact=[])
+    reference = Reference(graph, (x,), own=[middle.name, output.name], exact=[])
     rest = needed([output])[LENGTH + 1 :]
     assert region(output, [middle]) == rest
-    value = reference.fp32(middle.name).double()
+    value = reference.own(middle.name).double()
     for node in rest:
         value = torch.sin(value) if "sin" in node.name else value * 1.5
     assert torch.equal(reference.locally_exact(output.name, [middle.name]), value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -38,6 +40,10 @@ def block_program() -> Program:
 
 def block(output: str | None = None, *, reproduce: bool = False) -> Diagnosis:
     return diagnose_program(block_program(), CASE, SEEDED, output, reproduce=reproduce)
+
+
+def block_in_bf16() -> Diagnosis:
+    return diagnose_program(block_program(), replace(CASE, precision="bf16"), SEEDED)
 
 
 def cause_of(diagnosis: Diagnosis) -> Cause | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from harness.cli.console import console
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
+    BudgetOption,
     CheckpointOption,
     CpuOption,
     DatabaseOption,
@@ -19,8 +21,10 @@ from harness.cli.options import (
     UntunedOption,
     WeightsOption,
     chosen_database,
+    chosen_groups,
     chosen_weights,
 )
+from harness.core.budget import NONE, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
@@ -41,7 +45,7 @@ def diagnose(
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
     target: Annotated[str, typer.Option(help="Target; its kernels must run on this CPU.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
-    precision: Annotated[str, typer.Option(help="Precision; fp32 alone.")] = DEFAULT_PRECISION,
+    precision: Annotated[str, typer.Option(help="Precision; causes are looked for in fp32.")] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help="Frontend; its nodes must be torch.export's.")] = DEFAULT_FRONTEND,
     output: Annotated[str | None, typer.Option(help="Follow this output alone. Default: all of them.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every boundary, not only those that matter most.")] = False,
@@ -49,6 +53,7 @@ def diagnose(
     reproduce: Annotated[
         Path | None, typer.Option(help="New folder that shows the first divergent kernel with TVM alone.")
     ] = None,
+    budget: BudgetOption = None,
     seed: SeedOption = 0,
     weights: WeightsOption = None,
     checkpoint: CheckpointOption = None,
@@ -72,6 +77,7 @@ def diagnose(
     configure_threads(threads)
     drawn = chosen_weights((weights,) if weights else (), checkpoint)
     cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), drawn)
+    float32 = chosen_groups(budget or (), cases)
     if reproduce is not None:
         check_folder(reproduce, len(cases))
     if json_file is not None:
@@ -81,7 +87,7 @@ def diagnose(
     settings = Settings(checkpoint, allow_partial, database=chosen, processors=processors)
     diagnoses = []
     for case in cases:
-        diagnoses.append(_diagnosed(case, settings, output, reproduce is not None))
+        diagnoses.append(_diagnosed(case, settings, output, reproduce is not None, float32))
         console.print(render(diagnoses[-1], every))
         console.print(summary(diagnoses[-1]), markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
@@ -95,10 +101,17 @@ def diagnose(
         raise typer.Exit(1)
 
 
-def _diagnosed(case: Case, settings: Settings, output: str | None, reproduce: bool) -> Diagnosis:
+def _diagnosed(
+    case: Case, settings: Settings, output: str | None, reproduce: bool, float32: Mapping[str, Groups]
+) -> Diagnosis:
     from harness.diagnose.diagnosing import diagnose as diagnose_case
 
     with console.status(case.id) as status:
         return diagnose_case(
-            case, settings, output, lambda stage: status.update(f"{case.id} {stage}"), reproduce=reproduce
+            case,
+            settings,
+            output,
+            lambda stage: status.update(f"{case.id} {stage}"),
+            reproduce=reproduce,
+            float32=float32.get(case.component, NONE),
         )

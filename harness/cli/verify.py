@@ -29,6 +29,7 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
+from harness.core.budget import NONE
 from harness.core.case import DEFAULT_FRONTEND, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import checked
@@ -156,11 +157,16 @@ def verify(
     def verified(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
         for result in verify_cases(cases, settings, limits, on_stage, jobs, float32):
             entered = partial(on_stage, result.case)
-            limit = limits.memory_bytes
-            yield (
-                diagnosed(result, settings, entered, timeout=limits.timeout, memory_limit_bytes=limit)
-                if diagnosing
-                else result
+            if not diagnosing:
+                yield result
+                continue
+            yield diagnosed(
+                result,
+                settings,
+                entered,
+                timeout=limits.timeout,
+                memory_limit_bytes=limits.memory_bytes,
+                float32=float32.get(result.case.component, NONE),
             )
 
     results = show(

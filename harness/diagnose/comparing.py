@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
+from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision
 from harness.diagnose.deviation import Deviation, deviation
 from harness.diagnose.fault import Fault
 from harness.diagnose.flow import Flow, KernelCall
@@ -103,6 +105,7 @@ def compare(
     inputs: Sequence[torch.Tensor],
     flow: Flow,
     graph: Graph,
+    precision: Precision = PRECISIONS[DEFAULT_PRECISION],
 ) -> Compared:
     """Runs a program, and compares the result of each call with PyTorch's and with float64's.
 
@@ -116,13 +119,14 @@ def compare(
         inputs: The inputs.
         flow: Its calls.
         graph: Its nodes (`Route.graph`).
+        precision: What it was lowered to; in a half one PyTorch's values are those under autocast.
 
     Raises:
         RuntimeError: The virtual machine makes other calls than those of the flow.
     """
     import tvm
 
-    observer = _Observer(flow, graph, inputs, device)
+    observer = _Observer(flow, graph, inputs, device, precision)
     machine = load_library(library, device)
     machine["set_instrument"](observer.note)
     tensors = [tvm.runtime.tensor(array, device) for array in parameters]
@@ -137,7 +141,14 @@ def compare(
 class _Observer:
     """Is told of each call by the virtual machine, before and after it."""
 
-    def __init__(self, flow: Flow, graph: Graph, inputs: Sequence[torch.Tensor], device: tvm.runtime.Device) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        graph: Graph,
+        inputs: Sequence[torch.Tensor],
+        device: tvm.runtime.Device,
+        precision: Precision,
+    ) -> None:
         self.flow = flow
         self.device = device
         self.functions = {call.function for call in flow.calls}
@@ -147,8 +158,10 @@ class _Observer:
         self.reference = Reference(
             graph,
             inputs,
-            fp32=[*(name for n in range(len(flow.calls)) for name in self._fp32_of(n)), *self.outputs],
+            own=[*(name for n in range(len(flow.calls)) for name in self._own_of(n)), *self.outputs],
             exact=[*filter(None, self.results.values()), *self.outputs],
+            precision=precision,
+            rounded=flow.rounded,
         )
         self.readers = Counter(value for call in flow.calls for value in call.inputs)
         self.held: dict[int, Array] = dict(flow.constants)
@@ -183,11 +196,11 @@ class _Observer:
         self._judge(call, arguments[writes[0]], local)
         for value in call.inputs:
             self._read(value)
-        self.reference.release(self._fp32_of(self.position), filter(None, [self.results[self.position]]))
+        self.reference.release(self._own_of(self.position), filter(None, [self.results[self.position]]))
         self.position += 1
 
     def _result(self, name: str, output: Array) -> Result:
-        torch_value, exact = array_of(self.reference.fp32(name)), array_of(self.reference.exact(name))
+        torch_value, exact = array_of(self.reference.own(name)), array_of(self.reference.exact(name))
         named = [self.reference.nodes[other] for other in self.flow.nodes.values()]
         inside = region(self.reference.nodes[name], named) if name not in self.flow.nodes.values() else []
         shape, expected = output.shape, torch_value.shape
@@ -201,8 +214,8 @@ class _Observer:
     def _node_of_result(self, call: KernelCall) -> str | None:
         return self.flow.nodes.get(call.outputs[0]) if len(call.outputs) == 1 else None
 
-    def _fp32_of(self, n: int) -> list[str]:
-        """Returns the nodes whose fp32 values a call is given or is compared with."""
+    def _own_of(self, n: int) -> list[str]:
+        """Returns the nodes whose PyTorch values a call is given or is compared with."""
         own = [self.flow.nodes[value] for value in self.flow.calls[n].inputs if value in self.flow.nodes]
         result = self.results[n]
         return own if result is None else [*own, *self.sources[n][0], result]
@@ -211,7 +224,8 @@ class _Observer:
         tensors = [argument for argument in arguments if hasattr(argument, "dtype")]
         for value, tensor in zip(call.inputs, tensors[: len(call.inputs)], strict=True):
             if value in self.given and value not in self.sums:
-                self.sums[value] = _checksum(array_of(self.reference.fp32(self.given[value])))
+                given = array_of(self.reference.own(self.given[value]))
+                self.sums[value] = _checksum(given.astype(_type_of(tensor), copy=False))
             if value not in self.sums or self.sums[value] == _checksum(tensor.numpy()):
                 continue
             if value in self.given:
@@ -228,7 +242,7 @@ class _Observer:
         own = list(arguments)
         for value, n in zip(call.inputs, tensors, strict=False):
             array = self._given(value).reshape(tuple(arguments[n].shape))
-            own[n] = tvm.runtime.tensor(np.asarray(array, order="C"), self.device)
+            own[n] = tvm.runtime.tensor(np.asarray(array, _type_of(arguments[n]), order="C"), self.device)
         writes = tensors[len(call.inputs) :]
         for n in writes:
             own[n] = tvm.runtime.empty(tuple(arguments[n].shape), str(arguments[n].dtype), self.device)
@@ -242,7 +256,7 @@ class _Observer:
 
     def _given(self, value: int) -> Array:
         node = self.flow.nodes.get(value)
-        return self.held[value] if node is None else array_of(self.reference.fp32(node))
+        return self.held[value] if node is None else array_of(self.reference.own(node))
 
     def _read(self, value: int) -> None:
         self.readers[value] -= 1
@@ -255,11 +269,11 @@ class _Observer:
             return
         sources, between = self.sources[self.position]
         nodes = self.reference.nodes
-        torch_value = array_of(self.reference.fp32(node))
+        torch_value = array_of(self.reference.own(node))
         near = array_of(self.reference.locally_exact(node, sources - {node}))
         exact = array_of(self.reference.exact(node))
         shape = tuple(int(extent) for extent in written.shape)
-        own = local[0].reshape(torch_value.shape)
+        own = _not_half(local[0]).reshape(torch_value.shape)
         made = deviation(own, torch_value, near)
         self.found.append(
             Comparison(
@@ -269,7 +283,7 @@ class _Observer:
                 between,
                 shape,
                 made,
-                deviation(written.numpy().reshape(torch_value.shape), torch_value, exact),
+                deviation(_not_half(written.numpy()).reshape(torch_value.shape), torch_value, exact),
                 Fault.of(made, own, torch_value, near),
             )
         )
@@ -282,6 +296,15 @@ def array_of(value: torch.Tensor) -> Array:
         value = torch.view_as_real(value)
     array: Array = value.contiguous().numpy()
     return array
+
+
+def _type_of(tensor: Any) -> np.dtype[Any]:
+    """Returns the type of the elements of a tensor of TVM, bfloat16 among them."""
+    return np.dtype(getattr(ml_dtypes, str(tensor.dtype), str(tensor.dtype)))
+
+
+def _not_half(array: Array) -> Array:
+    return array.astype(np.float32) if str(array.dtype) in HALF_DTYPES else array
 
 
 def _checksum(array: Array) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.budget import NONE, Groups, check_known
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
-from harness.core.precision import DEFAULT_PRECISION
+from harness.core.precision import PRECISIONS, Precision
 from harness.core.settings import Settings
 from harness.diagnose.diagnosis import (
     Boundary,
@@ -23,6 +25,7 @@ from harness.diagnose.diagnosis import (
 )
 from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.models.registry import models, subjects
+from harness.parity.draws import FEW
 from harness.targets import HOST, TARGETS
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ def diagnose(
     reproduce: bool = False,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
+    float32: Groups = NONE,
 ) -> Diagnosis:
     """Diagnoses the main program of a component, in a process of its own.
 
@@ -62,6 +66,7 @@ def diagnose(
         reproduce: Whether to make what shows the fault of the first divergent kernel without this project.
         timeout: Seconds until it is given up; None for no limit.
         memory_limit_bytes: Resident bytes above which it is given up; None for no limit.
+        float32: Groups of products that stay float32 in a half precision.
 
     Raises:
         HarnessError: The case cannot be diagnosed, or does not get as far as running.
@@ -73,16 +78,14 @@ def diagnose(
         raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
     if case.target != HOST.name:
         raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
-    if case.precision != DEFAULT_PRECISION:
-        raise HarnessError(
-            f"kernels in {case.precision} cannot be followed yet: choose --precision {DEFAULT_PRECISION}"
-        )
+    if reproduce and PRECISIONS[case.precision].is_half:
+        raise HarnessError(f"a kernel in {case.precision} is named and not cut out: leave out --reproduce")
     if case.frontend not in EXPORTING_PROGRAMS:
         others = " or ".join(EXPORTING_PROGRAMS)
         raise HarnessError(f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {others}")
     if output is not None and output not in subject.outputs:
         raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
-    request = (case, settings, output, reproduce)
+    request = (case, settings, output, reproduce, float32)
     ended = run_isolated(
         "harness.diagnose.diagnosing:diagnose_request",
         request,
@@ -97,14 +100,16 @@ def diagnose(
     return diagnosis
 
 
-def diagnose_request(request: tuple[Case, Settings, str | None, bool], announce: Callable[[str], None]) -> Diagnosis:
+def diagnose_request(
+    request: tuple[Case, Settings, str | None, bool, Groups], announce: Callable[[str], None]
+) -> Diagnosis:
     """Calls `diagnose` as `harness.processes` calls functions, in this process."""
-    case, settings, output, reproduce = request
+    case, settings, output, reproduce, float32 = request
     subject = subjects()[case.component]
     with models()[subject.model].context():
         announce(Stage.BUILD)
         program = next(iter(subject.open(case, settings).programs.values()))
-        return diagnose_program(program, case, settings, output, announce, reproduce=reproduce)
+        return diagnose_program(program, case, settings, output, announce, reproduce=reproduce, float32=float32)
 
 
 def diagnose_program(
@@ -117,6 +122,7 @@ def diagnose_program(
     reproduce: bool = False,
     exported: Any = None,
     compiled: Compiled = lambda code, library, weights: None,
+    float32: Groups = NONE,
 ) -> Diagnosis:
     """Diagnoses one program on its example inputs, in this process.
 
@@ -129,20 +135,22 @@ def diagnose_program(
         reproduce: As for `diagnose`.
         exported: What `Route.export` has made of the program; it is exported if there is none.
         compiled: Called with what is to be followed, before it runs; what it raises ends the diagnosis.
+        float32: As for `diagnose`.
     """
     from harness.diagnose.compiler import Compiler
     from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.route import Route
     from harness.tuned.database import chosen_schedules
 
-    route = Route.of(case)
+    route = Route.of(case, float32)
     inputs = tuple(program.example.values())
     if exported is None:
         announce(Stage.EXPORT)
         exported = route.export(program.module, inputs, program.axes)
     graph = route.graph(exported)
     announce(Stage.IMPORT)
-    lowered = route.lower(exported)
+    lowered = route.lower(exported, program.module)
+    check_known(float32, [lowered.float32], case.component)
     target = TARGETS[case.target]
     imported = _Imported(
         lowered,
@@ -155,9 +163,9 @@ def diagnose_program(
             chosen_schedules(settings.database, case.target, settings.processors).schedules,
         ),
     )
-    flow, compared = _run(imported, announce, compiled)
+    flow, compared = _run(imported, PRECISIONS[case.precision], announce, compiled)
     found = _diagnosis(program, case, imported, flow, compared, output)
-    if found.first is None:
+    if found.first is None or PRECISIONS[case.precision].is_half:
         return found
     announce("cause")
     return _with_cause(found, imported, flow, compared, announce if reproduce else None)
@@ -182,7 +190,9 @@ class _Imported:
     compiler: Compiler
 
 
-def _run(imported: _Imported, announce: Callable[[str], None], compiled: Compiled) -> tuple[Flow, Compared]:
+def _run(
+    imported: _Imported, precision: Precision, announce: Callable[[str], None], compiled: Compiled
+) -> tuple[Flow, Compared]:
     from harness.diagnose.comparing import compare
     from harness.diagnose.flow import BeforeMemory, flow_of
     from harness.schedules.common.origins import tagged
@@ -198,7 +208,8 @@ def _run(imported: _Imported, announce: Callable[[str], None], compiled: Compile
         build_library(code, compiler.tvm_target, library)
         announce(Stage.RUN)
         compiled(code, library, weights)
-        return flow, compare(library, compiler.target.device(), weights, imported.inputs, flow, imported.graph)
+        device = compiler.target.device()
+        return flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)
 
 
 def _with_cause(
@@ -279,9 +290,14 @@ def _diagnosis(
         for name, result in zip(program.outputs, compared.results, strict=True)
         if name in results and result.shape != result.expected
     )
-    return Diagnosis(
-        case, program.name, boundaries, deviations, coverage, first_divergence(boundaries), changed, altered, misshapen
-    )
+    luck: tuple[str, ...] = ()
+    if PRECISIONS[case.precision].is_half:
+        shapes = zip(program.outputs, compared.results, strict=True)
+        sizes = {name: (deviations[name], result.shape) for name, result in shapes if name in deviations}
+        sizes |= {boundary.node: (boundary.local, boundary.shape) for boundary in boundaries}
+        luck = tuple(n for n, (made, shape) in sizes.items() if made.excess > 1 and math.prod(shape) < FEW)
+    first = first_divergence([boundary for boundary in boundaries if boundary.node not in luck])
+    return Diagnosis(case, program.name, boundaries, deviations, coverage, first, changed, altered, misshapen, luck)
 
 
 def _misshapen(output: str, result: Result, imported: _Imported) -> Misshapen:

@@ -267,6 +267,8 @@ class Diagnosis:
         changed: Functions whose inputs are not what was written: the memory of these was given away too early.
         altered: Nodes of the weights and inputs whose values in the run are not PyTorch's.
         misshapen: The outputs of a wrong shape.
+        luck: Nodes and outputs of few numbers that are beyond the limits in a half precision. One run of autocast, to
+            which the limits are relative, says nothing about so few (`harness.parity.draws`): nothing is wrong by them.
         ablation: Why the first kernel that diverges does so.
         reproduction: What shows that, if it was asked for; no part of the JSON.
     """
@@ -280,6 +282,7 @@ class Diagnosis:
     changed: tuple[str, ...]
     altered: tuple[str, ...] = ()
     misshapen: tuple[Misshapen, ...] = ()
+    luck: tuple[str, ...] = ()
     ablation: Ablation | None = None
     reproduction: Reproduction | None = None
 
@@ -291,7 +294,7 @@ class Diagnosis:
     @property
     def beyond(self) -> list[str]:
         """Names of the outputs whose errors are beyond the limits."""
-        return [name for name, found in self.outputs.items() if found.excess > 1]
+        return [name for name, found in self.outputs.items() if found.excess > 1 and name not in self.luck]
 
 
 def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:

@@ -13,6 +13,7 @@
      "changed": [functions],
      "altered": [nodes of weights and inputs],
      "misshapen": [{"output", "shape", "expected", "node", "source"}],
+     "luck": [nodes and outputs],
      "ablation": {"cause": null if it is undecided, "reason": in words,
                   "experiments": [{"decides": a cause, "result": deviation or null, "problem", "with_before"}],
                   "imports": [{"way", "result": deviation or null, "problem"}], "whose": in words, or "",

@@ -15,6 +15,7 @@ import torch
 import tvm
 from tvm import ir, relax, tirx
 
+from harness.core.precision import HALF_DTYPES
 from harness.schedules.common.graph import is_call
 from harness.schedules.common.origins import LOAD, Role, Site, bindings_of, callee, sites_of
 
@@ -56,12 +57,14 @@ class Flow:
         nodes: The node whose value it is, by the number of a value: a placeholder, or what a call computes.
         constants: Values that are part of the code.
         results: Numbers of the values that the program returns.
+        rounded: Nodes whose values the program keeps in a half type.
     """
 
     calls: tuple[KernelCall, ...]
     nodes: Mapping[int, str]
     constants: Mapping[int, Array]
     results: tuple[int, ...]
+    rounded: frozenset[str] = frozenset()
 
     def sources(self, position: int) -> tuple[frozenset[str], tuple[int, ...]]:
         """Returns the nodes on which a call depends, and the calls between: those whose results are of no node."""
@@ -183,7 +186,8 @@ class _Reader:
         self._read(main, at_load=False)
         if self.position != len(self.sites):
             raise RuntimeError(f"{len(self.sites)} calls were noted and {self.position} are made")
-        return Flow(tuple(self.calls), self.nodes, self.constants, self._numbers(main.body.body))
+        rounded = frozenset(node for n, node in self.nodes.items() if str(self.types[n].dtype) in HALF_DTYPES)
+        return Flow(tuple(self.calls), self.nodes, self.constants, self._numbers(main.body.body), rounded)
 
     def _read(self, function: relax.Function, *, at_load: bool) -> None:
         for binding in bindings_of(function):
@@ -245,11 +249,15 @@ def _is_kernel(site: Site) -> bool:
 
 
 def _holds(ty: Any, value: Any) -> bool:
-    """Returns whether a tensor of this type can be a node's value, a complex one as pairs; in any shape."""
+    """Returns whether a tensor of this type can be a node's value, in any shape.
+
+    One of float32 may be in a half type, and a complex one is pairs.
+    """
     if not isinstance(value, torch.Tensor) or not isinstance(ty, relax.TensorType) or ty.shape is None:
         return False
     dtype = str(_PARTS.get(value.dtype, value.dtype)).removeprefix("torch.")
-    if str(ty.dtype) != dtype:
+    rounded = dtype == "float32" and str(ty.dtype) in HALF_DTYPES
+    if str(ty.dtype) != dtype and not rounded:
         return False
     if not all(isinstance(extent, tirx.IntImm) for extent in ty.shape):
         return True  # symbolic extents have no number to compare

@@ -152,7 +152,7 @@ class Pieces:
         bindings = [binding for name, binding in self._bound.items() if name in kept]
         unsaid = unsaid_extents(bindings, parameters)
         names = tuple(self._node_of[variable.name] for variable in parameters)
-        values = [array_of(self._reference.fp32(name)) for name in names]
+        values = [array_of(self._reference.own(name)) for name in names]
         return Piece(
             module_of(self._module, bindings, result, [*unsaid, *parameters], weights),
             (*(extent.name for extent in unsaid), *names),
@@ -161,7 +161,7 @@ class Pieces:
                 *(value.reshape(_shape(variable)) for value, variable in zip(values, parameters, strict=True)),
             ),
             limits,
-            array_of(self._reference.fp32(self.node)),
+            array_of(self._reference.own(self.node)),
             array_of(self._reference.locally_exact(self.node, limits)),
             self._extents,
         )
@@ -195,7 +195,7 @@ class Pieces:
         for part in parts:
             copies[part] = graph.node_copy(part, copies.__getitem__)
         graph.output((copies[parts[-1]],))
-        return GraphModule(torch.nn.Module(), graph), {node.name: self._reference.fp32(node.name) for node in outside}
+        return GraphModule(torch.nn.Module(), graph), {node.name: self._reference.own(node.name) for node in outside}
 
 
 def module_of(

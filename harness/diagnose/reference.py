@@ -1,16 +1,25 @@
-"""Values of the nodes of an exported program: PyTorch's own, and float64's; each is kept until it was asked for."""
+"""Values of the nodes of an exported program: PyTorch's own, and float64's; each is kept until it was asked for.
+
+In a half precision PyTorch's are those under autocast: what it rounds is rounded, and given as float32. Results that
+the compiled program keeps in the half type are rounded, too, as products that read them round them under autocast.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map
 
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
+from harness.parity.autocast import float32_of_half, sums_in_float, under_autocast
 from harness.parity.oracle import widened
 
 if TYPE_CHECKING:
@@ -28,27 +37,31 @@ class Reference:
         self,
         graph: Graph,
         inputs: Sequence[torch.Tensor],
-        fp32: Iterable[str],
+        own: Iterable[str],
         exact: Iterable[str],
+        precision: Precision = PRECISIONS[DEFAULT_PRECISION],
+        rounded: Collection[str] = (),
     ) -> None:
         """Computes nothing yet.
 
         Args:
             graph: The nodes, and the values of the weights.
             inputs: The user's inputs, in order.
-            fp32: Names of the nodes whose fp32 values will be taken, once for each time.
+            own: Names of the nodes whose values PyTorch will be asked for, once for each time.
             exact: Names of the nodes whose float64 values will be taken, once for each time.
+            precision: What PyTorch computes in.
+            rounded: Names of the nodes whose results are rounded to a half precision.
         """
         self.nodes = graph.nodes
         self._module = graph.module
         values = {**graph.weights, **dict(zip(graph.inputs, inputs, strict=True))}
         self._given = {graph.nodes[name]: value for name, value in values.items()}
-        self._fp32 = _Values(self._module, self._given, self._demands(fp32), wide=False)
-        self._exact = _Values(self._module, self._given, self._demands(exact), wide=True)
+        self._own = _Values(self._module, self._given, self._demands(own), _arithmetic(precision, rounded))
+        self._exact = _Values(self._module, self._given, self._demands(exact), _FLOAT64)
 
-    def fp32(self, name: str) -> Any:
+    def own(self, name: str) -> Any:
         """Returns PyTorch's value of a node, and keeps it until it is released."""
-        return self._fp32.value(self.nodes[name])
+        return self._own.value(self.nodes[name])
 
     def exact(self, name: str) -> Any:
         """Returns the float64 value of a node, computed from the inputs in float64, and keeps it until it is released.
@@ -57,18 +70,18 @@ class Reference:
         """
         return self._exact.value(self.nodes[name])
 
-    def release(self, fp32: Iterable[str], exact: Iterable[str]) -> None:
+    def release(self, own: Iterable[str], exact: Iterable[str]) -> None:
         """Ends one demand of each of these nodes."""
-        for name in fp32:
-            self._fp32.release(self.nodes[name])
+        for name in own:
+            self._own.release(self.nodes[name])
         for name in exact:
             self._exact.release(self.nodes[name])
 
     def locally_exact(self, name: str, sources: Iterable[str]) -> Any:
-        """Returns the float64 value of a node, computed from PyTorch's fp32 values of others."""
-        given = self._given | {self.nodes[other]: self.fp32(other) for other in sources}
+        """Returns the float64 value of a node, computed from PyTorch's values of others."""
+        given = self._given | {self.nodes[other]: self.own(other) for other in sources}
         node = self.nodes[name]
-        return _Values(self._module, given, Counter([node]), wide=True).value(node)
+        return _Values(self._module, given, Counter([node]), _FLOAT64).value(node)
 
     def _demands(self, names: Iterable[str]) -> Counter[Node]:
         return Counter(self.nodes[name] for name in names)
@@ -102,13 +115,53 @@ def _needed(wanted: Iterable[Node], given: Iterable[Node]) -> list[Node]:
     return sorted(found)
 
 
+@dataclass(frozen=True)
+class _Arithmetic:
+    """What nodes are computed in: a mode of PyTorch, the types that given values take before, and the half type."""
+
+    mode: Callable[[], AbstractContextManager[None]] = nullcontext
+    types: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
+    half: torch.dtype | None = None
+    rounded: Collection[str] = ()
+
+    def compute(self, node: Node, args: Any, kwargs: Any) -> Any:
+        if self.half is None:
+            return node.target(*args, **kwargs)
+        if sums_in_float(node.target):
+            # Autocast rounds what upstream calls; some of that is another operator by the time it is exported.
+            args, kwargs = tree_map(self._rounded, (args, kwargs))
+        value = node.target(*args, **kwargs)
+        if node.name in self.rounded:
+            value = tree_map(self._rounded, value)
+        return tree_map(float32_of_half, value)
+
+    def _rounded(self, value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        return value.to(self.half) if is_float else value
+
+    def of(self, dtype: torch.dtype) -> torch.dtype:
+        return self.types.get(dtype, dtype)
+
+
+_FLOAT64 = _Arithmetic(widened, {torch.float32: torch.float64, torch.complex64: torch.complex128})
+
+
+def _arithmetic(precision: Precision, rounded: Collection[str]) -> _Arithmetic:
+    if not precision.is_half:
+        return _Arithmetic()
+    half: torch.dtype = getattr(torch, precision.dtype)
+    return _Arithmetic(partial(under_autocast, half), half=half, rounded=frozenset(rounded))
+
+
 class _Values:
     """Evaluates a graph by demand; a value goes when nothing needs it any more."""
 
-    def __init__(self, module: GraphModule, given: Mapping[Node, Any], demands: Counter[Node], *, wide: bool) -> None:
+    def __init__(
+        self, module: GraphModule, given: Mapping[Node, Any], demands: Counter[Node], arithmetic: _Arithmetic
+    ) -> None:
         self._module = module
         self._given = given
-        self._wide = wide
+        self._arithmetic = arithmetic
         self._values: dict[Node, Any] = {}
         self._uses = Counter(demands)
         for node in _needed(demands, given):
@@ -142,17 +195,11 @@ class _Values:
         if node in self._values:
             return self._values[node]
         value = self._given[node]
-        if not self._wide or not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().to(_WIDE.get(value.dtype, value.dtype))
+        return value.detach().to(self._arithmetic.of(value.dtype)) if isinstance(value, torch.Tensor) else value
 
     def _computed(self, node: Node) -> Any:
         if node.op == "get_attr":
             return getattr(self._module, str(node.target))
-        mode: AbstractContextManager[None] = widened() if self._wide else nullcontext()
         args, kwargs = map_arg((node.args, node.kwargs), self._of)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), mode:
-            return node.target(*args, **kwargs)
-
-
-_WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), self._arithmetic.mode():
+            return self._arithmetic.compute(node, args, kwargs)

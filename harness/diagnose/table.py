@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from harness.core.precision import PRECISIONS
 from harness.diagnose.deviation import Deviation
 from harness.diagnose.diagnosis import Boundary, Diagnosis, budget
 
@@ -24,7 +25,8 @@ def render(diagnosis: Diagnosis, every: bool = False) -> Any:
     for name in ("local", "accumulated", "own"):
         table.add_column(name, no_wrap=True)
     table.add_column("line", overflow="fold")
-    table.title = f"{diagnosis.case.id}: error against float64 in units of PyTorch fp32's (rms, largest)"
+    unit = "PyTorch fp32's" if not _is_half(diagnosis) else f"PyTorch's under autocast to {diagnosis.case.precision}"
+    table.title = f"{diagnosis.case.id}: error against float64 in units of {unit} (rms, largest)"
     for boundary in diagnosis.boundaries if every else shown(diagnosis):
         wrong = boundary.local.excess > 1
         table.add_row(
@@ -42,8 +44,12 @@ def render(diagnosis: Diagnosis, every: bool = False) -> Any:
 def summary(diagnosis: Diagnosis) -> str:
     """Says what was found: the first divergence, the outputs, where errors are made, and what was compared."""
     lines = [_finding(diagnosis)]
+    if diagnosis.first is not None and _is_half(diagnosis):
+        lines.append(f"Its cause is not looked for in {diagnosis.case.precision}: see whether it diverges in fp32 too.")
     if diagnosis.ablation is not None:
         lines.append(f"Cause: {diagnosis.ablation.cause or 'undecided'}: {diagnosis.ablation.reason}.")
+    if diagnosis.luck:
+        lines.append(f"One run of autocast says nothing about so few numbers: {', '.join(diagnosis.luck)}.")
     if diagnosis.changed:
         lines.append(f"{diagnosis.changed[0]} does not read what was written: memory is given away too early.")
     if diagnosis.altered:
@@ -93,6 +99,10 @@ def shown(diagnosis: Diagnosis) -> list[Boundary]:
         return list(boundaries[start : start + _SHOWN])
     worst = sorted(boundaries, key=lambda boundary: -boundary.local.excess)[:_SHOWN]
     return sorted(worst, key=lambda boundary: boundary.position)
+
+
+def _is_half(diagnosis: Diagnosis) -> bool:
+    return PRECISIONS[diagnosis.case.precision].is_half
 
 
 def _ratio(deviation: Deviation) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from harness.core.budget import NONE, Groups
 from harness.core.errors import HarnessError
 from harness.core.outcome import Status, VerdictKind
 from harness.core.settings import Settings
@@ -23,6 +24,7 @@ def diagnosed(
     *,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
+    float32: Groups = NONE,
 ) -> Result:
     """Returns a result with the diagnosis of its case, or why it has none; one that is as expected, as it is.
 
@@ -32,6 +34,7 @@ def diagnosed(
         on_stage: Called with the name of each stage, soon after it was entered.
         timeout: Seconds that the diagnosis may take; None for no limit.
         memory_limit_bytes: Resident bytes that it may take; None for no limit.
+        float32: Groups of products that stay float32 in a half precision.
     """
     if result.expected is not False or result.outcome.status is Status.PASSED:
         return result
@@ -45,6 +48,7 @@ def diagnosed(
             on_stage=lambda stage: on_stage(f"diagnosis: {stage}"),
             timeout=timeout,
             memory_limit_bytes=memory_limit_bytes,
+            float32=float32,
         )
     except HarnessError as error:
         return replace(result, not_diagnosed=str(error))

@@ -239,28 +239,30 @@ class _Lowering:
         from tvm import relax
 
         value, name = binding.value, _operator(binding.value)
+        own = binding.var.name  # nodes of the exported program are known by it
         if isinstance(value, relax.Tuple):
             if binding.var == self._output:
-                return self._builder.emit(_mapped(value, self._as_float))
-            return self._builder.emit(_mapped(value, self._as_it_is))
+                return self._builder.emit(_mapped(value, self._as_float), own)
+            return self._builder.emit(_mapped(value, self._as_it_is), own)
         if isinstance(value, relax.TupleGetItem):
-            return self._builder.emit(relax.TupleGetItem(self._new[value.tuple_value], value.index))
+            return self._builder.emit(relax.TupleGetItem(self._new[value.tuple_value], value.index), own)
         if not isinstance(value, relax.Call):
-            return self._builder.emit(_mapped(value, self._as_float))
+            return self._builder.emit(_mapped(value, self._as_float), own)
         if self._rounds(binding):
             multiplied = _OPERANDS[name]
             operands = [self._as_half(operand) for operand in value.args[:multiplied]]
             others = [_mapped(operand, self._as_float) for operand in value.args[multiplied:]]
-            result = self._builder.emit(_product(value, [*operands, *others]))
+            result = _product(value, [*operands, *others])
         else:
             exact = name in _MOVES | _SELECTS and binding.var in self._half
             convert = self._as_half if exact else self._as_float
             arguments = [_mapped(argument, convert) for argument in value.args]
-            result = self._builder.emit(relax.Call(value.op, arguments, value.attrs, value.ty_args))
+            result = relax.Call(value.op, arguments, value.attrs, value.ty_args)
+        result = self._builder.normalize(result)
         rounds = binding.var in self._half and isinstance(result.ty, relax.TensorType)  # of several, those who read it
         if rounds and _is_floating(result, "float32"):
-            result = self._builder.emit(relax.op.astype(result, self._dtype))
-        return result
+            result = relax.op.astype(self._builder.emit(result, "exact"), self._dtype)
+        return self._builder.emit(result, own)
 
     def _rounds(self, binding: relax.VarBinding) -> bool:
         """Returns whether this is a product whose operands are half."""
@@ -277,7 +279,7 @@ class _Lowering:
         if not _is_floating(new, "float32"):
             return new
         if operand not in self._casts:
-            self._casts[operand] = self._builder.emit(relax.op.astype(new, self._dtype))
+            self._casts[operand] = self._builder.emit(relax.op.astype(new, self._dtype), "half")
         return self._casts[operand]
 
     def _as_float(self, operand: relax.Expr) -> relax.Expr:
@@ -285,7 +287,8 @@ class _Lowering:
         from tvm import relax
 
         new = self._new.get(operand, operand)
-        return self._builder.emit(relax.op.astype(new, "float32")) if _is_floating(new, self._dtype) else new
+        wide = relax.op.astype(new, "float32")
+        return self._builder.emit(wide, "wide") if _is_floating(new, self._dtype) else new
 
 
 def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:

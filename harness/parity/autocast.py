@@ -15,7 +15,8 @@ below PyTorch's operators as a GPU does them:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
@@ -85,7 +86,7 @@ class _AsOnAGpu(TorchDispatchMode):
         dtypes = {tensor.dtype for tensor in _tensors((args, kwargs))} & set(_HALF)
         if not dtypes:
             return func(*args, **kwargs)
-        wide_args, wide_kwargs = tree_map(_widened, (args, kwargs))
+        wide_args, wide_kwargs = tree_map(float32_of_half, (args, kwargs))
         result = func(*wide_args, **wide_kwargs)
         if name in _FLOAT:
             return result
@@ -102,10 +103,17 @@ class _UnderAutocast(torch.nn.Module):
         self.dtype = dtype
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.autocast("cpu", self.dtype), _AsOnAGpu():  # type: ignore[no-untyped-call]
+        with under_autocast(self.dtype):
             outputs = self.module(*args)
         several = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-        return tuple(_widened(output) for output in several)
+        return tuple(float32_of_half(output) for output in several)
+
+
+@contextmanager
+def under_autocast(dtype: torch.dtype) -> Iterator[None]:
+    """Computes as a GPU does under autocast in a half type, for the duration of the context."""
+    with torch.autocast("cpu", dtype), _AsOnAGpu():  # type: ignore[no-untyped-call]
+        yield
 
 
 def half_reference(
@@ -123,6 +131,13 @@ def half_reference(
     return reference(_UnderAutocast(module, dtype), args, names)
 
 
+def sums_in_float(operator: Any) -> bool:
+    """Returns whether this is an ATen operator of half operands, float32 sums and a half result."""
+    schema = getattr(operator, "_schema", None)
+    name = "" if schema is None else schema.name.removeprefix("aten::")
+    return name in _SUMMED_IN_FLOAT or name == "scaled_dot_product_attention"
+
+
 def _tensors(values: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     tree_map(lambda value: found.append(value) if isinstance(value, torch.Tensor) else None, values)
@@ -133,5 +148,6 @@ def _is(value: Any, *dtypes: torch.dtype) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in dtypes
 
 
-def _widened(value: Any) -> Any:
+def float32_of_half(value: Any) -> Any:
+    """Returns a tensor of a half type in float32; everything else as it is."""
     return value.float() if _is(value, *_HALF) else value
