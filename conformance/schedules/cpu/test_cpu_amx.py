@@ -19,7 +19,13 @@ from conformance.support.bf16 import linear, rounded
 from conformance.support.kernels import functions_of, lowered, machine_of, run
 from conformance.support.operators import normal, rms
 from conformance.support.place import executes
+from harness.core.case import Case
+from harness.core.outcome import VerdictKind
+from harness.core.settings import SEEDED
 from harness.lowering.route import Route, lower
+from harness.models.registry import models, subjects
+from harness.models.traced import TracedWorkload
+from harness.parity.verdict import judge
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.schedules.common.kernel_info import infos_of
@@ -122,3 +128,24 @@ def test_the_facts_tell_tiles() -> None:
     info = infos["matmul_bf16_amx"]
     assert info.tile == {"rows": 32, "columns": 32}
     assert info.flop == 2 * 32 * 64 * 64
+
+
+@emulated
+def test_a_component_in_tiles_is_as_accurate_as_autocast() -> None:
+    case = Case("scoring_head", "real", "llvm", precision="bf16")
+    subject = subjects()[case.component]
+    with models()[subject.model].context():
+        workload = subject.open(case, SEEDED)
+        assert isinstance(workload, TracedWorkload)
+        (program,) = workload.programs.values()
+        inputs = tuple(program.example.values())
+        made = lower(program.module, inputs, Route(precision="bf16"))
+        module = without_unit(cpu_pipeline(WITH_TILES)(made.module))
+        assert sum("amx" in name for name in functions_of(module)) >= 3
+        machine = machine_of(module, ANY)
+        weights = list(machine["main_transform_params"]([tvm.runtime.tensor(a) for a in made.parameters().values()]))
+        (logits,) = machine["main"](*(tvm.runtime.tensor(value.numpy()) for value in inputs), *weights)
+        reference, _ = workload.reference()
+        (verdict,) = judge({"logits": logits.numpy()}, reference, workload.oracle(), by_oracle=True)
+    assert verdict.kind is VerdictKind.ORACLE, verdict
+    assert verdict.r_rms < 1
