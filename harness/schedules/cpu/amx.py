@@ -119,7 +119,7 @@ define linkonce_odr i32 @{_BEGIN}() {{
   %first = icmp eq i8 %asked, 0
   br i1 %first, label %ask, label %configure
 ask:
-  %answer = call i64 asm sideeffect "syscall", "={{rax}},{{rax}},{{rdi}},{{rsi}},~{{rcx}},~{{r11}},~{{memory}}"(
+  %answer = call i64 asm sideeffect "syscall", "={{rax}},{{rax}},{{rdi}},{{rsi}},~{{rcx}},~{{r11}},~{{memory}},~{{flags}}"(
       i64 {SYSTEM_CALL}, i64 {REQUEST}, i64 {TILE_DATA})
   store atomic i8 1, ptr @{_ASKED} monotonic, align 1
   br label %configure
