@@ -61,8 +61,10 @@ class ProductLoop:
 
     @property
     def spills(self) -> list[str]:
-        """Vectors that it moves to or from the stack."""
-        return [instruction.text for instruction in self.instructions if instruction.spills]
+        """Vectors that it moves to or from the stack, whose frame x29 points to unless the loop writes it."""
+        pointer = any("x29" in instruction.written for instruction in self.instructions)
+        spills = [instruction.text for instruction in self.instructions if instruction.spills]
+        return [text for text in spills if not (pointer and "[x29" in text)]
 
 
 def assembly(module: tvm.IRModule, target: tvm.target.Target) -> str:

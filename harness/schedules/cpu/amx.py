@@ -40,6 +40,8 @@ _LEAST_ROWS = 9
 _STEPS = 16
 """Tiles of depth that all left panels share before the next: 32 KB of the right panel, which the first cache holds."""
 _BYTES = 4
+_REGISTERS = "={rax},{rax},{rdi},{rsi},~{rcx},~{r11},~{memory},~{flags}"
+"""Of a system call of Linux on x86-64: its answer, number and arguments, and what it changes."""
 _CONFIGURATION, _ASKED = "amx_tile_configuration", "amx_was_asked_for"
 _BEGIN, _END, _MULTIPLY = "begin_bf16_tiles", "end_bf16_tiles", "multiply_bf16_tiles"
 
@@ -119,8 +121,7 @@ define linkonce_odr i32 @{_BEGIN}() {{
   %first = icmp eq i8 %asked, 0
   br i1 %first, label %ask, label %configure
 ask:
-  %answer = call i64 asm sideeffect "syscall", "={{rax}},{{rax}},{{rdi}},{{rsi}},~{{rcx}},~{{r11}},~{{memory}},~{{flags}}"(
-      i64 {SYSTEM_CALL}, i64 {REQUEST}, i64 {TILE_DATA})
+  %answer = call i64 asm sideeffect "syscall", "{_REGISTERS}"(i64 {SYSTEM_CALL}, i64 {REQUEST}, i64 {TILE_DATA})
   store atomic i8 1, ptr @{_ASKED} monotonic, align 1
   br label %configure
 configure:

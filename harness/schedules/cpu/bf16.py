@@ -12,7 +12,8 @@ two forms, each with the product of the high halves first:
 - AVX512-BF16: the instruction `vdpbf16ps`. It rounds after each of the two products, to nearest and ties to even, and
   takes and gives zero for every denormal number, whatever the mode of the processor is;
 - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
-  It rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
+  Those of the left operand are made while it is packed: each is used with every vector of a row of the right one. It
+  rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
   beyond fp32's range is infinite or zero before it is added.
 """
 
@@ -27,20 +28,24 @@ from tvm.script.ir_builder import tirx as T
 from tvm.target import codegen
 
 from harness.schedules.common.graph import static_shape
-from harness.schedules.cpu.emit import Arithmetic
-from harness.schedules.cpu.tile import Tile, vector_unit
+from harness.schedules.cpu.emit import Arithmetic, Split
+from harness.schedules.cpu.tile import Tile, VectorUnit, vector_unit
 
 BF16 = "bfloat16"
 
 _NAME = "multiply_add_bf16_pairs"
 
+_FEW_REGISTERS = ((5, 2), (1, 4), (10, 1))
 _SHAPES = {
-    32: ((10, 2), (6, 3), (4, 4), (2, 6), (1, 8), (12, 1)),
-    16: ((4, 2), (1, 4), (8, 1)),
+    VectorUnit(lanes=16, registers=32): ((12, 2), (8, 2), (7, 3), (5, 4), (2, 6), (1, 8), (12, 1)),
+    VectorUnit(lanes=4, registers=32): ((10, 2), (8, 2), (6, 3), (4, 4), (2, 6), (1, 8), (12, 1)),
+    VectorUnit(lanes=8, registers=16): _FEW_REGISTERS,
+    VectorUnit(lanes=4, registers=16): _FEW_REGISTERS,
 }
-"""Rows and vectors per row of tiles for any processor, by number of registers.
+"""Rows and vectors per row of tiles for any processor.
 
-Sums, both halves of a row of the right operand, both of a broadcast and the mask must fit.
+Sums, both halves of a row of the right operand and both terms of the left one must fit; AVX-512 reads the latter from
+memory as it multiplies.
 """
 
 _DOT_PRODUCTS = f"""
@@ -69,31 +74,30 @@ def arithmetic(target: tvm.target.Target) -> Arithmetic:
     """Returns the arithmetic of bfloat16 products for a CPU, from the features that LLVM knows of it."""
     unit = vector_unit(target)
     if unit.lanes == 16 and codegen.llvm_cpu_has_features("avx512bf16", target):
-        return _arithmetic(_DOT_PRODUCTS, None)
-    return _arithmetic(_shifts(unit.lanes), _SHAPES[unit.registers])
+        return _arithmetic(_DOT_PRODUCTS)
+    return _arithmetic(_shifts(unit.lanes), _SHAPES[unit], Split("float32", 2, _terms))
 
 
-def _arithmetic(functions: str, shapes: Sequence[tuple[int, int]] | None) -> Arithmetic:
-    return Arithmetic("bf16", "int32", 2, _joined, _multiply_add, functions, shapes)
+def _arithmetic(
+    functions: str, shapes: Sequence[tuple[int, int]] | None = None, split: Split | None = None
+) -> Arithmetic:
+    return Arithmetic("bf16", "int32", 2, _joined, _multiply_add, functions, shapes, split)
 
 
 def _shifts(lanes: int) -> str:
     """Returns the function for any processor; products are exact, so that LLVM may fuse them with the additions."""
     floats, pairs = f"<{lanes} x float>", f"<{lanes} x i32>"
     sixteen, high = (f"<{', '.join([f'i32 {value}'] * lanes)}>" for value in (16, -65536))
+    arguments = f"{floats} %sums, {floats} %left.low, {floats} %left.high, {pairs} %right"
     return f"""
-define linkonce_odr {floats} @{_NAME}({floats} %sums, {pairs} %left, {pairs} %right) alwaysinline {{
-  %left.high = and {pairs} %left, {high}
+define linkonce_odr {floats} @{_NAME}({arguments}) alwaysinline {{
   %right.high = and {pairs} %right, {high}
-  %left.low = shl {pairs} %left, {sixteen}
   %right.low = shl {pairs} %right, {sixteen}
-  %a = bitcast {pairs} %left.high to {floats}
-  %b = bitcast {pairs} %right.high to {floats}
-  %c = bitcast {pairs} %left.low to {floats}
-  %d = bitcast {pairs} %right.low to {floats}
-  %first = fmul contract {floats} %a, %b
+  %high = bitcast {pairs} %right.high to {floats}
+  %low = bitcast {pairs} %right.low to {floats}
+  %first = fmul contract {floats} %left.high, %high
   %sum = fadd contract {floats} %sums, %first
-  %second = fmul contract {floats} %c, %d
+  %second = fmul contract {floats} %left.low, %low
   %result = fadd contract {floats} %sum, %second
   ret {floats} %result
 }}
@@ -108,13 +112,21 @@ def _multiply_add(
     for i in range(tile.rows):
         for start in range(0, tile.columns, lanes):
             at = tirx.Ramp(start, 1, lanes)
-            operands = rows[i][at], tirx.Broadcast(left(i), lanes), right(at)
-            T.buffer_store(rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, *operands), [at])
+            element = left(i)
+            terms = [tirx.Broadcast(term, lanes) for term in (element if isinstance(element, list) else [element])]
+            T.buffer_store(rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, rows[i][at], *terms, right(at)), [at])
 
 
 def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
     low, high = _rounded(read(k)), _rounded(read(k + depth))
     return tirx.reinterpret("int32", tirx.bitwise_or(tirx.shift_right(low, _bits(16)), high))
+
+
+def _terms(pair: Any) -> tuple[Any, Any]:
+    """Returns the terms of a pair in fp32, the low one first."""
+    sixteen = tirx.const(16, "int32")
+    low, high = tirx.shift_left(pair, sixteen), tirx.bitwise_and(pair, tirx.const(-65536, "int32"))
+    return tirx.reinterpret("float32", low), tirx.reinterpret("float32", high)
 
 
 def _rounded(value: Any) -> Any:

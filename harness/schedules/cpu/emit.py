@@ -98,6 +98,21 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class Split:
+    """What elements of the left operand are kept as in a packed block, where that saves work in each step.
+
+    Attributes:
+        dtype: Type of a part.
+        parts: Number of parts.
+        of: (element) → its parts.
+    """
+
+    dtype: str
+    parts: int
+    of: Callable[[Any], Sequence[Any]]
+
+
+@dataclass(frozen=True)
 class Arithmetic:
     """What a product multiplies and adds: the elements of its panels, and one step of its depth.
 
@@ -107,9 +122,10 @@ class Arithmetic:
         terms: Terms of the sum in an element.
         joined: ((k) → term, element, elements of the depth) → the element.
         multiply_add: (tile, its rows of sums, row → element of the left operand, columns → elements of the right one):
-            emits a step.
+            emits a step. With `split`, the left element is the sequence of its parts.
         functions: LLVM IR of the functions that a step calls.
         shapes: Rows and vectors of the tiles that stay in registers; those of fp32 if None.
+        split: How packed blocks keep elements of the left operand, if not as they are.
         tiles: What takes the place of steps, of products whose left operand is packed along its rows; None if nothing.
     """
 
@@ -120,7 +136,13 @@ class Arithmetic:
     multiply_add: Callable[[Tile, Sequence[tirx.Buffer], Callable[[int], Any], Callable[[Any], Any]], None]
     functions: str = ""
     shapes: Sequence[tuple[int, int]] | None = None
+    split: Split | None = None
     tiles: Tiles | None = None
+
+    @property
+    def kept(self) -> Split:
+        """What packed blocks keep elements of the left operand as."""
+        return self.split or Split(self.dtype, 1, lambda element: (element,))
 
     def imported(self) -> AbstractContextManager[Any]:
         """Emits that the functions are known to what is emitted in the context."""

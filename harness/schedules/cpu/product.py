@@ -319,12 +319,12 @@ def product_function(
         access = body(*buffers)
         tasks = extents.batch * blocks * partition.splits
         with arithmetic.imported():
-            shape = left_shape(extents, blocking, access)
+            shape = left_shape(extents, blocking, access, arithmetic)
             if streaming == "right" or in_place or 4 * math.prod(shape) < _KEPT_BYTES:
                 with T.parallel(0, tasks) as task:
                     do(access, task, None)
             else:
-                with each_thread_keeps(tasks, arithmetic.dtype, shape) as (task, kept):
+                with each_thread_keeps(tasks, arithmetic.kept.dtype, shape) as (task, kept):
                     do(access, task, kept)
 
     def do(access: Access, task: Any, kept: Kept | None) -> None:
@@ -341,12 +341,12 @@ def product_function(
             if in_place:
                 read = _read_left(extents, tile, access, block)
             else:
-                shape = left_shape(extents, blocking, access)
-                packed = T.alloc_buffer(shape, arithmetic.dtype) if kept is None else kept.buffers[0]
+                shape = left_shape(extents, blocking, access, arithmetic)
+                packed = T.alloc_buffer(shape, arithmetic.kept.dtype) if kept is None else kept.buffers[0]
                 # A task of the same thread may have packed this block for another part of the right operand.
                 with nullcontext() if kept is None else kept.unless(task // partition.splits):
-                    pack_left(extents, blocking, access, block, packed)
-                read = read_left_panels(extents, blocking, access, block, packed)
+                    pack_left(extents, blocking, access, block, packed, arithmetic)
+                read = read_left_panels(extents, blocking, access, block, packed, arithmetic)
         most = partition.slots if streaming == "left" else per_split
         with arithmetic.held():
             multiply_block(extents, blocking, access, block, most, read, arithmetic)
@@ -425,17 +425,27 @@ class Operands:
     before: Callable[[Any, Any], None] | None = None
 
 
-def left_shape(extents: Extents, blocking: Blocking, access: Access) -> tuple[int, ...]:
+def left_shape(
+    extents: Extents, blocking: Blocking, access: Access, arithmetic: Arithmetic = FP32
+) -> tuple[int, ...]:
     """Returns the shape of a packed block of the left operand: [chunk, panel, k, row], or with rows before their terms.
 
-    Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead.
+    Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Where an element is several
+    parts, the first parts of a chunk come before the second ones.
     """
-    rows, chunk = blocking.tile.rows, blocking.chunk
-    panel = (chunk, rows) if access.rows is None else (rows, chunk)
-    return (ceil_div(extents.depth, chunk), blocking.partition.slots, *panel)
+    rows, terms = blocking.tile.rows, blocking.chunk * arithmetic.kept.parts
+    panel = (terms, rows) if access.rows is None else (rows, terms)
+    return (ceil_div(extents.depth, blocking.chunk), blocking.partition.slots, *panel)
 
 
-def pack_left(extents: Extents, blocking: Blocking, access: Access, block: Block, workspace: tirx.Buffer) -> None:
+def pack_left(
+    extents: Extents,
+    blocking: Blocking,
+    access: Access,
+    block: Block,
+    workspace: tirx.Buffer,
+    arithmetic: Arithmetic = FP32,
+) -> None:
     """Emits the packing of a block of the left operand into memory of `left_shape`."""
     by_row, chunk = access.rows is not None, blocking.chunk
     with T.serial(0, block.left_panels) as slot:
@@ -443,30 +453,42 @@ def pack_left(extents: Extents, blocking: Blocking, access: Access, block: Block
         with T.serial(0, ceil_div(extents.depth, chunk)) as c:
 
             def put(k: Any, i: Any, value: Any) -> None:
-                T.buffer_store(workspace, value, [c, slot, i, k] if by_row else [c, slot, k, i])
+                for n, part in enumerate(arithmetic.kept.of(value)):
+                    at = k + n * chunk
+                    T.buffer_store(workspace, part, [c, slot, i, at] if by_row else [c, slot, at, i])
 
             fill(put, c * chunk, at_most(chunk, extents.depth, c * chunk))
 
 
 def read_left_panels(
-    extents: Extents, blocking: Blocking, access: Access, block: Block, workspace: tirx.Buffer
+    extents: Extents,
+    blocking: Blocking,
+    access: Access,
+    block: Block,
+    workspace: tirx.Buffer,
+    arithmetic: Arithmetic = FP32,
 ) -> Callable[[Any], Operands]:
     """Returns how each right panel of a task meets a block of the left operand that `pack_left` has packed."""
     tile, slots = blocking.tile, blocking.partition.slots
     by_row = access.rows is not None
-    chunks = ceil_div(extents.depth, blocking.chunk)
-    size = blocking.chunk * tile.rows
+    chunks, parts = ceil_div(extents.depth, blocking.chunk), arithmetic.kept.parts
+    step = tile.rows * parts
+    size = blocking.chunk * step
 
     def operands(r: Any) -> Operands:
         line = view(workspace, chunks * slots * size)
         share = ceil_div(tile.columns, slots)
 
-        def left(p: Any, first: Any, k: Any, i: int) -> Any:
+        def part(p: Any, first: Any, k: Any, i: int) -> Any:
             return workspace[(first // blocking.chunk, p, *((i, k) if by_row else (k, i)))]
+
+        def left(p: Any, first: Any, k: Any, i: int) -> Any:
+            found = [part(p, first, k + n * blocking.chunk, i) for n in range(parts)]
+            return found if arithmetic.split else found[0]
 
         def ahead(p: Any, first: Any, k: Any) -> None:
             # A step fetches as much of the next left panel as it reads, and its share of the next right chunk.
-            prefetch(line[(first // blocking.chunk * slots + p + 1) * size + k * tile.rows], level=1)
+            prefetch(line[(first // blocking.chunk * slots + p + 1) * size + k * step], level=1)
             at = (p * blocking.chunk + k) * share
             row = first + blocking.chunk + at // tile.columns
             prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
