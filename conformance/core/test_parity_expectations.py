@@ -196,6 +196,23 @@ def test_the_oracle_verdict_is_expected_where_an_entry_says_so(tmp_path):
         assert words in result.sentence
 
 
+def test_what_varies_among_processors_may_be_strict_and_nothing_worse(tmp_path):
+    (expectation,) = load(tmp_path, ORACLE + "varies = true\n")
+    assert check(REAL, passed(verdict()), expectation).kind is CheckKind.AS_EXPECTED
+    assert check(REAL, passed(verdict(kind=VerdictKind.ORACLE)), expectation).kind is CheckKind.AS_EXPECTED
+    assert check(REAL, passed(verdict(kind=VerdictKind.FAILED)), expectation).kind is CheckKind.UNEXPECTED
+    assert "does not have" in check(REAL, passed(verdict("other")), expectation).sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(f'{ORACLE}varies = "yes"', "must be true or false"), (f"{FAILURE}varies = true", "needs judge")],
+)
+def test_where_nothing_can_vary(tmp_path, text, words):
+    with pytest.raises(HarnessError, match=words):
+        load(tmp_path, text)
+
+
 def test_a_predicted_wrong_result_names_the_outputs_that_are_wrong(tmp_path):
     text = FAILURE.replace('stage = "import"', 'stage = "judge"').replace('error = "NotImplementedError"\n', "")
     text = text.replace('message = "complex64 is not handled"', 'outputs = ["masks"]')
