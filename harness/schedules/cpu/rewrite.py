@@ -80,14 +80,14 @@ def _context_of(
     function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
 ) -> tuple[Context, Facts]:
     """Makes the context that lowerings ask about a function, and the facts of its variables."""
-    facts = facts_of(function)
+    facts, bf16 = facts_of(function), arithmetic(target)
     context = Context(
         facts.bindings,
         parameters_of(function, facts.bindings),
         functions=dict(module.functions_items()),
         unit=vector_unit(target),
-        bf16=arithmetic(target),
-        bf16_tiles=amx.with_tiles(arithmetic(target)) if amx.matrix_unit(target) else None,
+        bf16=bf16,
+        bf16_tiles=amx.with_tiles(bf16) if amx.matrix_unit(target) else None,
         schedules=schedules,
     )
     context = replace(context, projected_afterwards=movable(context, facts))
