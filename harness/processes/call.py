@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError
+from harness.processes.descendants import descendants
 from harness.processes.processes import Process, Spawned, Stopped, Template, child_environment
 from harness.processes.threads import thread_count
 
@@ -199,11 +200,8 @@ class _Call:
             self.breadcrumb(stage)
 
     def _note_family(self) -> None:
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self.process.pid).children(recursive=True):
-                self.family.setdefault(process.pid, process)
+        for process in descendants(self.process.pid):
+            self.family.setdefault(process.pid, process)
 
     def _resident_bytes(self) -> int:
         import psutil
