@@ -246,7 +246,7 @@ def test_open_clip_is_not_imported_for_its_vocabulary() -> None:
 
 def test_needed_patches_are_asked_and_not_applied_blindly() -> None:
     names = {patch.name for patch in needed_patches()}
-    assert names >= {"position_encoding_on_cpu", "pin_memory_does_nothing", "constant_spatial_shapes"}
+    assert names >= {"position_encoding_not_precomputed", "pin_memory_does_nothing", "constant_spatial_shapes"}
     assert "absent_psutil" not in names  # the test environment has psutil
 
 

@@ -157,12 +157,10 @@ def _without_initialisation() -> Iterator[None]:
 def _fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
     """Computes the position encodings that the model will use, once.
 
-    Upstream precomputes them for a patch size of 16 (sizes that SAM 3 never has) and fills its cache at the first run;
-    a first run under torch.export would leave a tensor without values in it.
+    Upstream fills its cache at the first run; a first run under torch.export would leave a tensor without values in it.
     """
     import torch
 
-    encoding.cache.clear()
     for size in sizes:
         encoding(torch.zeros(1, 1, size, size))
         encoding.cache[size, size] = encoding.cache[size, size].clone().detach()

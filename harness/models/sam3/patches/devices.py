@@ -23,16 +23,14 @@ def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _position_encoding_on_cpu() -> Iterator[None]:
-    import torch
+def _position_encoding_not_precomputed() -> Iterator[None]:
     from sam3.model.position_encoding import PositionEmbeddingSine
 
     original = PositionEmbeddingSine.__init__
 
     @wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        with replaced(torch, "zeros", _on_cpu(torch.zeros)):
-            original(self, *args, **kwargs)
+        original(self, *args, **{**kwargs, "precompute_resolution": None})
 
     with replaced(PositionEmbeddingSine, "__init__", build):
         yield
@@ -126,13 +124,13 @@ def _tracker_state_on_cpu() -> Iterator[None]:
         yield
 
 
-POSITION_ENCODING_ON_CPU = Patch(
-    name="position_encoding_on_cpu",
-    what='position encodings are precomputed on "cuda"',
+POSITION_ENCODING_NOT_PRECOMPUTED = Patch(
+    name="position_encoding_not_precomputed",
+    what='position encodings are precomputed on "cuda", for sizes that SAM 3 never has',
     where="sam3/model/position_encoding.py, PositionEmbeddingSine.__init__",
     why="building fails without CUDA, and mixes devices with it",
     needed=lambda: 'device="cuda"' in source("model/position_encoding.py"),
-    apply=_position_encoding_on_cpu,
+    apply=_position_encoding_not_precomputed,
 )
 
 DECODER_COORDINATES_ON_CPU = Patch(
