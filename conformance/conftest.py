@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
@@ -22,9 +21,6 @@ from harness.processes.memory import give_back_freed_memory
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuned.database import store
-
-if TYPE_CHECKING:
-    pass
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: every command that is interrupted by a test would inherit that.
