@@ -17,6 +17,7 @@ from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
 from harness.targets.compiling import required_cpu
 from harness.targets.linking import link_problem
+from harness.targets.system_cpu import system_cpu
 from harness.targets.target import Target
 
 if TYPE_CHECKING:
@@ -37,10 +38,9 @@ def cpu_name(processors: Processors = THIS_MACHINE) -> str:
         HarnessError: LLVM does not know the CPU that is named (it would silently compile for a generic one), or the
             unit behind it is not known.
     """
-    import tvm
-    from tvm.target import codegen
-
     if processors.cpu is not None:
+        from tvm.target import codegen
+
         named, unit = _named(processors.cpu)
         known = codegen.llvm_is_valid_cpu(named, codegen.llvm_get_system_triple())
         if not known and cross_triple(processors) is None:
@@ -53,9 +53,8 @@ def cpu_name(processors: Processors = THIS_MACHINE) -> str:
         if unit and normalized((cross_triple(processors) or architecture()).partition("-")[0]) != "x86_64":
             raise HarnessError(f"--cpu {processors.cpu} names a unit of x86: leave out +{unit}")
         return named
-    name: str = codegen.llvm_get_system_cpu()
-    promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))
-    return safe_cpu(name, frozenset(promised), cpu_features())
+    cpu = system_cpu()
+    return safe_cpu(cpu.name, frozenset(cpu.features), cpu_features())
 
 
 def cross_triple(processors: Processors) -> str | None:
