@@ -12,11 +12,17 @@ from tvm import relax
 
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import KernelInfo, infos_of
+from harness.schedules.cpu.bf16 import with_half_products
 
 
 def attention(causal: str | None = None, scale: float | None = None) -> Callable[..., relax.Expr]:
     """The operator of [batch, length, head, channel] and a bias, if there is one."""
     return lambda q, k, v, bias=None: relax.op.nn.attention(q, k, v, bias, scale, causal)
+
+
+def attention_bf16(causal: str | None = None) -> Callable[..., relax.Expr]:
+    """The same operator where `harness.lowering.precision` rounds what is multiplied to bfloat16."""
+    return lambda *operands: with_half_products(attention(causal)(*operands))
 
 
 def reference(causal: bool = False, scale: float | None = None) -> Callable[..., torch.Tensor]:

@@ -3,8 +3,9 @@
 - `fp32`: everything is a float32, as in the model that PyTorch runs.
 - `fp16`, `bf16`: what is multiplied and summed on a GPU's matrix units is half precision: the operands of matrix
   products, convolutions and attention, weights among them, and what is only moved between such operations. Sums are
-  float32 sums. On CPUs these are the operands of linear layers. `harness.lowering.precision` says what stays float32
-  and why, and `harness.parity.autocast` what such a case is judged against.
+  float32 sums. On CPUs these are the operands of linear layers and, with an instruction for it, of attention.
+  `harness.lowering.precision` says what stays float32 and why, and `harness.parity.autocast` what such a case is judged
+  against.
 
 Inputs and outputs of a component keep their types. Needs neither torch nor tvm.
 """

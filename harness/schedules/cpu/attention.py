@@ -32,6 +32,8 @@ from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.attention_per_head import Cut, per_head_kernel
 from harness.schedules.cpu.attention_streaming import Tiles, streaming_kernel
+from harness.schedules.cpu.bf16 import multiplies_half
+from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, Step
 from harness.schedules.cpu.few_queries import few_queries_kernel
 from harness.schedules.cpu.gemm import lower_matmul
@@ -51,9 +53,19 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     found = _recognized(attention, projection)
     if found is None:
         return None
-    kernel, tile = _choose(context, found)
+    arithmetic = _arithmetic(context, attention, found)
+    kernel, tile = _choose(context, found, arithmetic)
     query, key, value = _operands(context, attention, projection, few=tile is None)
-    operands = Attention(query, key, value, bias, found.scale, found.diagonal, projected=projection is not None)
+    operands = Attention(
+        query,
+        key,
+        value,
+        bias,
+        found.scale,
+        found.diagonal,
+        projected=projection is not None,
+        arithmetic=arithmetic,
+    )
     layer = context.key_layers.get(attention.args[1])
     if layer is not None and tile is not None:
         operands = _with_layer(context, operands, layer, attention.args[1], tile)
@@ -94,6 +106,13 @@ def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | 
     return found if found is None or projection is None else replace(found, width=projection.narrow)
 
 
+def _arithmetic(context: Context, attention: ir.Call, found: Problem) -> Arithmetic:
+    """What a kernel multiplies: pairs of bfloat16 where an instruction does; shifts would take as long as fp32."""
+    pairs = context.bf16
+    takes = pairs.split is None and found.channels % pairs.terms == 0 and not _workload(found).few(context.unit)
+    return pairs if takes and multiplies_half(attention) else FP32
+
+
 def _workload(found: Problem) -> schedule.Attention:
     """A problem as schedules know it: with no keys if their number is symbolic."""
     return schedule.Attention(
@@ -109,14 +128,16 @@ def _workload(found: Problem) -> schedule.Attention:
     )
 
 
-def _choose(context: Context, found: Problem) -> tuple[_Kernel, Tile | None]:
+def _choose(context: Context, found: Problem, arithmetic: Arithmetic) -> tuple[_Kernel, Tile | None]:
     """The kernel for a problem, and its tile of scores; none if it is the one for a few queries."""
     static = isinstance(found.keys, int)
     problem = _workload(found)
     if problem.few(context.unit):
         parts = context.decide(problem)["parts"]
         return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
-    decided = context.decide(problem) if static else schedule.decided(problem, context.unit, {})
+    # Tuning knows fp32 and numbers alone.
+    tuned = static and arithmetic is FP32
+    decided = context.decide(problem) if tuned else schedule.decided(problem, context.unit, {})
     tiles = Tiles(
         schedule.tile_of(context.unit, decided),
         schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
@@ -182,7 +203,7 @@ def _called(
     if layer is not None:
         place = len(inputs) - (attention.bias is not None) - len(layer.inputs) + len(layer.source.inputs)
         inputs[place] = builder.emit(call(builder, "pack", layer.packing, [inputs[place]]))
-    return call(builder, "attention", kernel(attention), [*inputs, *attention.variables])
+    return call(builder, attention.name, kernel(attention), [*inputs, *attention.variables])
 
 
 def _projected(

@@ -15,6 +15,7 @@ from harness.schedules.common.folding import Folded
 from harness.schedules.common.graph import extents
 from harness.schedules.common.kernel import Argument, fp32, free_variables
 from harness.schedules.common.kernel_info import KernelInfo
+from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.product import Read, pack_function, packed_shape
 from harness.schedules.cpu.tile import Tile
 
@@ -87,6 +88,7 @@ class Attention:
         result: For each of batch, length, head and channel, the dimension of the result.
         projected: Whether a projection of the values follows that usually comes before.
         layer: The layer that the kernel computes keys with; None if they are read.
+        arithmetic: What both products multiply and add, without `split`.
     """
 
     query: Folded
@@ -98,6 +100,17 @@ class Attention:
     result: tuple[int, ...] = (0, 1, 2, 3)
     projected: bool = False
     layer: Layer | None = None
+    arithmetic: Arithmetic = FP32
+
+    @property
+    def name(self) -> str:
+        """What the kernel is called."""
+        return "_".join(filter(None, ("attention", self.arithmetic.name)))
+
+    @property
+    def depth(self) -> int:
+        """Elements of a query, or of a key, as they are multiplied."""
+        return int(self.query.shape[3]) // self.arithmetic.terms
 
     @property
     def keys(self) -> Any:

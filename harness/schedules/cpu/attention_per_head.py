@@ -4,10 +4,14 @@ One task computes blocks of queries of one head. The first task of a head that a
 values into memory that the thread keeps, one row each, so that whatever moved or rotated them happens on the way. Then
 it takes a block of keys past some blocks of queries, so that what it reads again and again stays in the second-level
 cache.
+
+Where an element of the arithmetic has several terms, those of scores are channels and those of results are keys that
+follow each other: two rows of the strip, so that joining them moves no lane. Copies are of elements.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,8 +30,8 @@ from harness.schedules.common.kernel import (
 )
 from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.cpu.attention_operands import Attention
-from harness.schedules.cpu.emit import for_each_vector, multiply, multiply_panels
-from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
+from harness.schedules.cpu.emit import columns_after, for_each_vector, multiply, multiply_panels
+from harness.schedules.cpu.online_softmax import State, exponentials_of, fill, pack_channels, pack_keys
 from harness.schedules.cpu.schedule import key_blocks, query_group
 from harness.schedules.cpu.tile import Tile
 
@@ -60,27 +64,35 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     padded = channel_panels * output.columns
     blocks_of_keys = key_blocks(count)
     keys_here = count // blocks_of_keys
+    arithmetic, depth = attention.arithmetic, attention.depth
+    elements = ceil_div(keys_here, arithmetic.terms)
+    padding = elements * arithmetic.terms - keys_here
     group = min(per_part, query_group(count, columns, channels, padded))
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
-        copies = (count + scores.rows, channels), (count, padded)
-        with each_thread_keeps(batch * heads * parts, "float32", *copies) as (task, kept):
+        copies = (count + scores.rows, depth), (blocks_of_keys * elements, padded)
+        with arithmetic.imported(), each_thread_keeps(batch * heads * parts, arithmetic.dtype, *copies) as (task, kept):
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
             keys, values = kept.buffers
             # A task of the same thread may have copied them for other queries of the head.
             with kept.unless(m):
-                copy_rows(attention.key, sources[1], (b, h), keys, lanes)
-                copy_rows(attention.value, sources[2], (b, h), values, lanes)
-            rotated = T.alloc_buffer((columns, channels), "float32")
-            queries = T.alloc_buffer((group, channels, columns), "float32")
+                pack_channels(attention.key, sources[1], (b, h), keys, lanes, arithmetic=arithmetic)
+                pack_keys(attention.value, sources[2], (b, h), values, lanes, keys_here, arithmetic)
+            rotated = T.alloc_buffer((columns, depth), arithmetic.dtype)
+            queries = T.alloc_buffer((group, depth, columns), arithmetic.dtype)
             state = State(
                 *(T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), (columns, padded)))
             )
-            strip = T.alloc_buffer((keys_here, columns), "float32")
+            strip = T.alloc_buffer((keys_here + padding, columns), "float32")
+            weights = strip if arithmetic.terms == 1 else T.alloc_buffer((elements, columns), arithmetic.dtype)
             totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
+            if padding:
+                # Keys that do not exist weigh nothing.
+                with T.serial(keys_here, keys_here + padding) as key:
+                    for_each_vector(columns, lanes, lambda j: T.buffer_store(strip, fp32(-math.inf), [key, j]))
             first_block = T.Bind(task % parts * per_part)
             blocks_here = T.Bind(at_most(per_part, blocks, first_block))
             with T.serial(0, ceil_div(per_part, group)) as g:
@@ -93,40 +105,49 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
 
                 with T.serial(0, group_here) as q:
                     first, rows = rows_of(q)
-                    copy_rows(attention.query, sources[0], (b, h), rotated, lanes, first, rows, attention.scale)
-                    with T.serial(0, channels) as d, T.serial(0, columns) as j:
+                    pack_channels(
+                        attention.query, sources[0], (b, h), rotated, lanes, first, rows, attention.scale, arithmetic
+                    )
+                    with T.serial(0, depth) as d, T.serial(0, columns) as j:
                         T.buffer_store(queries, rotated[j, d], [q, d, j])
                     state.clear(q, lanes)
                 with T.serial(0, blocks_of_keys) as block, T.serial(0, group_here) as q:
                     first_key = T.Bind(block * keys_here)
+                    first_element = first_key if arithmetic.terms == 1 else T.Bind(block * elements)
                     first = T.Bind((first_of_group + q) * columns)
                     highest, total, factor = (registers((columns,)) for _ in range(3))
                     state.read_highest(q, highest, lanes)
-                    _scores(attention, scores, keys, queries, strip, highest, (b, h, first, q, first_key), bias)
+                    place = (b, h, first, q, first_key)
+                    _scores(attention, scores, keys, queries, strip, highest, keys_here, place, bias)
                     state.raise_to(q, highest, factor, lanes)
                     fill(total, columns, lanes, 0.0)
 
                     def exponentials(first: Any, here: Any, top: Any = highest, total: Any = total) -> None:
-                        exponentials_of(attention, scores, strip, top, total, (first, here))
+                        exponentials_of(
+                            attention, scores, strip, weights, top, total, (first, here), padded=padding > 0
+                        )
 
                     if channel_panels > 1:
-                        chunk = chunk_length(keys_here)
-                        with T.serial(0, ceil_div(keys_here, chunk)) as c:
-                            exponentials(c * chunk, at_most(chunk, keys_here, c * chunk))
+                        chunk = chunk_length(elements)
+                        with T.serial(0, ceil_div(elements, chunk)) as c:
+                            exponentials(c * chunk, at_most(chunk, elements, c * chunk))
                     with T.serial(0, channel_panels) as panel:
                         channel = T.Bind(panel * output.columns)
 
-                        def value_of(first: Any, k: Any, j: Any, channel: Any = channel, key: Any = first_key) -> Any:
-                            return values[key + first + k, channel + j]
+                        def value_of(
+                            first: Any, k: Any, j: Any, channel: Any = channel, begin: Any = first_element
+                        ) -> Any:
+                            return values[begin + first + k, columns_after(channel, j)]
 
                         multiply_panels(
                             output,
-                            keys_here,
+                            elements,
                             columns // output.rows,
-                            lambda p, first, k, i: strip[first + k, p * output.rows + i],
+                            lambda p, first, k, i: weights[first + k, p * output.rows + i],
                             value_of,
                             totals,
                             before=exponentials if channel_panels == 1 else None,
+                            arithmetic=arithmetic,
                         )
                         state.add(q, output, totals, factor, channel)
                     state.add_sums(q, total, factor, lanes)
@@ -144,7 +165,7 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     tile = {"score rows": scores.rows, "score columns": columns, "rows": output.rows, "columns": output.columns}
     info = attention.info(ATTENTION)
     info = replace(info, tile=tile, decisions={**info.decisions, "parts": parts, "keys at a time": keys_here})
-    return prim_func("attention", attention.arguments, body, info)
+    return prim_func(attention.name, attention.arguments, body, info)
 
 
 def _scores(
@@ -154,6 +175,7 @@ def _scores(
     queries: tirx.Buffer,
     strip: tirx.Buffer,
     highest: tirx.Buffer,
+    count: int,
     place: tuple[Any, Any, Any, Any, Any],
     bias: Sequence[tirx.Buffer],
 ) -> None:
@@ -166,12 +188,12 @@ def _scores(
         queries: Blocks of queries, transposed.
         strip: Gets the scores, [key, query].
         highest: Is raised.
+        count: Keys of the block.
         place: Batch, head, first query, number of the block of queries, first key.
         bias: Buffer of the bias, if there is one.
     """
     b, h, first, q, first_key = place
-    length, channels, count = attention.query.shape[1], attention.query.shape[3], int(strip.shape[0])
-    columns = tile.columns
+    length, columns = attention.query.shape[1], tile.columns
 
     def finish(key: Any, j: Any, value: Any) -> Any:
         query = T.min(first + j, length - 1) if length % columns else first + j
@@ -180,7 +202,7 @@ def _scores(
     with T.serial(0, ceil_div(count, tile.rows)) as panel:
         product = _tile_of_scores(
             tile,
-            channels,
+            attention,
             lambda k, i: keys[first_key + panel * tile.rows + i, k],
             lambda k, j: queries[q, k, j],
         )
@@ -202,11 +224,12 @@ def _scores(
 
 
 def _tile_of_scores(
-    tile: Tile, depth: int, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
+    tile: Tile, attention: Attention, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
 ) -> Callable[[int, Any], Any]:
     """Emits one register tile of scores; returns (row, column) → element."""
+    depth, arithmetic = attention.depth, attention.arithmetic
     if chunk_length(depth) >= depth:
-        rows = multiply(tile, depth, left, right)
+        rows = multiply(tile, depth, left, right, arithmetic=arithmetic)
         return lambda i, j: rows[i][j]
     totals = T.alloc_buffer((1, tile.size), "float32")
     multiply_panels(
@@ -216,5 +239,6 @@ def _tile_of_scores(
         lambda p, first, k, i: left(first + k, i),
         lambda first, k, j: right(first + k, j),
         totals,
+        arithmetic=arithmetic,
     )
     return lambda i, j: totals[0, i * tile.columns + j]

@@ -7,13 +7,16 @@ however many keys there are. The last block may be shorter; its loops end earlie
 padded: scores of keys that do not exist are never stored, their weights are zero and so are their values.
 
 Keys are packed chunk by chunk of their channels, values panel by panel of theirs, so that each product reads memory
-strictly forward. A chunk of a block of queries stays in the first-level cache and passes all keys of the block.
+strictly forward. A chunk of a block of queries stays in the first-level cache and passes all keys of the block. What is
+packed are elements of the attention's arithmetic, whose terms are channels of a key, and keys of a value.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from tvm import tirx
@@ -24,7 +27,14 @@ from harness.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_f
 from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.emit import After, for_each_vector, multiply, multiply_panels
-from harness.schedules.cpu.online_softmax import State, copy_rows, exponentials_of, fill
+from harness.schedules.cpu.online_softmax import (
+    State,
+    copy_rows,
+    exponentials_of,
+    fill,
+    joined_rows,
+    pack_channels,
+)
 from harness.schedules.cpu.tile import Tile
 
 _BLOCK_BYTES = 512 * 1024
@@ -88,13 +98,13 @@ class _Plan:
 
     @property
     def chunk(self) -> int:
-        """Channels of a score that one register adds up."""
-        return chunk_length(self.attention.query.shape[3])
+        """Elements of the depth of a score that one register adds up."""
+        return chunk_length(self.attention.depth)
 
     @property
     def chunks(self) -> int:
-        """Chunks of the channels of a score."""
-        return ceil_div(self.attention.query.shape[3], self.chunk)
+        """Chunks of the depth of a score."""
+        return ceil_div(self.attention.depth, self.chunk)
 
     @property
     def panels(self) -> int:
@@ -116,7 +126,8 @@ class _Plan:
     def keys(self) -> int:
         """Keys of a block: whole chunks, in blocks that are as equal as these allow."""
         count, part = self.attention.keys, self.part
-        fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (self.chunks * self.chunk + self.padded)))
+        channels = self.chunks * self.chunk * self.attention.arithmetic.terms
+        fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (channels + self.padded)))
         most = max(1, fitting // part) * part
         wanted = ceil_div(count, ceil_div(count, most)) if isinstance(count, int) else most
         return ceil_div(wanted, part) * part
@@ -150,7 +161,7 @@ def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
         if not isinstance(count, int):
             count = T.Bind(T.Cast("int32", count))
         work = _Workspace.allocated(plan)
-        with T.serial(0, groups) as g:
+        with attention.arithmetic.imported(), T.serial(0, groups) as g:
 
             def head_of(m: Any) -> tuple[Any, Any]:
                 head = T.Bind(g * plan.together + m)
@@ -173,7 +184,7 @@ def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
     }
     info = attention.info(ATTENTION)
     decisions = {**info.decisions, "keys at a time": plan.keys, "packed": "by block"}
-    return prim_func("attention", attention.arguments, body, replace(info, tile=tile, decisions=decisions))
+    return prim_func(attention.name, attention.arguments, body, replace(info, tile=tile, decisions=decisions))
 
 
 _HeadOf = Callable[[Any], tuple[Any, Any]]
@@ -185,9 +196,9 @@ class _Workspace:
     """What lies in memory while heads are computed together.
 
     Attributes:
-        queries: [head · block, channel, query].
-        keys: [head, chunk, key, channel of the chunk].
-        values: [head, panel, key, channel of the panel].
+        queries: [head · block, element of the channels, query].
+        keys: [head, chunk, key, element of the chunk].
+        values: [head, panel, element of the keys, channel of the panel].
         state: Of [head · block].
     """
 
@@ -199,16 +210,20 @@ class _Workspace:
     @classmethod
     def allocated(cls, plan: _Plan) -> _Workspace:
         """Emits its allocation."""
-        channels, columns, panel = plan.attention.query.shape[3], plan.columns, plan.tiles.output.columns
+        arithmetic, depth = plan.attention.arithmetic, plan.attention.depth
+        columns, panel = plan.columns, plan.tiles.output.columns
         blocks = plan.together * plan.blocks
 
         def buffer(*shape: int) -> tirx.Buffer:
             return T.alloc_buffer(shape, "float32")
 
+        def operand(*shape: int) -> tirx.Buffer:
+            return T.alloc_buffer(shape, arithmetic.dtype)
+
         return cls(
-            buffer(blocks, channels, columns),
-            buffer(plan.together, plan.chunks, plan.keys, plan.chunk),
-            buffer(plan.together, plan.panels, plan.keys, panel),
+            operand(blocks, depth, columns),
+            operand(plan.together, plan.chunks, plan.keys, plan.chunk),
+            operand(plan.together, plan.panels, plan.keys // arithmetic.terms, panel),
             State(buffer(blocks, columns), buffer(blocks, columns), buffer(blocks, columns, plan.padded)),
         )
 
@@ -228,13 +243,13 @@ def _parts_of(length: Any, part: int) -> Any:
 def _pack_queries(plan: _Plan, head_of: _HeadOf, source: Sequence[tirx.Buffer], work: _Workspace) -> None:
     """Emits the scaled queries, transposed, and the state before the first key."""
     attention, columns, lanes = plan.attention, plan.columns, plan.lanes
-    channels = attention.query.shape[3]
+    arithmetic, depth = attention.arithmetic, attention.depth
     with T.parallel(0, plan.together * plan.blocks) as task:
         first, rows = _queries_of(plan, task % plan.blocks)
-        line = T.alloc_buffer((columns, channels), "float32")
+        line = T.alloc_buffer((columns, depth), arithmetic.dtype)
         head = head_of(task // plan.blocks)
-        copy_rows(attention.query, source, head, line, lanes, first, rows, attention.scale)
-        with T.serial(0, channels) as d, T.serial(0, columns) as j:
+        pack_channels(attention.query, source, head, line, lanes, first, rows, attention.scale, arithmetic)
+        with T.serial(0, depth) as d, T.serial(0, columns) as j:
             T.buffer_store(work.queries, line[j, d], [task, d, j])
         work.state.clear(task, lanes)
 
@@ -248,34 +263,36 @@ def _pack_keys(
 ) -> None:
     """Emits the packing of a block of keys and values; what lies beyond the last key is zero."""
     attention, lanes, rows = plan.attention, plan.lanes, plan.packed
-    channels, panel_width = attention.query.shape[3], plan.tiles.output.columns
+    arithmetic, depth, panel_width = attention.arithmetic, attention.depth, plan.tiles.output.columns
+    terms = arithmetic.terms
     first, here = block
     tasks = plan.keys // rows
     with T.parallel(0, plan.together * tasks) as task:
         m, start = T.Bind(task // tasks), T.Bind(task % tasks * rows)
         head = head_of(m)
         count = rows if plan.even else T.Bind(T.max(0, T.min(rows, here - start)))
-        key = T.alloc_buffer((rows, plan.chunks * plan.chunk), "float32")
+        key = T.alloc_buffer((rows, plan.chunks * plan.chunk), arithmetic.dtype)
         value = T.alloc_buffer((rows, plan.padded), "float32")
         begin = first + start
-        if attention.layer is None:
-            copy_rows(attention.key, sources[1], head, key, lanes, begin, count)
-        else:
+        computed = attention.key
+        if attention.layer is not None:
             computed = _computed(plan, attention.layer, sources[3], head, (begin, count))
-            copy_rows(computed, sources[1], head, key, lanes, begin, count)
+        pack_channels(computed, sources[1], head, key, lanes, begin, count, arithmetic=arithmetic)
         copy_rows(attention.value, sources[2], head, value, lanes, begin, count)
-        with T.serial(0, rows) as i:
-            row = T.Bind(start + i)
-            for c in range(plan.chunks):
+        with T.serial(0, rows // terms) as i:
+            element = T.Bind(start // terms + i)
+            for n, c in product(range(terms), range(plan.chunks)):
 
-                def pack_key(k: Any, c: int = c) -> None:
-                    T.buffer_store(work.keys, key[i, c * plan.chunk + k], [m, c, row, k])
+                def pack_key(k: Any, n: int = n, c: int = c) -> None:
+                    row = element * terms + n
+                    T.buffer_store(work.keys, key[i * terms + n, c * plan.chunk + k], [m, c, row, k])
 
-                for_each_vector(min(plan.chunk, channels - c * plan.chunk), lanes, pack_key)
+                for_each_vector(min(plan.chunk, depth - c * plan.chunk), lanes, pack_key)
             with T.serial(0, plan.panels) as p:
 
                 def pack_value(j: Any) -> None:
-                    T.buffer_store(work.values, value[i, p * panel_width + j], [m, p, row, j])
+                    joined = joined_rows(arithmetic, value, i, p * panel_width + j)
+                    T.buffer_store(work.values, joined, [m, p, element, j])
 
                 for_each_vector(panel_width, lanes, pack_value)
 
@@ -345,12 +362,21 @@ def _attend(
 ) -> None:
     """Emits the passage of all blocks of queries past a block of keys."""
     attention, output, columns, lanes = plan.attention, plan.tiles.output, plan.columns, plan.lanes
+    arithmetic = attention.arithmetic
+    terms = arithmetic.terms
     first_key, here = block
     chunk = plan.part
     parts = _parts_of(here, chunk)
+    padded = terms > 1 and not plan.even
+
+    def fill_up(buffer: tirx.Buffer, value: float) -> None:
+        with T.serial(here, parts * chunk) as key:
+            for_each_vector(columns, lanes, lambda j: T.buffer_store(buffer, fp32(value), [key, j]))
+
     with T.parallel(0, plan.together * plan.blocks) as task:
         m = T.Bind(task // plan.blocks)
         strip = T.alloc_buffer((plan.keys, columns), "float32")
+        weights = strip if terms == 1 else T.alloc_buffer((plan.keys // terms, columns), arithmetic.dtype)
         totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
         highest, total, factor = (registers((columns,)) for _ in range(3))
         work.state.read_highest(task, highest, lanes)
@@ -358,22 +384,25 @@ def _attend(
         _scores(plan, work, (m, task), strip, highest, here, place, bias)
         work.state.raise_to(task, highest, factor, lanes)
         fill(total, columns, lanes, 0.0)
+        # Keys that do not exist weigh nothing, so that every chunk has the same length.
+        if padded:
+            fill_up(strip, -math.inf)
         with T.serial(0, parts) as c:
-            count = chunk if plan.even else T.min(chunk, here - c * chunk)
-            exponentials_of(attention, plan.tiles.scores, strip, highest, total, (c * chunk, count))
-        if not plan.even:
-            # Keys that do not exist weigh nothing, so that every chunk has the same length.
-            with T.serial(here, parts * chunk) as key:
-                for_each_vector(columns, lanes, lambda j: T.buffer_store(strip, fp32(0.0), [key, j]))
+            count = chunk // terms if plan.even or padded else T.min(chunk, here - c * chunk)
+            of_chunk = (c * (chunk // terms), count)
+            exponentials_of(attention, plan.tiles.scores, strip, weights, highest, total, of_chunk, padded=padded)
+        if not (plan.even or padded):
+            fill_up(strip, 0.0)
         with T.serial(0, plan.panels) as panel:
             multiply_panels(
                 output,
-                parts * chunk,
+                parts * (chunk // terms),
                 columns // output.rows,
-                lambda p, first, k, i: strip[first + k, p * output.rows + i],
+                lambda p, first, k, i: weights[first + k, p * output.rows + i],
                 lambda first, k, j: work.values[m, panel, first + k, j],
                 totals,
-                longest=chunk,
+                longest=chunk // terms,
+                arithmetic=arithmetic,
             )
             work.state.add(task, output, totals, factor, panel * output.columns)
         work.state.add_sums(task, total, factor, lanes)
@@ -402,7 +431,7 @@ def _scores(
         bias: Buffer of the bias, if there is one.
     """
     attention, tile, chunk = plan.attention, plan.tiles.scores, plan.chunk
-    length, channels = attention.query.shape[1], attention.query.shape[3]
+    length, depth = attention.query.shape[1], attention.depth
     (m, q), (b, h, first, first_key) = of, place
 
     def finish(p: Any, product: Callable[[int, Any], Any]) -> None:
@@ -424,21 +453,27 @@ def _scores(
                 T.buffer_store(strip, score, [key, j])
                 T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
 
-    def left(p: Any, depth: Any, k: Any, i: int) -> Any:
-        return work.keys[m, depth // chunk, p * tile.rows + i, k]
+    def left(p: Any, first: Any, k: Any, i: int) -> Any:
+        return work.keys[m, first // chunk, p * tile.rows + i, k]
 
-    def right(depth: Any, k: Any, j: Any) -> Any:
-        return work.queries[q, depth + k, j]
+    def right(first: Any, k: Any, j: Any) -> Any:
+        return work.queries[q, first + k, j]
 
     tiles = _parts_of(here, tile.rows)
     if plan.chunks == 1:
         with T.serial(0, tiles) as p:
-            rows = multiply(tile, channels, lambda k, i: left(p, 0, k, i), lambda k, j: right(0, k, j))
+            rows = multiply(
+                tile,
+                depth,
+                lambda k, i: left(p, 0, k, i),
+                lambda k, j: right(0, k, j),
+                arithmetic=attention.arithmetic,
+            )
             finish(p, lambda i, j: rows[i][j])
         return
     multiply_panels(
         tile,
-        channels,
+        depth,
         tiles,
         left,
         right,
@@ -446,6 +481,7 @@ def _scores(
         place=lambda p, i, j: (p * tile.rows + i, j),
         longest=chunk,
         after=After(lambda p, k, count: None, lambda p: finish(p, lambda i, j: strip[p * tile.rows + i, j])),
+        arithmetic=attention.arithmetic,
     )
 
 

@@ -1,10 +1,10 @@
-"""Products of bfloat16 operands with fp32 sums: the arithmetic of linear layers with `--precision bf16`.
+"""Products of bfloat16 operands with fp32 sums: the arithmetic of linear layers and attention with `--precision bf16`.
 
 Two terms of a sum are a *pair*, 32 bits: term k in the low half, and term k + depth / 2 in the high half. The two come
 from different halves of a row, so that neighbours in a row become neighbours in a panel without being shuffled. Weights
 are packed in pairs when the model is loaded; activations are fp32 and are rounded, to nearest and ties to even, while
 they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are
-those of fp32.
+those of fp32. Attention makes pairs of channels in the same way, and pairs of keys from rows that follow each other.
 
 TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
 two forms, each with the product of the high halves first:
@@ -14,7 +14,7 @@ two forms, each with the product of the high halves first:
 - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
   Those of the left operand are made while it is packed: each is used with every vector of a row of the right one. It
   rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
-  beyond fp32's range is infinite or zero before it is added.
+  beyond fp32's range is infinite or zero before it is added. Attention, which would gain nothing, stays fp32 there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 from tvm.script.ir_builder import tirx as T
 from tvm.target import codegen
 
@@ -68,6 +68,16 @@ def has_pairs(weight: relax.Expr) -> bool:
     """
     shape = static_shape(weight, BF16)
     return shape is not None and len(shape) > 1 and shape[-2] % 2 == 0
+
+
+def with_half_products(attention: ir.Call) -> ir.Call:
+    """Returns the same attention, of fp32 operands, with the note that kernels may round what they multiply."""
+    return ir.Call(attention.op, attention.args, attention.attrs, [relax.TensorType(dtype=BF16)])
+
+
+def multiplies_half(attention: ir.Call) -> bool:
+    """Returns whether an attention has that note."""
+    return any(isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16 for ty in attention.ty_args)
 
 
 def arithmetic(target: tvm.target.Target) -> Arithmetic:

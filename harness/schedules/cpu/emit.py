@@ -48,6 +48,13 @@ def each_vector(tile: Tile, body: Callable[[int, Any, Any], None]) -> None:
                 body(i, start + j, i * tile.columns + start + j)
 
 
+def columns_after(first: Any, columns: Any) -> Any:
+    """Returns columns counted from a first one; those of a whole vector stay one that TVM can tell the bounds of."""
+    if isinstance(columns, tirx.Ramp):
+        return tirx.Ramp(first + columns.base, columns.stride, columns.lanes)
+    return first + columns
+
+
 LINE = 16
 """fp32 numbers in a cache line of x86 and of most AArch64 processors, which fetch 64 bytes."""
 

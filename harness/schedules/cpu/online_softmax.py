@@ -14,10 +14,10 @@ from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.folding import Folded, Reader
-from harness.schedules.common.kernel import fp32, registers
+from harness.schedules.common.kernel import ceil_div, fp32, registers
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.attention_operands import Attention
-from harness.schedules.cpu.emit import for_each_vector
+from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector
 from harness.schedules.cpu.tile import Tile
 
 
@@ -125,25 +125,130 @@ def copy_rows(
             T.buffer_store(target, fp32(0.0), [row, c])
 
 
+def pack_channels(
+    operand: Folded,
+    buffers: Sequence[tirx.Buffer],
+    head: tuple[Any, Any],
+    target: tirx.Buffer,
+    lanes: int,
+    first: Any = 0,
+    rows: Any = None,
+    scale: float = 1.0,
+    arithmetic: Arithmetic = FP32,
+) -> None:
+    """Does what `copy_rows` does with elements of an arithmetic, whose terms are channels of a row."""
+    if arithmetic.terms == 1:
+        copy_rows(operand, buffers, head, target, lanes, first, rows, scale)
+        return
+    total, padded = (int(extent) for extent in target.shape)
+    channels = int(operand.shape[3])
+    depth = channels // arithmetic.terms
+    rows = min(operand.shape[1], total) if rows is None else rows
+    line = T.alloc_buffer((1, channels), "float32")
+    with T.serial(0, rows) as row:
+        copy_rows(operand, buffers, head, line, lanes, first + row, 1, scale)
+        for_each_vector(
+            depth,
+            lanes,
+            lambda k: T.buffer_store(target, arithmetic.joined(lambda c: line[0, c], k, depth), [row, k]),
+        )
+        _clear(target, row, depth, padded)
+    if not (isinstance(rows, int) and rows == total):
+        with T.serial(rows, total) as row:
+            _clear(target, row, 0, padded)
+
+
+def _clear(target: tirx.Buffer, row: Any, first: int, end: int) -> None:
+    """Emits zeros from one column of a row to another."""
+    if first < end:
+        with T.serial(first, end) as k:
+            T.buffer_store(target, tirx.const(0, target.dtype), [row, k])
+
+
+def pack_keys(
+    operand: Folded,
+    buffers: Sequence[tirx.Buffer],
+    head: tuple[Any, Any],
+    target: tirx.Buffer,
+    lanes: int,
+    block: int,
+    arithmetic: Arithmetic = FP32,
+) -> None:
+    """Does what `copy_rows` does with elements of an arithmetic, whose terms are keys that follow each other.
+
+    Args:
+        operand: What is copied.
+        buffers: Its buffers.
+        head: Batch and head.
+        target: [block, element of the block] as one row after the other, channel.
+        lanes: fp32 numbers in a vector.
+        block: Keys of a block; where that is no whole number of elements, the last one's terms are padded with zero.
+        arithmetic: The arithmetic.
+    """
+    terms = arithmetic.terms
+    if terms == 1:
+        copy_rows(operand, buffers, head, target, lanes)
+        return
+    padded = int(target.shape[1])
+    elements = ceil_div(block, terms)
+    lines = T.alloc_buffer((terms, padded), "float32")
+    with T.serial(0, operand.shape[1] // block) as b, T.serial(0, elements) as k:
+        here = terms if block % terms == 0 else T.Bind(T.min(terms, block - k * terms))
+        copy_rows(operand, buffers, head, lines, lanes, b * block + k * terms, here)
+        for_each_vector(
+            padded,
+            lanes,
+            lambda c: T.buffer_store(target, joined_rows(arithmetic, lines, 0, c), [b * elements + k, c]),
+        )
+
+
+def joined_rows(arithmetic: Arithmetic, buffer: tirx.Buffer, element: Any, column: Any) -> Any:
+    """Returns an element whose terms are rows of a buffer that follow each other."""
+    return arithmetic.joined(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
+
+
 def exponentials_of(
     attention: Attention,
     tile: Tile,
     strip: tirx.Buffer,
+    weights: tirx.Buffer,
     highest: tirx.Buffer,
     total: tirx.Buffer,
     chunk: tuple[Any, Any],
+    *,
+    padded: bool = False,
 ) -> None:
-    """Emits strip[key, j] = exp(strip[key, j] - highest[j]) for a chunk of keys, and adds their sum to total[j]."""
-    first, count = chunk
+    """Emits weights[key, j] = exp(strip[key, j] - highest[j]) for a chunk of keys, and adds their sum to total[j].
+
+    Args:
+        attention: The problem.
+        tile: The register tile of scores.
+        strip: The scores, [key, query].
+        weights: Elements of the attention's arithmetic, whose terms are keys: the strip itself where they are fp32.
+        highest: The highest scores.
+        total: Sums of what is not rounded.
+        chunk: The first element, and how many.
+        padded: Whether there are scores of -inf for keys that do not exist.
+    """
+    (first, count), arithmetic = chunk, attention.arithmetic
+    terms = arithmetic.terms
     partial = registers((tile.columns,))
     fill(partial, tile.columns, tile.lanes, 0.0)
+    vanishes = attention.masks or padded
     with T.serial(0, count) as k:
         for start in range(0, tile.columns, tile.lanes):
-            with T.vectorized(0, tile.lanes) as j:
-                at = (first + k, start + j)
-                term = elementary.exp_below_zero(strip[at] - highest[start + j], vanishes=attention.masks)
-                T.buffer_store(strip, term, list(at))
-                T.buffer_store(partial, partial[start + j] + strip[at], [start + j])
+            exact = strip if terms == 1 else registers((terms, tile.columns))
+            for n in range(terms):
+                with T.vectorized(0, tile.lanes) as j:
+                    score = strip[(first + k) * terms + n, start + j]
+                    at = (first + k, start + j) if terms == 1 else (n, start + j)
+                    term = elementary.exp_below_zero(score - highest[start + j], vanishes=vanishes)
+                    T.buffer_store(exact, term, list(at))
+                    T.buffer_store(partial, partial[start + j] + exact[at], [start + j])
+            if terms > 1:
+                with T.vectorized(0, tile.lanes) as j:
+                    joined = joined_rows(arithmetic, exact, 0, start + j)
+                    T.buffer_store(weights, joined, [first + k, start + j])
     for_each_vector(tile.columns, tile.lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
 
 

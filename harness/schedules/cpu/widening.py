@@ -1,9 +1,10 @@
 """From a module with bfloat16 operands to one in which linear layers alone have them.
 
 `harness.lowering.precision` rounds the operands of every product, as a GPU takes them. On CPUs the kernels of linear
-layers take bfloat16 weights and round activations while they pack them. Everything else has fp32 kernels: operands of
-convolutions, of attention and of products of two activations are not rounded, results of products neither, and weights
-that others than linear layers read are widened when the model is loaded.
+layers take bfloat16 weights and round activations while they pack them. Kernels of attention may round its operands as
+they pack them, and its weights: it is of fp32 with a note that says so (`with_half_products`). Everything else has fp32
+kernels: operands of convolutions and of products of two activations are not rounded, results of products neither, and
+weights that others than linear layers read are widened when the model is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.core.precision import ROUNDED_OPERANDS
 from harness.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
-from harness.schedules.cpu.bf16 import BF16, has_pairs
+from harness.schedules.cpu.bf16 import BF16, has_pairs, with_half_products
+
+_ATTENTION = ("relax.nn.attention", "relax.nn.attention_bias")
 
 
 def widen() -> tvm.transform.Pass:
@@ -72,6 +75,8 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._keeps = False
             layer = relax.op.matmul(rounded, weight, out_dtype="float32")
             self._bind(variable, layer)
+        elif is_call(value, *_ATTENTION) and _is_half(value.args[0].ty):
+            self._bind(variable, with_half_products(self.visit_expr(value)))
         elif is_call(value, "relax.astype") and (_is_half(variable.ty) or _is_half(value.args[0].ty)):
             self._bind(variable, self.visit_expr(value.args[0]))
         else:
