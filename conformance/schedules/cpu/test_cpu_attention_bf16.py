@@ -83,7 +83,7 @@ def masks_of(shape: tuple[int, ...], share: float) -> np.ndarray:
 
 
 @executed
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     batch=st.integers(1, 2),
     queries=st.sampled_from([9, 17, 48, 97]),
@@ -127,8 +127,10 @@ def test_values_are_rounded_to_the_nearest_and_ties_to_even() -> None:
 
 
 @executed
-@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (5, 41), (41, 17), (30, 1183)])
-@pytest.mark.parametrize("corner", ["TopLeft", "BottomRight"])
+@pytest.mark.parametrize(
+    ("corner", "queries", "keys"),
+    [("TopLeft", 32, 32), ("TopLeft", 5, 41), ("BottomRight", 41, 17), ("BottomRight", 30, 1183)],
+)
 def test_causal(corner: str, queries: int, keys: int) -> None:
     arrays = operands(2, queries, keys, 2, 64)
     offset = 0 if corner == "TopLeft" else keys - queries
@@ -149,7 +151,7 @@ def test_boolean_mask(keys: int) -> None:
 
 
 @executed
-@pytest.mark.parametrize("keys", [37, 1155, 1183])
+@pytest.mark.parametrize("keys", [37, 1183])
 def test_nan_stays_in_its_query_and_head(keys: int) -> None:
     arrays = operands(1, 40, keys, 2, 32)
     arrays[0][0, 5, 1, 3] = np.nan
@@ -197,21 +199,21 @@ def test_what_lies_behind_the_last_key_changes_nothing() -> None:
 
 
 @executed
-@pytest.mark.parametrize("count", [5, 601, 1200])
-def test_padding_with_a_mask_changes_nothing(count: int) -> None:
+def test_padding_with_a_mask_changes_nothing() -> None:
     """Keys beyond `count` are masked, and there are none: the same numbers, bit by bit."""
     n = tirx.Var("n", "int64")
     shapes = [(1, 30, 2, 64), (1, n, 2, 64), (1, n, 2, 64), (1, 1, 1, n)]
     machine = machine_of(lowered_for(attention_bf16(), shapes, EXECUTED), EXECUTED)
     arrays = operands(1, 30, 1300, 2, 64)
-    mask = np.zeros((1, 1, 1, 1300), np.float32)
-    mask[..., count:] = -np.inf
-    cut = [arrays[0], *(x[:, :count] for x in arrays[1:]), mask[..., :count]]
-    results = [
-        machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in call)).numpy()
-        for call in ([*arrays, mask], cut)
-    ]
-    np.testing.assert_array_equal(*results)
+    for count in (5, 601, 1200):
+        mask = np.zeros((1, 1, 1, 1300), np.float32)
+        mask[..., count:] = -np.inf
+        cut = [arrays[0], *(x[:, :count] for x in arrays[1:]), mask[..., :count]]
+        results = [
+            machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in call)).numpy()
+            for call in ([*arrays, mask], cut)
+        ]
+        np.testing.assert_array_equal(*results)
 
 
 @executed
@@ -228,9 +230,12 @@ def test_threads_do_not_change_a_number(keys: int, tmp_path: Path) -> None:
 # --- what LLVM makes of it ---
 
 
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("cpu", "biased"),
+    [("znver4", False), ("znver4", True), ("sapphirerapids", False)],
+    ids=["znver4", "znver4 with a bias", "sapphirerapids"],
+)
 @pytest.mark.parametrize("shape", [(576, 576, 64, 64), (200, 201, 32, 32), (200, 5184, 256, 256), (48, 1183, 256, 64)])
-@pytest.mark.parametrize("cpu", ["znver4", "sapphirerapids"])
 def test_sums_stay_in_registers(cpu: str, shape: tuple[int, int, int, int], biased: bool) -> None:
     """Scores and result: two products of pairs, each with enough sums to hide the latency of an addition."""
     queries, keys, channels, width = shape
