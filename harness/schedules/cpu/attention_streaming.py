@@ -150,6 +150,8 @@ class _Plan:
 
 def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
     """The kernel; the number of keys may be symbolic."""
+    if tiles.scores.rows % attention.arithmetic.terms:
+        raise AssertionError("the keys of a tile of scores are whole elements")
     plan = _Plan(attention, tiles)
     batch, _, heads, _ = attention.query.shape
     groups = batch * heads // plan.together
