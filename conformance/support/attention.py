@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -55,3 +55,22 @@ def mask_of(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
     """The bias that masks what lies right of the diagonal that ends in the last corner."""
     seen = torch.ones(queries, keys).tril(keys - queries).bool()
     return torch.zeros(queries, keys, dtype=dtype).masked_fill(~seen, -torch.inf)
+
+
+def hold_beyond_the_last_key(machine: relax.VirtualMachine, counts: Sequence[int]) -> None:
+    """Holds 30 queries of 72 channels to the same numbers whatever lies behind their keys, for these numbers of keys.
+
+    NaN follows in the tensors, and lies in the workspace of the call before, which had more keys.
+    """
+    for count in counts:
+        q, k, v = operands(1, 30, count, 1, 72)
+        alone = machine["main"](*map(tvm.runtime.tensor, (q, k, v))).numpy()
+        assert np.isfinite(alone).all()
+        poison = [np.full((1, count + 700, 1, 72), np.nan, np.float32) for _ in range(2)]
+        machine["main"](*map(tvm.runtime.tensor, (q, *poison)))
+        for long, short in zip(poison, (k, v), strict=True):
+            long[:, :count] = short
+        beginnings = [
+            tvm.runtime.tensor(long)._create_view(short.shape) for long, short in zip(poison, (k, v), strict=True)
+        ]
+        np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(q), *beginnings).numpy(), alone)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+import torch
+import tvm
+from torch import nn
 from tvm import relax
 
+from conformance.support.kernels import machine_of
+from harness.core.outcome import VerdictKind
+from harness.core.precision import PRECISIONS
+from harness.lowering.route import Lowered
+from harness.parity.autocast import half_reference
+from harness.parity.oracle import oracle
+from harness.parity.verdict import judge
 from harness.schedules.common.kernel import chunk_length
 
 SMALLEST = 2.0**-126
@@ -77,3 +88,22 @@ def product(x: np.ndarray, weight: np.ndarray, processor: Processor) -> np.ndarr
         with np.errstate(invalid="ignore", over="ignore"):
             totals = totals + sums
     return totals
+
+
+def hold_to_upstream(
+    block: nn.Module,
+    made: Lowered,
+    module: tvm.IRModule,
+    args: tuple[torch.Tensor, ...],
+    names: Sequence[str],
+    target: tvm.target.Target,
+) -> None:
+    """Holds a module in bf16, as the pipeline left it, to less error than upstream has under autocast."""
+    machine = machine_of(module, target)
+    weights = list(machine["main_transform_params"]([tvm.runtime.tensor(a) for a in made.parameters().values()]))
+    outputs = machine["main"](*(tvm.runtime.tensor(arg.numpy()) for arg in args), *weights)
+    actual = dict(zip(names, (output.numpy() for output in outputs), strict=True))
+    reference = half_reference(block, args, names, PRECISIONS["bf16"])
+    verdicts = judge(actual, reference, oracle(block, args, names), by_oracle=True)
+    assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
+    assert max(verdict.r_rms for verdict in verdicts) < 1.0, verdicts

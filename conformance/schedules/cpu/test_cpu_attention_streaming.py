@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tvm import relax, tirx
 
 from conformance.schedules.cpu.test_cpu_targets import target_for
-from conformance.support.attention import attention, kernels, mask_of, operands, reference
+from conformance.support.attention import attention, hold_beyond_the_last_key, kernels, mask_of, operands, reference
 from conformance.support.kernels import hold, hold_result, lowered, lowered_for, machine_of, run
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import describe
@@ -170,18 +170,7 @@ def test_what_lies_behind_the_last_key_changes_nothing() -> None:
     n = length()
     module = lowered_for(attention(), [(1, 30, 1, 72), (1, n, 1, 72), (1, n, 1, 72)])
     machine = machine_of(module)
-    for count in (1, 130, 601):
-        q, k, v = operands(1, 30, count, 1, 72)
-        alone = machine["main"](*map(tvm.runtime.tensor, (q, k, v))).numpy()
-        assert np.isfinite(alone).all()
-        poison = [np.full((1, count + 700, 1, 72), np.nan, np.float32) for _ in range(2)]
-        machine["main"](*map(tvm.runtime.tensor, (q, *poison)))
-        for long, short in zip(poison, (k, v), strict=True):
-            long[:, :count] = short
-        beginnings = [
-            tvm.runtime.tensor(long)._create_view(short.shape) for long, short in zip(poison, (k, v), strict=True)
-        ]
-        np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(q), *beginnings).numpy(), alone)
+    hold_beyond_the_last_key(machine, (1, 130, 601))
 
 
 @pytest.mark.parametrize("count", [5, 601, 1200])

@@ -13,16 +13,12 @@ from torch import nn
 from tvm import relax
 
 from conformance.support.assembly import assembly, product_loops
-from conformance.support.bf16 import SMALLEST, Processor, linear, product, rounded
+from conformance.support.bf16 import SMALLEST, Processor, hold_to_upstream, linear, product, rounded
 from conformance.support.kernels import functions_of, lowered, machine_of, run
 from conformance.support.operators import normal
 from conformance.support.place import cpu_target, executes
-from harness.core.outcome import VerdictKind
-from harness.core.precision import PRECISIONS, ROUNDED_OPERANDS
+from harness.core.precision import ROUNDED_OPERANDS
 from harness.lowering.route import Route, lower
-from harness.parity.autocast import half_reference
-from harness.parity.oracle import oracle
-from harness.parity.verdict import judge
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.bf16 import arithmetic
@@ -190,14 +186,7 @@ def test_linear_layers_alone_are_half_and_the_rest_is_no_less_accurate(cpu: str)
     assert {name for name in compiled if name.startswith("matmul_bf16")} and "matmul" in compiled
     if not executes(target):
         pytest.skip("this machine cannot run it")
-    machine = machine_of(module, target)
-    weights = list(machine["main_transform_params"]([tvm.runtime.tensor(a) for a in made.parameters().values()]))
-    outputs = machine["main"](*(tvm.runtime.tensor(arg.numpy()) for arg in args), *weights)
-    actual = dict(zip(names, (output.numpy() for output in outputs), strict=True))
-    reference = half_reference(block, args, names, PRECISIONS["bf16"])
-    verdicts = judge(actual, reference, oracle(block, args, names), by_oracle=True)
-    assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
-    assert max(verdict.r_rms for verdict in verdicts) < 1.0, verdicts
+    hold_to_upstream(block, made, module, args, names, target)
 
 
 def names_in_bf16(module: nn.Module, *args: torch.Tensor) -> set[str]:
