@@ -98,7 +98,7 @@ def copy_rows(
 ) -> None:
     """Emits target[row, channel] = scale · operand[batch, first + row, head, channel]; zero beyond its edges."""
     _, length, _, channels = operand.shape
-    total, padded = (int(extent) for extent in target.shape)
+    total = int(target.shape[0])
     rows = min(length, total) if rows is None else rows
     analyzer = sym.Analyzer()
     pairs = channels // operand.period
@@ -117,12 +117,8 @@ def copy_rows(
                 for n in range(operand.period):
                     channel = pair * operand.period + n
                     T.buffer_store(target, value(row, channel), [row, channel])
-        if padded > channels:
-            with T.serial(channels, padded) as c:
-                T.buffer_store(target, fp32(0.0), [row, c])
-    if not (isinstance(rows, int) and rows == total):
-        with T.serial(rows, total) as row, T.serial(0, padded) as c:
-            T.buffer_store(target, fp32(0.0), [row, c])
+        _clear(target, row, channels)
+    _clear_after(target, rows)
 
 
 def pack_channels(
@@ -140,10 +136,9 @@ def pack_channels(
     if arithmetic.terms == 1:
         copy_rows(operand, buffers, head, target, lanes, first, rows, scale)
         return
-    total, padded = (int(extent) for extent in target.shape)
     channels = int(operand.shape[3])
     depth = channels // arithmetic.terms
-    rows = min(operand.shape[1], total) if rows is None else rows
+    rows = min(operand.shape[1], int(target.shape[0])) if rows is None else rows
     line = T.alloc_buffer((1, channels), "float32")
     with T.serial(0, rows) as row:
         copy_rows(operand, buffers, head, line, lanes, first + row, 1, scale)
@@ -152,17 +147,24 @@ def pack_channels(
             lanes,
             lambda k: T.buffer_store(target, arithmetic.joined(lambda c: line[0, c], k, depth), [row, k]),
         )
-        _clear(target, row, depth, padded)
-    if not (isinstance(rows, int) and rows == total):
-        with T.serial(rows, total) as row:
-            _clear(target, row, 0, padded)
+        _clear(target, row, depth)
+    _clear_after(target, rows)
 
 
-def _clear(target: tirx.Buffer, row: Any, first: int, end: int) -> None:
-    """Emits zeros from one column of a row to another."""
+def _clear(target: tirx.Buffer, row: Any, first: int) -> None:
+    """Emits zeros from one column of a row to its end."""
+    end = int(target.shape[1])
     if first < end:
         with T.serial(first, end) as k:
             T.buffer_store(target, tirx.const(0, target.dtype), [row, k])
+
+
+def _clear_after(target: tirx.Buffer, rows: Any) -> None:
+    """Emits zeros in all but the first rows."""
+    total = int(target.shape[0])
+    if not (isinstance(rows, int) and rows == total):
+        with T.serial(rows, total) as row:
+            _clear(target, row, 0)
 
 
 def pack_keys(
