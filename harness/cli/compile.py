@@ -12,7 +12,7 @@ from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
     CheckpointOption,
-    CpuOption,
+    CpusOption,
     CudaArchOption,
     DatabaseOption,
     PartialOption,
@@ -36,6 +36,7 @@ from harness.lowering.rope import STRATEGIES
 from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
+from harness.schedules import ChosenSchedules
 from harness.targets import HOST, TARGETS
 from harness.tuned import database
 
@@ -66,13 +67,14 @@ def compile_(
     video: Annotated[bool, typer.Option("--video", help="Add what tracks objects through videos.")] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
-    cpu: CpuOption = None,
+    cpu: CpusOption = None,
     cuda_arch: CudaArchOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     require_compiler()
     from harness.deployment.compiling import compile_model
+    from harness.deployment.variants import check_variants
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
@@ -84,8 +86,10 @@ def compile_(
         ("frontend", frontend, FRONTENDS),
     ):
         checked(kind, (name,), tuple(known))
-    processors = Processors(cpu, cuda_arch)
-    chosen = chosen_database(db, untuned, {target}, processors)
+    cpus = tuple(cpu or ())
+    if len(cpus) > 1:
+        check_variants(target, cpus)
+    tuned = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus or (None,)}
     deployable = chosen_deployable(model)
     (drawn,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     if clicks and not deployable.knows_clicks(checkpoint):
@@ -105,11 +109,18 @@ def compile_(
             f"Tracking attends to any number of memories, which takes {what_takes_symbolic_axes()}; "
             "leave out --video, or the others."
         )
+    first, schedules = next(iter(tuned.items()))
+    variants = {name: found for name, found in tuned.items() if name is not None} if len(cpus) > 1 else None
+    processors = Processors(first, cuda_arch)
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
-    schedules = database.chosen_schedules(chosen, target, processors)
     with stages(f"Compiling for {target}") as announce:
         capacity = Capacity(points, boxes, clicks, video)
         without = deployable.grounding if no_grounding else ()
         kept = NONE.union(*(read.float32 for read in budgets.values()))
-        manifest = compile_model(deployable, case, out, settings, capacity, schedules, announce, without, kept)
+        request = (deployable, case, out, settings, capacity, schedules)
+        manifest = compile_model(*request, announce, without, kept, variants)
     tell_artifact(out, manifest)
+
+
+def _schedules(target: str, processors: Processors, db: Path | None, untuned: bool) -> ChosenSchedules:
+    return database.chosen_schedules(chosen_database(db, untuned, {target}, processors), target, processors)

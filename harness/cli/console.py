@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from harness.runtime.manifest import Manifest
+from harness.runtime.variants import is_for_several, read_variants
 
 console = Console()
 
@@ -82,12 +83,14 @@ def stages(title: str) -> Iterator[Callable[[str], None]]:
 
 def tell_artifact(folder: Path, manifest: Manifest) -> None:
     """Prints what a compiled model is."""
-    size = sum(file.bytes for file in manifest.files.values())
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    cpus = ", ".join(read_variants(folder).names) if is_for_several(folder) else manifest.cpu
     clicks = f", {manifest.capacity.clicks} clicks on an object" if manifest.capacity.clicks else ""
     console.print(
-        f"{folder}: {manifest.scale} scale, {manifest.target} ({manifest.cpu}), {manifest.precision}, "
+        f"{folder}: {manifest.scale} scale, {manifest.target} ({cpus}), {manifest.precision}, "
         f"weights from {manifest.weights}, "
-        f"{size / 1e6:.0f} MB in {len(manifest.files) + 1} files; up to {manifest.capacity.points} points "
+        f"{size / 1e6:.0f} MB in {len(files)} files; up to {manifest.capacity.points} points "
         f"and {manifest.capacity.boxes} boxes a prompt{clicks}.",
         highlight=False,
         soft_wrap=True,

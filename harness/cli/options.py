@@ -45,6 +45,15 @@ CpuOption = Annotated[
     str | None,
     typer.Option(envvar=CPU_VARIABLE, help="CPU to compile for, as LLVM names it: x86-64-v3. Default: this machine's."),
 ]
+CpusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cpu",
+        envvar=CPU_VARIABLE,
+        help="CPU to compile for, as LLVM names it: x86-64-v3; repeat for one folder that has code for several. "
+        "Default: this machine's.",
+    ),
+]
 CudaArchOption = Annotated[
     str | None,
     typer.Option(

@@ -19,7 +19,7 @@ from harness.cli.options import (
     chosen_weights,
 )
 from harness.core.settings import Settings
-from harness.runtime.manifest import read_manifest
+from harness.runtime.variants import described
 
 
 def pack(
@@ -32,11 +32,11 @@ def pack(
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
     require_compiler()
-    from harness.deployment.compiling import pack_model
+    from harness.deployment.packing import pack_model
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
-    deployable = chosen_deployable(read_manifest(into).model)
+    deployable = chosen_deployable(described(into).model)
     (drawn,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     with stages(f"Packing into {into}") as announce:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.console import console, progress, tell_untrained
+from harness.cli.loading import load_model
 from harness.core.remote import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
@@ -53,8 +54,7 @@ def do(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
 
 def _loaded(folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
     if remote is None:
-        with console.status(f"Loading {folder}"):
-            return Sam3.load(folder)
+        return load_model(folder)
     from harness.execution.remote.client import registered
     from harness.execution.remote.model import RemoteModel
 

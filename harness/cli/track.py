@@ -40,16 +40,15 @@ def track(
         raise HarnessError("Clicks mean one object, and a text or a box means all of a kind; give one of both.")
     if not text and box is None and clicked is None:
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
+    from harness.cli.loading import load_model
     from harness.processes.threads import configure_threads
-    from harness.runtime import Sam3
     from harness.track.job import Job, run
 
     corners = None if box is None else numbers("--box", "x0,y0,x1,y1", box)
     job = Job(video, text or [], corners, clicked, frame, out, not no_overlay)
     folder = choose_model(model)
     configure_threads(threads)
-    with console.status(f"Loading {folder}"):
-        loaded = Sam3.load(folder)
+    loaded = load_model(folder)
     tell_untrained(loaded.manifest)
     start = time.perf_counter()
     with progress("frames") as bar:

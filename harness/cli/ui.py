@@ -36,9 +36,9 @@ def ui(
     Nothing leaves this machine, and no other machine reaches the page unless --host says so.
     """
     require_server()
+    from harness.cli.loading import load_model
     from harness.processes.threads import configure_threads
-    from harness.runtime import Sam3
-    from harness.runtime.manifest import read_manifest
+    from harness.runtime.variants import described
     from harness.ui.app import make_app
     from harness.ui.folder import ImageFolder
     from harness.ui.guard import hosts_of
@@ -46,12 +46,11 @@ def ui(
     from harness.ui.serving import listen, serve, url_of
 
     folder = choose_model(model)
-    manifest = read_manifest(folder)
+    manifest = described(folder)
     choices = None if images is None else ImageFolder(images)
     configure_threads(threads)
     with listen(host, port) as listener, TemporaryDirectory(prefix="sam3-tvm-ui-") as files:
-        with console.status(f"Loading {folder}"):
-            loaded = Sam3.load(folder)
+        loaded = load_model(folder)
         note = None if manifest.trained else untrained(manifest)
         page = make_page(loaded, folder.resolve().name, choices, Path(files), note, keep)
         tell_untrained(manifest)

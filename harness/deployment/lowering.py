@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     import tvm
     from tvm import relax
 
-PACKING = "_transform_params"
-"""The suffix that Relax's LiftTransformParams gives to the name of a function that packs weights."""
-
 
 def merged(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
     """Returns one module with the function `main` of each module under its key, and everything that it calls."""

@@ -1,29 +1,27 @@
-"""Weights as the compiled code wants them: packed by code that was compiled along with it, then written to files."""
+"""Other weights for a folder that was compiled before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from harness.deployment.lowering import PACKING
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.settings import SEEDED, Settings
+from harness.core.weights import Weights
+from harness.deployment.deployable import Deployable
+from harness.deployment.describing import now, origin, point_prompts
+from harness.deployment.filling import isolated, replaced
+from harness.deployment.imported import Announce, Contents, Parameters
+from harness.deployment.variants import write_unpacked
 from harness.runtime.loading import VirtualMachine
-from harness.runtime.manifest import File, weights_file
-from harness.runtime.weights import aligned, write_weights
-
-Parameters = Mapping[str, npt.NDArray[Any]]
-"""Values by name, in the order in which the imported function takes them."""
+from harness.runtime.manifest import MANIFEST, PACKING_LIBRARY, File, Manifest, read_manifest
+from harness.runtime.packing import Array, named, pack, packs, write_packed
+from harness.runtime.variants import VARIANT, VARIANTS, Variants, described, is_for_several, read_variants
 
 
-def packed_names(entry: str, count: int) -> tuple[str, ...]:
-    """Returns the names of the packed weights of an entry point, which have no names of their own any more."""
-    return tuple(f"{entry}.{index:04d}" for index in range(count))
-
-
-def pack(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, npt.NDArray[Any]]:
+def packed(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, Array]:
     """Returns the weights of an entry point as its compiled code takes them, by name and in that order.
 
     Args:
@@ -31,24 +29,142 @@ def pack(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> 
         entry: Name of the entry point.
         parameters: Its weights as imported.
     """
-    values = list(parameters.values())
-    if machine is not None and f"{entry}{PACKING}" in machine:
-        tensors = [_tensor(value) for value in values]
-        values = [np.from_dlpack(tensor) for tensor in machine[f"{entry}{PACKING}"](tensors)]
-    return dict(zip(packed_names(entry, len(values)), values, strict=True))
+    if machine is None or not packs(machine, entry):
+        return named(entry, parameters.values())
+    return pack(machine, entry, [(value, value.dtype.name) for value in parameters.values()])
 
 
-def _tensor(value: npt.NDArray[Any]) -> Any:
-    """Returns the array as a tensor on the CPU; a copy of it if it is bfloat16, which NumPy's DLPack lacks."""
+def pack_model(
+    deployable: Deployable,
+    into: Path,
+    settings: Settings = SEEDED,
+    seed: int = 0,
+    announce: Announce = lambda stage: None,
+    weights: str = Weights.SEEDED,
+) -> Manifest:
+    """Puts other weights into an artifact, without compiling; the folder is replaced as a whole or stays.
+
+    Args:
+        deployable: The model that the artifact was compiled from.
+        into: The artifact; scale, strategy, capacity, precision and frontend are its own. One for several CPUs gets
+            weights that are packed when they are loaded.
+        settings: Where the weights come from.
+        seed: Seed of the weights that no checkpoint has.
+        announce: Called with the name of each stage as it begins.
+        weights: What weights that no checkpoint has are drawn by.
+
+    Raises:
+        HarnessError: The checkpoint does not fit, or the folder cannot be written.
+        Sam3Error: The folder is no artifact, or its packing library is not for this machine.
+    """
+    described(into)
+    with replaced(into) as folder:
+        request = (deployable, into.resolve(), folder, settings, seed, weights)
+        isolated(f"{__name__}:pack_request", request, announce)
+        return described(folder)
+
+
+def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], announce: Announce) -> None:
+    """Calls what packs as `harness.processes` calls functions."""
+    function = pack_variants_into if is_for_several(request[1]) else pack_into
+    function(*request, announce=announce)
+
+
+def pack_into(
+    deployable: Deployable,
+    artifact: Path,
+    folder: Path,
+    settings: Settings = SEEDED,
+    seed: int = 0,
+    weights: str = Weights.SEEDED,
+    *,
+    announce: Announce = lambda stage: None,
+) -> None:
+    """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
     import tvm_ffi
 
-    if value.dtype.name != "bfloat16":
-        return tvm_ffi.from_dlpack(aligned(value))
-    import tvm
+    from harness.runtime.loading import load_library
 
-    return tvm.runtime.tensor(value)
+    manifest = read_manifest(artifact)
+    case = _case_of(manifest, deployable, artifact, seed, weights)
+    packing = artifact / PACKING_LIBRARY
+    if PACKING_LIBRARY in manifest.files and not packing.exists():
+        raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
+    machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
+    files: dict[str, File] = {}
+    for item in _as_in(manifest, deployable, case, settings).imported(announce):
+        tensors = packed(machine, item.name, item.parameters)
+        if tuple(tensors) != manifest.entries[item.name].weights:
+            raise _of_another_version(artifact, item.name)
+        files |= write_packed(folder, item.name, tensors)
+    others = [name for name in manifest.files if name not in files and (artifact / name).exists()]
+    for name in others:
+        shutil.copyfile(artifact / name, folder / name)
+    described_anew = replace(
+        _with_weights(manifest, deployable, case, settings),
+        made={**manifest.made, "packed": now()},
+        files={name: manifest.files[name] for name in others} | files,
+    )
+    (folder / MANIFEST).write_text(described_anew.to_json(), encoding="utf-8")
 
 
-def write_packed(folder: Path, entry: str, tensors: Parameters) -> dict[str, File]:
-    """Writes the weights file of an entry point into a folder; returns its description by name, for the manifest."""
-    return {weights_file(entry): write_weights(folder / weights_file(entry), tensors)} if tensors else {}
+def pack_variants_into(
+    deployable: Deployable,
+    artifact: Path,
+    folder: Path,
+    settings: Settings = SEEDED,
+    seed: int = 0,
+    weights: str = Weights.SEEDED,
+    *,
+    announce: Announce = lambda stage: None,
+) -> None:
+    """Fills an empty folder with the code of one for several CPUs and other weights, packed for none of them yet."""
+    variants, manifest = read_variants(artifact), described(artifact)
+    case = _case_of(manifest, deployable, artifact, seed, weights)
+    items = list(_as_in(manifest, deployable, case, settings).imported(announce))
+    for item in items:
+        if tuple(item.parameters) != variants.weights[item.name]:
+            raise _of_another_version(artifact, item.name)
+    for name in variants.names:
+        manifest = read_manifest(artifact / name, VARIANT)
+        (folder / name).mkdir()
+        for file in manifest.files:
+            if (artifact / name / file).exists():
+                shutil.copyfile(artifact / name / file, folder / name / file)
+        manifest = _with_weights(manifest, deployable, case, settings)
+        (folder / name / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
+    variants = Variants(variants.names, *write_unpacked(folder, items))
+    (folder / VARIANTS).write_text(variants.to_json(), encoding="utf-8")
+
+
+def _case_of(manifest: Manifest, deployable: Deployable, artifact: Path, seed: int, weights: str) -> Case:
+    if manifest.model != deployable.model:
+        raise HarnessError(f"{artifact} was compiled from the model {manifest.model}, not from {deployable.model}")
+    return Case(
+        manifest.model,
+        manifest.strategy,
+        manifest.target,
+        manifest.scale,
+        seed,
+        manifest.precision,
+        manifest.frontend,
+        weights,
+    )
+
+
+def _as_in(manifest: Manifest, deployable: Deployable, case: Case, settings: Settings) -> Contents:
+    entries, float32 = tuple(manifest.entries), frozenset(manifest.float32)
+    return Contents(deployable, case, settings, manifest.capacity, entries, (), float32)
+
+
+def _with_weights(manifest: Manifest, deployable: Deployable, case: Case, settings: Settings) -> Manifest:
+    return replace(
+        manifest,
+        weights=origin(case, settings),
+        trained=settings.checkpoint is not None,
+        point_prompts=point_prompts(deployable, settings),
+    )
+
+
+def _of_another_version(artifact: Path, entry: str) -> HarnessError:
+    return HarnessError(f"{artifact} was compiled from another version of {entry}: compile the model again")

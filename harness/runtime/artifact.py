@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.checking import check_files
 from harness.runtime.devices import DEVICES, architecture_problem, compute_version, open_device, to_device, to_numpy
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError, VirtualMachine, check_header, load_library
 from harness.runtime.manifest import (
     LIBRARY,
-    OPTIONAL,
     ArtifactError,
     Entry,
-    File,
     Manifest,
     TensorSpec,
     read_manifest,
     weights_file,
 )
-from harness.runtime.weights import MappedWeights, file_digest
+from harness.runtime.variants import prepared
+from harness.runtime.weights import MappedWeights
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -83,21 +82,21 @@ class Artifact:
         """Loads a folder that `sam3-tvm compile` wrote; for the CPU weights are mapped and not read.
 
         Args:
-            folder: The folder.
+            folder: The folder; of one for several CPUs, this CPU's is loaded (`harness.runtime.variants`).
             check: Whether to compare every file with its checksum first: about 0.5 s per GB, on two threads.
 
         Raises:
             ArtifactError: It is no artifact, incomplete, damaged, or of another version.
             LoadError: It was compiled for another machine or for a device that is not there.
         """
-        folder = Path(folder)
+        folder = prepared(Path(folder))
         manifest = read_manifest(folder)
         if manifest.target not in DEVICES:
             raise ArtifactError(
                 f"{folder} was compiled for {manifest.target}, and only {', '.join(DEVICES)} can be loaded: "
                 "compile it for one of these"
             )
-        check_files(folder, manifest, contents=check)
+        check_files(folder, manifest.files, contents=check)
         check_header(folder / LIBRARY)
         device = open_device(manifest.target, folder)
         found = compute_version(device)
@@ -158,32 +157,6 @@ def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Dev
     if device.type != "cpu":
         weights.release()
     return tensors
-
-
-def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
-    """Compares the files with the manifest, sizes first, then if asked for checksums.
-
-    Raises:
-        ArtifactError: A file is missing or another one.
-    """
-    present = {name: file for name, file in manifest.files.items() if name not in OPTIONAL or (folder / name).exists()}
-    for name, expected in present.items():
-        path = folder / name
-        if not path.is_file():
-            raise ArtifactError(f"{folder} is incomplete: {name} is missing; copy the whole folder, or compile again")
-        if path.stat().st_size != expected.bytes:
-            raise ArtifactError(
-                f"{path} is damaged: {path.stat().st_size} bytes instead of {expected.bytes}; "
-                "copy it again, or compile again"
-            )
-    if contents:
-        with ThreadPoolExecutor() as pool:
-            found: Mapping[str, File] = dict(
-                zip(present, pool.map(lambda name: file_digest(folder / name), present), strict=True)
-            )
-        for name, file in found.items():
-            if file != present[name]:
-                raise ArtifactError(f"{folder / name} is damaged, its checksum is wrong: copy it or compile again")
 
 
 def check_inputs(entry: str, signature: Entry, inputs: Mapping[str, Any]) -> None:

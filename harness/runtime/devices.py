@@ -151,19 +151,20 @@ def find_cudart(folder: Path | None = None) -> Path | None:
 
 
 def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device, dtype: str | None = None) -> Any:
-    """Makes a tensor of an array: on the CPU its own memory if it is contiguous, writable and aligned.
+    """Makes a tensor of an array: on the CPU its own memory if it is contiguous, writable, aligned and of the dtype.
 
     Args:
         value: The array.
         device: Where the tensor is to be.
-        dtype: What the array's bits are on a GPU, if that is another type of the same size: `bfloat16`.
+        dtype: What the array's bits are, if that is another type of the same size: `bfloat16`.
     """
     import tvm_ffi
 
-    if device.type == "cpu":
+    dtype = dtype or value.dtype.name
+    if device.type == "cpu" and dtype == value.dtype.name:
         return tvm_ffi.from_dlpack(aligned(value))
     value = np.ascontiguousarray(value)
-    tensor = _allocated(value.shape, dtype or value.dtype.name, device)
+    tensor = _allocated(value.shape, dtype, device)
     if value.nbytes:
         copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
         copy(tensor, ctypes.c_void_p(value.ctypes.data), value.nbytes)

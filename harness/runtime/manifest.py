@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.runtime.errors import Sam3Error
 
@@ -25,6 +25,8 @@ RUNTIME_LIBRARIES = (
 """Libraries in a folder for machines where TVM is not installed."""
 OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
 """Files that a folder may lack and still run."""
+
+Description = TypeVar("Description")
 
 
 def weights_file(entry: str) -> str:
@@ -140,20 +142,37 @@ class Manifest:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     """Reads a folder's manifest.
+
+    Args:
+        folder: The folder.
+        name: Name of the file.
 
     Raises:
         ArtifactError: There is none, or it is of another version or damaged.
     """
-    path = folder / MANIFEST
+    return read_description(folder / name, _manifest)
+
+
+def read_description(path: Path, parse: Callable[[dict[str, Any]], Description]) -> Description:
+    """Reads a file that describes its folder, in JSON.
+
+    Args:
+        path: The file.
+        parse: Makes the description of what the file has; may raise what wrong types and missing keys raise.
+
+    Raises:
+        ArtifactError: There is none, or it is of another version or damaged.
+    """
+    folder = path.parent
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder: make one with `sam3-tvm compile --out {folder}`")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(
-            f"{folder} is no compiled model, it has no {MANIFEST}: give the folder that `sam3-tvm compile` wrote"
+            f"{folder} is no compiled model, it has no {path.name}: give the folder that `sam3-tvm compile` wrote"
         ) from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
@@ -164,7 +183,7 @@ def read_manifest(folder: Path) -> Manifest:
             "compile the model again, or use the program that compiled it"
         )
     try:
-        return _manifest(data)
+        return parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} is damaged ({error!r}): compile the model again") from error
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.execution.remote.client import Content, DeviceSession, RemoteTensor
-from harness.runtime.artifact import Tensors, check_files, check_inputs
+from harness.runtime.artifact import Tensors, check_inputs
+from harness.runtime.checking import check_files
 from harness.runtime.manifest import LIBRARY, MANIFEST, read_manifest, weights_file
 
 
@@ -35,7 +36,7 @@ class RemoteArtifact:
         """
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        check_files(self.folder, self.manifest, contents=False)
+        check_files(self.folder, self.manifest.files, contents=False)
         weighted = [weights_file(name) for name, entry in self.manifest.entries.items() if entry.weights]
         names = (LIBRARY, self.manifest.vocabulary, *weighted)
         files = {name: self.manifest.files[name] for name in names}

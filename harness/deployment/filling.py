@@ -1,0 +1,42 @@
+"""Folders of compiled models that are replaced as a whole, by work that a crash of the compiler cannot take along."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import HarnessError
+from harness.deployment.imported import Announce
+from harness.files import replaced_folder
+from harness.runtime.manifest import MANIFEST
+from harness.runtime.variants import VARIANTS
+
+
+def replaced(artifact: Path) -> AbstractContextManager[Path]:
+    """Gives a folder to fill, which takes the place of a compiled model or of nothing; see `replaced_folder`."""
+
+    def is_compiled(folder: Path) -> bool:
+        return any((folder / name).is_file() for name in (MANIFEST, VARIANTS))
+
+    return replaced_folder(artifact, is_compiled, "a compiled model")
+
+
+def isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:
+    """Calls a function in a worker, so that a crash in the compiler is a sentence too.
+
+    Args:
+        function: `module:name`; takes the request and `announce`.
+        request: What can be pickled.
+        announce: Called with the name of each stage as it begins.
+
+    Raises:
+        HarnessError: It fails.
+    """
+    from harness.processes import WorkerEnd, run_isolated
+
+    ended = run_isolated(function, request, breadcrumb=announce)
+    if ended.kind is not WorkerEnd.OK:
+        error = ended.error
+        reason = f"{error.type}: {error.message}" if error else ended.kind.value
+        raise HarnessError(f"failed at the stage {ended.stage!r}: {reason}; `sam3-tvm verify` tells more")

@@ -1,0 +1,113 @@
+"""A model's entry points as Relax modules, with the values of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from harness.core.budget import NONE, Groups, check_known
+from harness.core.case import DEFAULT_STRATEGY, Case
+from harness.core.errors import HarnessError
+from harness.core.settings import Settings
+from harness.deployment.deployable import Deployable
+from harness.runtime.manifest import Capacity
+from harness.runtime.packing import Array
+from harness.targets import TARGETS
+
+if TYPE_CHECKING:
+    import tvm
+
+Announce = Callable[[str], None]
+"""Is called with the name of each stage as it begins."""
+
+Parameters = Mapping[str, Array]
+"""Values of weights by name, in the order in which the imported function takes them; bfloat16 is ml_dtypes'."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An entry point as a Relax module with the function `main`, and the values of its weights as that takes them.
+
+    Attributes:
+        name: Name of the entry point.
+        outputs: Names of its results, in order.
+        module: The module.
+        parameters: Its weights.
+        float32: Groups of products that stay float32 in a half precision.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    module: tvm.IRModule
+    parameters: Parameters
+    float32: Groups
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a folder is to have.
+
+    Attributes:
+        deployable: Which model.
+        case: Its strategy, target, scale, seed, precision, frontend and weights.
+        settings: Where the weights come from.
+        capacity: The longest prompt.
+        only: Names of the entry points to import, all if there is none.
+        without: Names of entry points to leave out.
+        float32: Groups of products that stay float32 in a half precision.
+    """
+
+    deployable: Deployable
+    case: Case
+    settings: Settings
+    capacity: Capacity
+    only: Sequence[str] = ()
+    without: Sequence[str] = ()
+    float32: Groups = NONE
+
+    def imported(self, announce: Announce) -> Iterator[Imported]:
+        """Builds the model, then yields its entry points.
+
+        Raises:
+            HarnessError: The checkpoint does not fit.
+            Exception: Whatever the strategy `none` makes the importer raise.
+        """
+        from harness.lowering.route import Route
+
+        with self.deployable.context():
+            announce("build")
+            for program in self.deployable.programs(self.case, self.settings, self.capacity):
+                if (self.only and program.name not in self.only) or program.name in self.without:
+                    continue
+                strategy = self.case.strategy if program.uses_rope else DEFAULT_STRATEGY
+                route = Route.of(replace(self.case, strategy=strategy), self.float32)
+                announce(f"export {program.name}")
+                exported = route.export(program.module, tuple(program.example.values()), program.axes)
+                announce(f"import {program.name}")
+                lowered = route.lower(exported, program.module)
+                yield Imported(program.name, program.outputs, lowered.module, lowered.parameters(), lowered.float32)
+
+
+def to_compile(contents: Contents, announce: Announce) -> list[Imported]:
+    """Returns the entry points of what is to be compiled.
+
+    Raises:
+        HarnessError: The machine cannot compile for the target, the checkpoint does not fit, or no entry point has one
+            of the groups that stay float32.
+        Exception: Whatever the strategy `none` makes the importer raise.
+    """
+    target = contents.case.target
+    problem = TARGETS[target].compile_problem()
+    if problem is not None:
+        raise HarnessError(f"cannot compile for {target}: {problem}")
+    items = list(contents.imported(announce))
+    check_known(contents.float32, [item.float32 for item in items], "what is compiled")
+    return items
+
+
+def taken(items: list[Imported]) -> Iterator[tuple[str, Parameters]]:
+    """Yields the parameters of one entry point after the other, none of which is kept."""
+    while items:
+        item = items.pop(0)
+        yield item.name, item.parameters
