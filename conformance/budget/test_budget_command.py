@@ -20,7 +20,8 @@ from harness.cli.options import chosen_groups
 from harness.core.budget import Budget
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.deployment.compiling import compile_into, pack_into
+from harness.deployment.compiling import compile_into
+from harness.deployment.packing import pack_into
 from harness.models.selection import select
 from harness.runtime.manifest import read_manifest
 

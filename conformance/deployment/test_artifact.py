@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from conformance.support.shallow import interactive_model, photograph, shallow_model
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, Settings
-from harness.deployment.compiling import pack_model
+from harness.deployment.packing import pack_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding
 from harness.models.sam3.hugging_face import to_hugging_face

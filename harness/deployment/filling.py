@@ -9,8 +9,7 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.deployment.imported import Announce
 from harness.files import replaced_folder
-from harness.runtime.manifest import MANIFEST
-from harness.runtime.variants import VARIANTS
+from harness.runtime.manifest import MANIFEST, VARIANTS
 
 
 def replaced(artifact: Path) -> AbstractContextManager[Path]:

@@ -16,9 +16,9 @@ from harness.deployment.filling import isolated, replaced
 from harness.deployment.imported import Announce, Contents, Parameters
 from harness.deployment.variants import write_unpacked
 from harness.runtime.loading import VirtualMachine
-from harness.runtime.manifest import MANIFEST, PACKING_LIBRARY, File, Manifest, read_manifest
+from harness.runtime.manifest import MANIFEST, PACKING_LIBRARY, VARIANT, VARIANTS, File, Manifest, read_manifest
 from harness.runtime.packing import Array, named, pack, packs, write_packed
-from harness.runtime.variants import VARIANT, VARIANTS, Variants, described, is_for_several, read_variants
+from harness.runtime.variants import Variants, described, is_for_several, read_variants
 
 
 def packed(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, Array]:
@@ -79,7 +79,7 @@ def pack_into(
     weights: str = Weights.SEEDED,
     *,
     announce: Announce = lambda stage: None,
-) -> None:
+) -> Manifest:
     """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
     import tvm_ffi
 
@@ -106,6 +106,7 @@ def pack_into(
         files={name: manifest.files[name] for name in others} | files,
     )
     (folder / MANIFEST).write_text(described_anew.to_json(), encoding="utf-8")
+    return described_anew
 
 
 def pack_variants_into(

@@ -10,9 +10,9 @@ from harness.core.processors import Processors
 from harness.deployment.code import write_code
 from harness.deployment.describing import describe, described
 from harness.deployment.imported import Announce, Contents, Imported, taken
-from harness.runtime.manifest import File
+from harness.runtime.manifest import VARIANT, VARIANTS, File
 from harness.runtime.packing import write_packed
-from harness.runtime.variants import VARIANT, VARIANTS, Variants
+from harness.runtime.variants import Variants
 from harness.schedules import ChosenSchedules
 from harness.targets import HOST, TARGETS
 

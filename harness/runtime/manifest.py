@@ -13,6 +13,10 @@ from harness.runtime.errors import Sam3Error
 FORMAT = 1
 """Version of the folder's layout; a runtime reads the version that it was written for and no other."""
 MANIFEST = "manifest.json"
+VARIANTS = "variants.json"
+"""Describes a folder for several CPUs; see `harness.runtime.variants`."""
+VARIANT = "variant.json"
+"""Describes one CPU's part of such a folder: its manifest as long as it has no weights."""
 LIBRARY = "model.so"
 PACKING_LIBRARY = "packing.so"
 """Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
@@ -171,9 +175,7 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArtifactError(
-            f"{folder} is no compiled model, it has no {path.name}: give the folder that `sam3-tvm compile` wrote"
-        ) from None
+        raise ArtifactError(_absent(path)) from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -186,6 +188,16 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
         return parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} is damaged ({error!r}): compile the model again") from error
+
+
+def _absent(path: Path) -> str:
+    """Returns what to do about a description that is not there."""
+    folder = path.parent
+    if (folder / VARIANTS).is_file():
+        return f"{folder} is for several CPUs: give the folder of one of them, which is in it"
+    if (folder / VARIANT).is_file():
+        return f"{folder} has no packed weights yet: load it once on its CPU, within the folder that was compiled"
+    return f"{folder} is no compiled model, it has no {path.name}: give the folder that `sam3-tvm compile` wrote"
 
 
 def _manifest(data: dict[str, Any]) -> Manifest:

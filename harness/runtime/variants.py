@@ -28,6 +28,8 @@ from harness.runtime.manifest import (
     FORMAT,
     MANIFEST,
     PACKING_LIBRARY,
+    VARIANT,
+    VARIANTS,
     ArtifactError,
     File,
     Manifest,
@@ -39,10 +41,6 @@ from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.packing import pack, packs, write_packed
 from harness.runtime.weights import MappedWeights
 
-VARIANTS = "variants.json"
-"""Describes a folder for several CPUs."""
-VARIANT = "variant.json"
-"""Describes a variant: its manifest as long as it has no weights."""
 _FILLING, _LOCK = ".packing", ".packing.lock"
 
 Announce = Callable[[str], None]
