@@ -213,7 +213,7 @@ def test_missing_checkpoint(tmp_path: Path) -> None:
 
 
 def test_weights_beside_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "sam3.pt").touch()
+    (tmp_path / "sam3.pt").write_bytes(b"PK\x03\x04")
     given = ("--weights", "outliers", "--checkpoint", str(tmp_path / "sam3.pt"))
     assert_one_sentence(sam3_tvm("verify", *QUICK, *given), "--weights and --checkpoint", "give one of them")
     out = ("--out", str(tmp_path / "out"))
@@ -221,13 +221,22 @@ def test_weights_beside_a_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
-def test_checkpoint_that_is_text(tmp_path: Path, cases: tuple[str, ...]) -> None:
+def test_checkpoint_that_is_text(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_text("not a checkpoint")
+    done = sam3_tvm(
+        "verify", *QUICK, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report")
+    )
+    assert_one_sentence(done, "weights.pt is not a checkpoint; give a .pt file saved by torch")
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
+def test_checkpoint_that_is_cut_off(tmp_path: Path, cases: tuple[str, ...]) -> None:
+    (tmp_path / "weights.pt").write_bytes(b"PK\x03\x04 and then nothing")
     done = sam3_tvm(
         "verify", *cases, "--checkpoint", str(tmp_path / "weights.pt"), "--report", str(tmp_path / "report")
     )
-    assert_one_sentence(done, "weights.pt")
+    assert_one_sentence(done, "weights.pt is truncated; download it again")
     assert list((tmp_path / "report").iterdir()) == []
 
 

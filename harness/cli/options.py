@@ -11,6 +11,7 @@ import typer
 from harness.cli.console import console
 from harness.core.budget import NONE, Groups, read_budgets
 from harness.core.case import Case
+from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
@@ -22,8 +23,22 @@ from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuned import database
 
+
+def _known_checkpoint(path: Path | None) -> Path | None:
+    problem = None if path is None else checkpoint_file_problem(path)
+    if problem is not None:
+        raise HarnessError(problem)
+    return path
+
+
 CheckpointOption = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="Weights: sam3.pt or safetensors. Default: seeded.")
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        callback=_known_checkpoint,
+        help="Weights: sam3.pt or safetensors. Default: seeded.",
+    ),
 ]
 PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the weights.")]

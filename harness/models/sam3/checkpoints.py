@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
 from harness.models.sam3.hugging_face import POINTS, from_hugging_face, is_hugging_face
 
@@ -123,15 +124,9 @@ def _listed(kind: str, names: Collection[str]) -> str:
 
 def _read(path: Path) -> Mapping[str, Any]:
     """The flat name → tensor mapping of a file."""
-    if not path.exists():
-        raise HarnessError(f"The checkpoint {path} does not exist; check the path.")
-    if not path.is_file():
-        raise HarnessError(f"The checkpoint {path} is not a file; give the .pt or .safetensors file itself.")
-    if path.suffix == ".json":
-        raise HarnessError(
-            f"The checkpoint {path} lists the parts of a checkpoint that was saved in several files; "
-            "save it as one, as the published model.safetensors is."
-        )
+    problem = checkpoint_file_problem(path)
+    if problem is not None:
+        raise HarnessError(problem)
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"]
@@ -162,19 +157,14 @@ def _read_torch(path: Path) -> Any:
 
     # torch.save writes a zip archive, whose table of contents is at the end: a truncated one is no zip any more.
     archive = zipfile.is_zipfile(path)
-    begins = _first_bytes(path, 4)
-    if not archive and begins == b"PK\x03\x04":
+    if not archive and _first_bytes(path, 4) == b"PK\x03\x04":
         raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=archive or None)
     except pickle.UnpicklingError as error:
-        if archive or begins[:1] == b"\x80":
-            raise HarnessError(
-                f"The checkpoint {path} holds pickled code besides tensors, which is never run; "
-                "save its tensors alone or convert it to safetensors."
-            ) from error
         raise HarnessError(
-            f"The file {path} is not a checkpoint; give a .pt file saved by torch or a .safetensors file."
+            f"The checkpoint {path} holds pickled code besides tensors, which is never run; "
+            "save its tensors alone or convert it to safetensors."
         ) from error
     except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
         raise HarnessError(
