@@ -45,6 +45,7 @@ class Questions:
     """What the sides are asked.
 
     Attributes:
+        subject: Name of the whole model that is asked.
         sides: The module of the sides, whose `torch_side` takes a case and whose `tvm_side` takes a folder.
         first: The question that all sides answer once before anything is timed.
         encode: Another function of every side, which encodes the photograph that later questions are about.
@@ -53,6 +54,7 @@ class Questions:
         without: Names of the entry points that the folders do without.
     """
 
+    subject: str
     sides: str
     first: str
     encode: str

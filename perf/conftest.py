@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import chosen_processors
 from harness.processes.threads import SPIN_VARIABLE
 from harness.tuned.database import open_database
+from perf.answering import Side, answering_sides, measure, named_case
 from perf.measuring import SPIN_COUNT
 from perf.options import Options
 from perf.peers import PEERS, peers_of
@@ -46,6 +48,37 @@ def options_of(config: pytest.Config) -> Options:
         chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch")),
         tuple(map(Path, config.getoption("budget"))),
     )
+
+
+@pytest.fixture(scope="module")
+def whole(request: pytest.FixtureRequest) -> Case:
+    """The whole model that a suite asks what its `ASKED` says."""
+    return named_case(request.module.ASKED.subject, request.config)
+
+
+@pytest.fixture(scope="module")
+def sides(request: pytest.FixtureRequest, whole: Case, options: Options) -> Iterator[dict[str, Side]]:
+    """Its sides, which gave the same answer."""
+    with answering_sides(request.module.ASKED, whole, options) as found:
+        yield found
+
+
+@pytest.fixture
+def ask(
+    request: pytest.FixtureRequest,
+    whole: Case,
+    sides: dict[str, Side],
+    options: Options,
+    benchmark: Any,
+    end_to_end_results: Results,
+) -> Callable[..., None]:
+    """Times one question on all sides and keeps the result: `ask(question, seconds)`, see `perf.answering.measure`."""
+
+    def time_and_keep(question: str, budget: float, *, check: bool = False) -> None:
+        result = measure(question, request.module.ASKED, sides, whole, options, benchmark, budget, check)
+        end_to_end_results.append(result)
+
+    return time_and_keep
 
 
 @pytest.fixture

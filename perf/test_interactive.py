@@ -8,19 +8,16 @@ database, the model compiled with it (`perf/answering.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from harness.core.case import Case
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.interactive.subject import INTERACTIVE
 from harness.models.sam3.interactive.workload import CAPACITY
-from perf.answering import Questions, Side, answering_sides, measure, named_case
+from perf.answering import Questions
 from perf.clicks import ENCODE, PHOTO_AND_CLICK, QUESTIONS, Answer
-from perf.options import Options
 
 BUDGET_SECONDS = dict(zip(QUESTIONS, (60.0, 30.0, 30.0), strict=True))
 """How long the rounds of all sides together may take; at least six run in any case."""
@@ -33,27 +30,9 @@ def check(found: Answer, expected: Answer) -> None:
     assert (found.masks != expected.masks).mean() <= 1e-5
 
 
-ASKED = Questions("perf.clicks", PHOTO_AND_CLICK, ENCODE, check, CAPACITY, DEPLOYABLE.grounding)
-
-
-@pytest.fixture(scope="module")
-def whole(request: pytest.FixtureRequest) -> Case:
-    return named_case(INTERACTIVE.name, request.config)
-
-
-@pytest.fixture(scope="module")
-def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
-    with answering_sides(ASKED, whole, options) as found:
-        yield found
+ASKED = Questions(INTERACTIVE.name, "perf.clicks", PHOTO_AND_CLICK, ENCODE, check, CAPACITY, DEPLOYABLE.grounding)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_interactive(
-    question: str,
-    sides: dict[str, Side],
-    whole: Case,
-    options: Options,
-    benchmark: Any,
-    end_to_end_results: list[dict[str, Any]],
-) -> None:
-    end_to_end_results.append(measure(question, ASKED, sides, whole, options, benchmark, BUDGET_SECONDS[question]))
+def test_interactive(question: str, ask: Callable[..., None]) -> None:
+    ask(question, BUDGET_SECONDS[question])

@@ -9,18 +9,15 @@ on for thousands of frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from harness.core.case import Case
 from harness.models.sam3.video.subject import VIDEO
 from harness.models.sam3.video.workload import CAPACITY
 from harness.runtime import Sam3
-from perf.answering import Questions, Side, answering_sides, measure, named_case
-from perf.options import Options
+from perf.answering import Questions, Side
 from perf.results import UNTUNED
 from perf.video_memory import LARGEST_GROWTH, LARGEST_OBJECT, growth, usage
 from perf.video_rules import measured
@@ -41,30 +38,12 @@ def check(found: Answer, expected: Answer) -> None:
     assert (found.masks != expected.masks).mean() <= 1e-2
 
 
-ASKED = Questions("perf.videos", FRAME, ENCODE, check, CAPACITY)
-
-
-@pytest.fixture(scope="module")
-def whole(request: pytest.FixtureRequest) -> Case:
-    return named_case(VIDEO.name, request.config)
-
-
-@pytest.fixture(scope="module")
-def sides(whole: Case, options: Options) -> Iterator[dict[str, Side]]:
-    with answering_sides(ASKED, whole, options) as found:
-        yield found
+ASKED = Questions(VIDEO.name, "perf.videos", FRAME, ENCODE, check, CAPACITY)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_video(
-    question: str,
-    sides: dict[str, Side],
-    whole: Case,
-    options: Options,
-    benchmark: Any,
-    end_to_end_results: list[dict[str, Any]],
-) -> None:
-    end_to_end_results.append(measure(question, ASKED, sides, whole, options, benchmark, BUDGET_SECONDS))
+def test_video(question: str, ask: Callable[..., None]) -> None:
+    ask(question, BUDGET_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,9 +66,8 @@ def pack_model(
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], announce: Announce) -> None:
-    """Calls what packs as `harness.processes` calls functions."""
-    function = pack_variants_into if is_for_several(request[1]) else pack_into
-    function(*request, announce=announce)
+    """Calls `pack_into` as `harness.processes` calls functions."""
+    pack_into(*request, announce=announce)
 
 
 def pack_into(
@@ -81,67 +81,10 @@ def pack_into(
     announce: Announce = lambda stage: None,
 ) -> Manifest:
     """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
-    import tvm_ffi
-
-    from harness.runtime.loading import load_library
-
-    manifest = read_manifest(artifact)
-    case = _case_of(manifest, deployable, artifact, seed, weights)
-    packing = artifact / PACKING_LIBRARY
-    if PACKING_LIBRARY in manifest.files and not packing.exists():
-        raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
-    machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
-    files: dict[str, File] = {}
-    for item in _as_in(manifest, deployable, case, settings).imported(announce):
-        tensors = packed(machine, item.name, item.parameters)
-        if tuple(tensors) != manifest.entries[item.name].weights:
-            raise _of_another_version(artifact, item.name)
-        files |= write_packed(folder, item.name, tensors)
-    others = [name for name in manifest.files if name not in files and (artifact / name).exists()]
-    for name in others:
-        shutil.copyfile(artifact / name, folder / name)
-    described_anew = replace(
-        _with_weights(manifest, deployable, case, settings),
-        made={**manifest.made, "packed": now()},
-        files={name: manifest.files[name] for name in others} | files,
-    )
-    (folder / MANIFEST).write_text(described_anew.to_json(), encoding="utf-8")
-    return described_anew
-
-
-def pack_variants_into(
-    deployable: Deployable,
-    artifact: Path,
-    folder: Path,
-    settings: Settings = SEEDED,
-    seed: int = 0,
-    weights: str = Weights.SEEDED,
-    *,
-    announce: Announce = lambda stage: None,
-) -> None:
-    """Fills an empty folder with the code of one for several CPUs and other weights, packed for none of them yet."""
-    variants, manifest = read_variants(artifact), described(artifact)
-    case = _case_of(manifest, deployable, artifact, seed, weights)
-    items = list(_as_in(manifest, deployable, case, settings).imported(announce))
-    for item in items:
-        if tuple(item.parameters) != variants.weights[item.name]:
-            raise _of_another_version(artifact, item.name)
-    for name in variants.names:
-        manifest = read_manifest(artifact / name, VARIANT)
-        (folder / name).mkdir()
-        for file in manifest.files:
-            if (artifact / name / file).exists():
-                shutil.copyfile(artifact / name / file, folder / name / file)
-        manifest = _with_weights(manifest, deployable, case, settings)
-        (folder / name / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
-    variants = Variants(variants.names, *write_unpacked(folder, items))
-    (folder / VARIANTS).write_text(variants.to_json(), encoding="utf-8")
-
-
-def _case_of(manifest: Manifest, deployable: Deployable, artifact: Path, seed: int, weights: str) -> Case:
+    manifest = described(artifact)
     if manifest.model != deployable.model:
         raise HarnessError(f"{artifact} was compiled from the model {manifest.model}, not from {deployable.model}")
-    return Case(
+    case = Case(
         manifest.model,
         manifest.strategy,
         manifest.target,
@@ -151,21 +94,67 @@ def _case_of(manifest: Manifest, deployable: Deployable, artifact: Path, seed: i
         manifest.frontend,
         weights,
     )
-
-
-def _as_in(manifest: Manifest, deployable: Deployable, case: Case, settings: Settings) -> Contents:
     entries, float32 = tuple(manifest.entries), frozenset(manifest.float32)
-    return Contents(deployable, case, settings, manifest.capacity, entries, (), float32)
+    contents = Contents(deployable, case, settings, manifest.capacity, entries, (), float32)
+    if is_for_several(artifact):
+        _pack_for_several(contents, artifact, folder, announce)
+    else:
+        _pack_for_one(contents, artifact, folder, announce)
+    return described(folder)
 
 
-def _with_weights(manifest: Manifest, deployable: Deployable, case: Case, settings: Settings) -> Manifest:
+def _pack_for_one(contents: Contents, artifact: Path, folder: Path, announce: Announce) -> None:
+    import tvm_ffi
+
+    from harness.runtime.loading import load_library
+
+    manifest, packing = read_manifest(artifact), artifact / PACKING_LIBRARY
+    if PACKING_LIBRARY in manifest.files and not packing.exists():
+        raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
+    machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
+    files: dict[str, File] = {}
+    for item in contents.imported(announce):
+        tensors = packed(machine, item.name, item.parameters)
+        _check_same(tensors, manifest.entries[item.name].weights, artifact, item.name)
+        files |= write_packed(folder, item.name, tensors)
+    files = {**_copied(artifact, folder, manifest, files), **files}
+    made = {**manifest.made, "packed": now()}
+    manifest = replace(_with_weights(manifest, contents), made=made, files=dict(sorted(files.items())))
+    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def _pack_for_several(contents: Contents, artifact: Path, folder: Path, announce: Announce) -> None:
+    variants, items = read_variants(artifact), list(contents.imported(announce))
+    for item in items:
+        _check_same(item.parameters, variants.weights[item.name], artifact, item.name)
+    for name in variants.names:
+        manifest = read_manifest(artifact / name, VARIANT)
+        (folder / name).mkdir()
+        _copied(artifact / name, folder / name, manifest)
+        manifest = _with_weights(manifest, contents)
+        (folder / name / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
+    variants = Variants(variants.names, *write_unpacked(folder, items))
+    (folder / VARIANTS).write_text(variants.to_json(), encoding="utf-8")
+
+
+def _copied(artifact: Path, folder: Path, manifest: Manifest, without: Iterable[str] = ()) -> dict[str, File]:
+    """Copies the files of an artifact that are there into another folder; returns their descriptions by name."""
+    names = [name for name in manifest.files if name not in without and (artifact / name).exists()]
+    for name in names:
+        shutil.copyfile(artifact / name, folder / name)
+    return {name: manifest.files[name] for name in names}
+
+
+def _check_same(found: Iterable[str], expected: Sequence[str], artifact: Path, entry: str) -> None:
+    if tuple(found) != tuple(expected):
+        raise HarnessError(f"{artifact} was compiled from another version of {entry}: compile the model again")
+
+
+def _with_weights(manifest: Manifest, contents: Contents) -> Manifest:
+    deployable, settings = contents.deployable, contents.settings
     return replace(
         manifest,
-        weights=origin(case, settings),
+        weights=origin(contents.case, settings),
         trained=settings.checkpoint is not None,
         point_prompts=point_prompts(deployable, settings),
     )
-
-
-def _of_another_version(artifact: Path, entry: str) -> HarnessError:
-    return HarnessError(f"{artifact} was compiled from another version of {entry}: compile the model again")
