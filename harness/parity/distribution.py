@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, WITHIN, Distribution, MaskPicture
+from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, Distribution, MaskPicture
 from harness.core.outcome import Verdict
 from harness.parity import metrics
 
@@ -75,28 +75,28 @@ def is_image(shape: tuple[int, ...], masks: bool) -> bool:
 def histogram(actual: Array, reference: Array) -> tuple[int, ...]:
     """Counts elements by |actual - reference| / gate; see `Distribution`."""
     counts = np.zeros(BINS, np.int64)
-    step = 2 / np.log(10)  # bins are half decades
-    first = np.log(EDGES[0]) * step
     for a, r in metrics.chunks(actual, reference):
         with np.errstate(all="ignore"):
             error, gate = np.abs(a - r), metrics.ATOL + metrics.RTOL * np.abs(r)
-            # The gate itself decides, not a rounded quotient.
-            outside = ~(error <= gate)
-            place = np.ceil(np.log((error / gate).astype(np.float32)) * step - first)
-            bins = np.where(outside, np.clip(place, WITHIN, BINS - 1), np.clip(place, 0, WITHIN - 1))
         special = ~(np.isfinite(a) & np.isfinite(r))
         if special.any():
-            bins[special] = np.where(metrics.same_specials(a[special], r[special]), 0, BINS - 1)
-        counts += np.bincount(bins.astype(np.int64), minlength=BINS)
+            error[special] = np.where(metrics.same_specials(a[special], r[special]), 0.0, np.inf)
+            gate[special] = 1.0
+        above = [error.size]
+        for edge in EDGES:
+            above.append(int(np.count_nonzero(error > edge * gate)) if above[-1] else 0)
+        counts[:-1] += -np.diff(above)
+        counts[-1] += above[-1]
     return tuple(int(count) for count in counts)
 
 
 def largest_errors(actual: Array, reference: Array) -> tuple[tuple[float, ...], ...]:
     """Finds the largest |actual - reference| in each cell of the image; see `Distribution`."""
-    largest = np.zeros(reference.shape[-2:])
+    largest, error = np.zeros(reference.shape[-2:]), np.empty(reference.shape[-2:])
+    difference = np.empty_like(error, np.complex128 if reference.dtype.kind == "c" else np.float64)
     for a, r in zip(_planes(actual), _planes(reference), strict=True):
         with np.errstate(all="ignore"):
-            error = np.abs(metrics.wide(a) - metrics.wide(r))
+            np.abs(np.subtract(a, r, out=difference, dtype=difference.dtype), out=error)
         special = ~np.isfinite(error)
         if special.any():
             error[special] = np.where(metrics.same_specials(a[special], r[special]), 0.0, np.inf)
