@@ -88,6 +88,7 @@ ENVIRONMENT = {
     "files.py": "the folder of the cache",
     "targets/linking.py": "the C compiler",
     "targets/cuda.py": "the CUDA compiler",
+    "targets/tvm_build.py": "TVM's libraries",
 }
 """Module → what it reads or writes of the environment; `docs/ARCHITECTURE.md` says why."""
 

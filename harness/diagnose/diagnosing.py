@@ -16,6 +16,7 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
 from harness.core.precision import PRECISIONS, Precision
 from harness.core.settings import Settings
+from harness.diagnose.deviation import Deviation
 from harness.diagnose.diagnosis import (
     Boundary,
     Coverage,
@@ -290,14 +291,31 @@ def _diagnosis(
         for name, result in zip(program.outputs, compared.results, strict=True)
         if name in results and result.shape != result.expected
     )
+    shapes = {name: result.shape for name, result in zip(program.outputs, compared.results, strict=True)}
     luck: tuple[str, ...] = ()
+    luck_of_outputs: tuple[str, ...] = ()
     if PRECISIONS[case.precision].is_half:
-        shapes = zip(program.outputs, compared.results, strict=True)
-        sizes = {name: (deviations[name], result.shape) for name, result in shapes if name in deviations}
-        sizes |= {boundary.node: (boundary.local, boundary.shape) for boundary in boundaries}
-        luck = tuple(n for n, (made, shape) in sizes.items() if made.excess > 1 and math.prod(shape) < FEW)
+        luck = tuple(boundary.node for boundary in boundaries if _is_luck(boundary.local, boundary.shape))
+        luck_of_outputs = tuple(name for name, found in deviations.items() if _is_luck(found, shapes[name]))
     first = first_divergence([boundary for boundary in boundaries if boundary.node not in luck])
-    return Diagnosis(case, program.name, boundaries, deviations, coverage, first, changed, altered, misshapen, luck)
+    return Diagnosis(
+        case,
+        program.name,
+        boundaries,
+        deviations,
+        coverage,
+        first,
+        changed,
+        altered,
+        misshapen,
+        luck,
+        luck_of_outputs,
+    )
+
+
+def _is_luck(made: Deviation, shape: Sequence[int]) -> bool:
+    """Returns whether an error beyond the limits is of so few numbers that it says nothing."""
+    return made.excess > 1 and math.prod(shape) < FEW
 
 
 def _misshapen(output: str, result: Result, imported: _Imported) -> Misshapen:

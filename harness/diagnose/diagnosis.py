@@ -267,8 +267,9 @@ class Diagnosis:
         changed: Functions whose inputs are not what was written: the memory of these was given away too early.
         altered: Nodes of the weights and inputs whose values in the run are not PyTorch's.
         misshapen: The outputs of a wrong shape.
-        luck: Nodes and outputs of few numbers that are beyond the limits in a half precision. One run of autocast, to
-            which the limits are relative, says nothing about so few (`harness.parity.draws`): nothing is wrong by them.
+        luck: Nodes of few numbers that are beyond the limits in a half precision. One run of autocast, to which the
+            limits are relative, says nothing about so few (`harness.parity.draws`): nothing is wrong by them.
+        luck_of_outputs: The same of outputs.
         ablation: Why the first kernel that diverges does so.
         reproduction: What shows that, if it was asked for; no part of the JSON.
     """
@@ -283,6 +284,7 @@ class Diagnosis:
     altered: tuple[str, ...] = ()
     misshapen: tuple[Misshapen, ...] = ()
     luck: tuple[str, ...] = ()
+    luck_of_outputs: tuple[str, ...] = ()
     ablation: Ablation | None = None
     reproduction: Reproduction | None = None
 
@@ -294,7 +296,7 @@ class Diagnosis:
     @property
     def beyond(self) -> list[str]:
         """Names of the outputs whose errors are beyond the limits."""
-        return [name for name, found in self.outputs.items() if found.excess > 1 and name not in self.luck]
+        return [name for name, found in self.outputs.items() if found.excess > 1 and name not in self.luck_of_outputs]
 
 
 def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:

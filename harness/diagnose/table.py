@@ -48,8 +48,8 @@ def summary(diagnosis: Diagnosis) -> str:
         lines.append(f"Its cause is not looked for in {diagnosis.case.precision}: see whether it diverges in fp32 too.")
     if diagnosis.ablation is not None:
         lines.append(f"Cause: {diagnosis.ablation.cause or 'undecided'}: {diagnosis.ablation.reason}.")
-    if diagnosis.luck:
-        lines.append(f"One run of autocast says nothing about so few numbers: {', '.join(diagnosis.luck)}.")
+    if luck := (*diagnosis.luck_of_outputs, *diagnosis.luck):
+        lines.append(f"One run of autocast says nothing about so few numbers: {', '.join(luck)}.")
     if diagnosis.changed:
         lines.append(f"{diagnosis.changed[0]} does not read what was written: memory is given away too early.")
     if diagnosis.altered:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import HarnessError
 from harness.files import cache_root, keep_within, write_bytes, writing
 from harness.schedules.common.code_generation import generate
+from harness.targets.tvm_build import tvm_build
 
 if TYPE_CHECKING:
     import tvm
@@ -183,14 +184,8 @@ def _key(function: Any, target: tvm.target.Target) -> str:
 def _compiler() -> tuple[str, ...]:
     """Returns what tells TVM's compiler, its build and this project's use of it from others."""
     import tvm
-    from tvm.libinfo import package_lib_paths
 
     from harness.schedules.common import code_generation
 
-    built = [
-        f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
-        for folder in map(Path, package_lib_paths())
-        for path in sorted(folder.glob("libtvm*"))
-    ]
     own = [hashlib.sha256(Path(module).read_bytes()).hexdigest() for module in (__file__, code_generation.__file__)]
-    return (tvm.__version__, *built, *own)
+    return (tvm.__version__, *tvm_build(), *own)

@@ -6,13 +6,12 @@ import contextlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.files import cache_root, write_json
 from harness.runtime.system import ROOT, read_text
+from harness.targets.tvm_build import tvm_build
 
 FILE = "cpu.json"
 """Name of the file in the folder of the cache."""
@@ -67,11 +66,5 @@ def _conditions() -> dict[str, Any] | None:
     """Returns all that the answer depends on, as JSON has it; None where the system does not describe its processor."""
     lines = read_text(ROOT / "proc/cpuinfo").splitlines()
     processors = sorted({line for line in lines if line.startswith(_TELLING)})
-    package = find_spec("tvm")
-    if not processors or package is None or package.origin is None:
-        return None
-    libraries = sorted(Path(package.origin).parent.rglob("libtvm*"))
-    return {
-        "processors": processors,
-        "tvm": [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in libraries],
-    }
+    build = tvm_build()
+    return {"processors": processors, "tvm": list(build)} if processors and build else None
