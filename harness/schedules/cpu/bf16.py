@@ -91,7 +91,8 @@ def arithmetic(target: tvm.target.Target) -> Arithmetic:
 def _arithmetic(
     functions: str, shapes: Sequence[tuple[int, int]] | None = None, split: Split | None = None
 ) -> Arithmetic:
-    return Arithmetic("bf16", "int32", 2, _joined, _multiply_add, functions, shapes, split)
+    multiply_add = _multiply_add if split is None else _multiply_add_parts
+    return Arithmetic("bf16", "int32", 2, _joined, multiply_add, functions, shapes, split)
 
 
 def _shifts(lanes: int) -> str:
@@ -117,13 +118,19 @@ define linkonce_odr {floats} @{_NAME}({arguments}) alwaysinline {{
 def _multiply_add(
     tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
 ) -> None:
+    """Emits a step."""
+    _multiply_add_parts(tile, rows, lambda i: (left(i),), right)
+
+
+def _multiply_add_parts(
+    tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Sequence[Any]], right: Callable[[Any], Any]
+) -> None:
     """Emits a step with whole vectors, because TVM takes calls of functions apart where it vectorizes a loop."""
     lanes = tile.lanes
     for i in range(tile.rows):
         for start in range(0, tile.columns, lanes):
             at = tirx.Ramp(start, 1, lanes)
-            element = left(i)
-            terms = [tirx.Broadcast(term, lanes) for term in (element if isinstance(element, list) else [element])]
+            terms = [tirx.Broadcast(part, lanes) for part in left(i)]
             T.buffer_store(rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, rows[i][at], *terms, right(at)), [at])
 
 
