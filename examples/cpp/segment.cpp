@@ -116,7 +116,7 @@ Tensors map_weights(const fs::path& path) {
   char* data = bytes + sizeof(length) + length;
 
   static const std::map<std::string, DLDataType> dtypes = {
-      {"F32", kFloat32}, {"F16", {kDLFloat, 16, 1}}, {"I64", kInt64}, {"I32", {kDLInt, 32, 1}},
+      {"F32", kFloat32}, {"F16", {kDLFloat, 16, 1}}, {"I64", kInt64}, {"I32", {kDLInt, 32, 1}}, {"U16", {kDLUInt, 16, 1}},
       {"U8", kUInt8},    {"I8", {kDLInt, 8, 1}},     {"BOOL", kBool}};
   Tensors tensors;
   for (const auto& [name, entry] : json::Parse(ffi::String(bytes + sizeof(length), length)).cast<json::Object>()) {

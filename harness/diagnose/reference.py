@@ -1,7 +1,8 @@
 """Values of the nodes of an exported program: PyTorch's own, and float64's; each is kept until it was asked for.
 
 In a half precision PyTorch's are those under autocast: what it rounds is rounded, and given as float32. Results that
-the compiled program keeps in the half type are rounded, too, as products that read them round them under autocast.
+the compiled program keeps in the half type are rounded, too, as products that read them round them under autocast, and
+so are weights.
 """
 
 from __future__ import annotations
@@ -139,8 +140,12 @@ class _Arithmetic:
         is_float = isinstance(value, torch.Tensor) and value.dtype == torch.float32
         return value.to(self.half) if is_float else value
 
-    def of(self, dtype: torch.dtype) -> torch.dtype:
-        return self.types.get(dtype, dtype)
+    def given(self, node: Node, value: torch.Tensor) -> torch.Tensor:
+        value = value.to(self.types.get(value.dtype, value.dtype))
+        if node.name not in self.rounded:
+            return value
+        rounded: torch.Tensor = float32_of_half(self._rounded(value))
+        return rounded
 
 
 _FLOAT64 = _Arithmetic(widened, {torch.float32: torch.float64, torch.complex64: torch.complex128})
@@ -195,7 +200,7 @@ class _Values:
         if node in self._values:
             return self._values[node]
         value = self._given[node]
-        return value.detach().to(self._arithmetic.of(value.dtype)) if isinstance(value, torch.Tensor) else value
+        return self._arithmetic.given(node, value.detach()) if isinstance(value, torch.Tensor) else value
 
     def _computed(self, node: Node) -> Any:
         if node.op == "get_attr":

@@ -5,6 +5,8 @@ These are half:
 - the operands of matrix products, convolutions and attention, whose sums are float32 (attention's result is half: TVM's
   operator has no other, and only products read it);
 - parameters that are read by those alone: they have half the size on the device;
+- tables of at least `LARGE_TABLE` numbers of which only rows are taken, as the embeddings of words: they are a tenth of
+  the text encoder, and a row is rounded where a product reads it anyway;
 - what is on its way there: an activation that is moved or selected (reshaped, transposed, sliced, gathered, `relu`) and
   then multiplied is rounded where it is computed. Rounding commutes with moving, so that changes no value;
 - results of products, with their bias, that are moved before anything else reads them: they go through memory, and
@@ -19,7 +21,7 @@ These stay float32:
   between 0.5 and 1, four pixels of a photograph's 1008;
 - results of fewer than `NARROWEST_RESULT` columns (boxes, scores): there is no memory to be saved;
 - attention's bias, which holds infinities and, in the decoder, logarithms of distances;
-- biases, scales and tables of positions: they are added, not multiplied, and are small;
+- biases, scales and small tables, as those of positions: they are added, not multiplied;
 - inputs and outputs of the function.
 
 TVM's `ToMixedPrecision` is not used: it knows float16 alone, computes elementwise functions in it wherever its operands
@@ -48,6 +50,9 @@ SHORTEST_SUM = 16
 
 NARROWEST_RESULT = 64
 """Columns of a result from which on it is worth being kept in half precision."""
+
+LARGE_TABLE = 1 << 20
+"""Numbers of a table from which on half of its size is worth it; tables of positions are smaller."""
 
 _OPERANDS = {
     "relax.matmul": 2,
@@ -158,6 +163,7 @@ class _Lowering:
         self._output: relax.Var = function.body.body
         self._inputs = int(function.attrs["num_input"])
         self._builder = relax.BlockBuilder()
+        self._rows = self._rows_of_tables()
         self._results = self._wide_results()
         self._half = self._kept_in_half()
         self._new: dict[relax.Var, relax.Expr] = {}
@@ -187,6 +193,20 @@ class _Lowering:
                 result = self._builder.emit_output(self._as_float(self._output))
             self._builder.emit_func_output(result)
         return self._builder.get()["main"]
+
+    def _rows_of_tables(self) -> set[relax.Var]:
+        """Returns the variables that are rows of large tables, which are weights of which nothing else is read."""
+        readers: dict[relax.Var, list[relax.VarBinding]] = {
+            parameter: []
+            for parameter in self._function.params[self._inputs :]
+            if math.prod(extent or 0 for extent in _extents(parameter)) >= LARGE_TABLE
+        }
+        for binding in self._bindings:
+            for operand in _tensors(_arguments(binding.value)):
+                if operand in readers:
+                    readers[operand].append(binding)
+        tables = [each for each in readers.values() if all(_operator(b.value) == "relax.take" for b in each)]
+        return {binding.var for each in tables for binding in each}
 
     def _wide_results(self) -> set[relax.Var]:
         """Returns the wide enough results of products, also moved, scaled, or with weights and constants added."""
@@ -221,6 +241,8 @@ class _Lowering:
         for binding in reversed(self._bindings):
             variable, value, name = binding.var, binding.value, _operator(binding.value)
             need = needs.get(variable, _Need.NOTHING)
+            if variable in self._rows and _Need.OUTPUT not in need:
+                need = _Need.HALF
             if _copies(name) and variable in self._results and need and _Need.OUTPUT not in need:
                 need = _Need.HALF
             if need == _Need.HALF and _is_floating(variable):

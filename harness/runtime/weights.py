@@ -30,6 +30,7 @@ _DTYPES = {
     "F64": "float64",
     "I64": "int64",
     "I32": "int32",
+    "U16": "uint16",
     "U8": "uint8",
     "I8": "int8",
     "BOOL": "bool",

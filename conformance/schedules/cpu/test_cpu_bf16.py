@@ -219,6 +219,24 @@ def test_parts_of_a_weight_are_weights() -> None:
     assert {name for name in names if "matmul" in name} == {"matmul_bf16_add"}, names
 
 
+def test_a_table_stays_half_when_it_is_loaded_and_its_rows_are_exact() -> None:
+    class Negative(nn.Embedding):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return -super().forward(input)
+
+    words, tokens = Negative(1 << 14, 64).requires_grad_(False), torch.tensor([[0, 677, 16383]])
+    words.weight[0, :4] = torch.tensor([SMALLEST / 8, -0.0, torch.inf, torch.nan])
+    made = lower(words, (tokens,), Route(precision="bf16"))
+    target = cpu_target()
+    machine = machine_of(cpu_pipeline(target)(made.module), target)
+    (table,) = made.parameters().values()
+    (loaded,) = machine["main_transform_params"]([tvm.runtime.tensor(table)])
+    assert (str(loaded.dtype), tuple(loaded.shape)) == ("uint16", words.weight.shape)
+    (rows,) = (each.numpy() for each in machine["main"](tvm.runtime.tensor(tokens.numpy()), loaded))
+    expected = -rounded(words.weight.numpy())[tokens.numpy()].astype(np.float32)
+    np.testing.assert_array_equal(rows.view(np.uint32), expected.view(np.uint32))
+
+
 def test_fp32_modules_have_no_half_in_them() -> None:
     made = lower(Mixed().eval(), (torch.randn(1, 8, 9, 11),), Route())
     text = cpu_pipeline(target_for("znver5"))(made.module).script()

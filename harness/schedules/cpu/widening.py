@@ -2,9 +2,10 @@
 
 `harness.lowering.precision` rounds the operands of every product, as a GPU takes them. On CPUs the kernels of linear
 layers take bfloat16 weights and round activations while they pack them. Kernels of attention may round its operands as
-they pack them, and its weights: it is of fp32 with a note that says so (`with_half_products`). Everything else has fp32
-kernels: operands of convolutions and of products of two activations are not rounded, results of products neither, and
-weights that others than linear layers read are widened when the model is loaded.
+they pack them, and its weights: it is of fp32 with a note that says so (`with_half_products`). Rows of a table are
+widened when they are taken. Everything else has fp32 kernels: operands of convolutions and of products of two
+activations are not rounded, results of products neither, and weights that others read are widened when the model is
+loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.core.precision import ROUNDED_OPERANDS
@@ -52,6 +53,21 @@ def _is_half(ty: Any) -> bool:
     return isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16
 
 
+def _bits(values: te.Tensor) -> te.Tensor:
+    """Returns the bits of bfloat16 numbers: runtimes lend their arrays to code, and NumPy has no bfloat16."""
+    return te.compute(values.shape, lambda *at: tirx.reinterpret("uint16", values[at]), "bits")
+
+
+def _from_bits(bits: te.Tensor) -> te.Tensor:
+    """Returns the numbers in fp32."""
+
+    def number(*at: Any) -> Any:
+        high = tirx.shift_left(tirx.Cast("uint32", bits[at]), tirx.const(16, "uint32"))
+        return tirx.reinterpret("float32", high)
+
+    return te.compute(bits.shape, number, "wide")
+
+
 @mutator
 class _Widening(PyExprMutator):  # type: ignore[misc]
     """Writes one function after the other anew."""
@@ -75,6 +91,13 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._keeps = False
             layer = relax.op.matmul(rounded, weight, out_dtype="float32")
             self._bind(variable, layer)
+        elif is_call(value, "relax.take") and value.args[0] in self._parameters and _is_half(value.args[0].ty):
+            self._keeps = True
+            table = self.visit_expr(value.args[0])
+            self._keeps = False
+            bits = self.builder_.emit_te(_bits, table)
+            rows = relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs)
+            self._bind(variable, self.builder_.call_te(_from_bits, self.builder_.emit(rows)))
         elif is_call(value, *_ATTENTION) and _is_half(value.args[0].ty):
             self._bind(variable, with_half_products(self.visit_expr(value)))
         elif is_call(value, "relax.astype") and (_is_half(variable.ty) or _is_half(value.args[0].ty)):
