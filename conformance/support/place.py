@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import tvm
 from tvm import relax
 
+from harness.runtime.cpu import this_platform
 from harness.runtime.loading import cpu_problem
 from harness.targets import TARGETS
 from harness.targets.compiling import platform_of, required_cpu
-from harness.targets.linking import this_platform
 
 
 class Place(Protocol):

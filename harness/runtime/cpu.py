@@ -10,6 +10,9 @@ from pathlib import Path
 from harness.runtime.arm import arm_model
 from harness.runtime.system import ROOT, read_text, sysctl
 
+Platform = tuple[str, str]
+"""A system (`Linux`, `macOS`) and an architecture (`x86_64`, `aarch64`)."""
+
 VECTOR_FEATURES = (
     "popcnt",
     "lzcnt",
@@ -132,6 +135,11 @@ def cpu_model(root: Path = ROOT) -> str:
 def architecture() -> str:
     """Returns `x86_64`, `aarch64` or whatever else this process runs on, the same on every system."""
     return normalized(platform.machine())
+
+
+def this_platform() -> Platform:
+    """Returns the system and architecture of this process."""
+    return {"Darwin": "macOS"}.get(platform.system(), platform.system()), architecture()
 
 
 def normalized(machine: str) -> str:

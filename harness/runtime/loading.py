@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.runtime.cpu import MATRIX_UNIT, architecture, common_cpu, cpu_features, cpu_model
+from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, this_platform
 from harness.runtime.errors import Sam3Error
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.threads import use_default_threads
@@ -37,7 +37,6 @@ _ELF_MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv6
 """`e_machine` of the ELF header (System V ABI)."""
 _MACH_O_CPUS = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
 """`cputype` of a 64-bit Mach-O header (mach/machine.h)."""
-_SYSTEMS = {"Darwin": "macOS"}
 _HEADER_BYTES = 64
 """Bytes of an ELF header; a Mach-O header is shorter."""
 
@@ -207,7 +206,7 @@ def header_problem(library: Path) -> str | None:
         return f"{library} is not a compiled library: give the file that was compiled for this machine"
     if size < _least_size(header):
         return f"{library} is cut off: compile it again"
-    here = (_SYSTEMS.get(platform.system(), platform.system()), architecture())
+    here = this_platform()
     if found == here:
         return None
     return (

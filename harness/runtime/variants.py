@@ -13,7 +13,6 @@ folder, which runs alone, when it is loaded for the first time.
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.runtime.checking import check_files
-from harness.runtime.cpu import MATRIX_UNIT, architecture, cpu_model
+from harness.runtime.cpu import MATRIX_UNIT, cpu_model, this_platform
 from harness.runtime.loading import LoadError, cpu_problem, load_library
 from harness.runtime.manifest import (
     FORMAT,
@@ -126,8 +125,7 @@ def _chosen(folder: Path) -> str:
 
 def _problem(manifest: Manifest) -> str | None:
     """Returns why this machine does not run a variant, or None."""
-    here = {"Darwin": "macOS"}.get(platform.system(), platform.system()), architecture()
-    if (manifest.system, manifest.architecture) != here:
+    if (manifest.system, manifest.architecture) != this_platform():
         return f"compiled for {manifest.system} on {manifest.architecture}"
     problem = cpu_problem(manifest.cpu, list(manifest.cpu_features))
     if problem is None and MATRIX_UNIT[0] in manifest.cpu_features and (refusal := matrix_unit_problem()):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.outcome import Kernel
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, normalized
+from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, Platform, normalized, this_platform
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.code_generation import generate
 from harness.targets import parallel
 from harness.targets.kernels import examined
-from harness.targets.linking import Platform, link, this_platform
+from harness.targets.linking import link
 from harness.targets.objects import with_objects
 from harness.targets.serialized import EMBEDDED, with_modules
 from harness.targets.target import DeviceCode, Target

@@ -6,7 +6,6 @@ That linker also makes libraries for the platforms of `_ZIG_TARGETS`, wherever i
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -14,24 +13,17 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from harness.runtime.cpu import architecture
+from harness.runtime.cpu import Platform, this_platform
 
 COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang")
 MACOS_TRIPLE = "arm64-apple-macos"
 
-Platform = tuple[str, str]
-"""A system (`Linux`, `macOS`) and an architecture (`x86_64`, `aarch64`)."""
 MACOS: Platform = ("macOS", "aarch64")
 _ZIG_TARGETS: dict[Platform, str] = {
     MACOS: "aarch64-macos",
     ("Linux", "aarch64"): "aarch64-linux-gnu",
     ("Linux", "x86_64"): "x86_64-linux-gnu",
 }
-
-
-def this_platform() -> Platform:
-    """Returns the system and architecture of this process."""
-    return {"Darwin": "macOS"}.get(platform.system(), platform.system()), architecture()
 
 
 def linker(to: Platform | None = None) -> list[str] | None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.runtime.cpu import architecture
+from harness.runtime.cpu import this_platform
 
 PROTOCOL = 2
 """Version of what clients and `sam3-tvm serve-device` say to each other."""
@@ -60,7 +60,7 @@ class Description:
         LLVM's names of CPUs are those of one architecture, except for `generic`, which is left out where it would mean
         another one.
         """
-        cpu = None if self.mcpu == "generic" and self.architecture != architecture() else self.mcpu
+        cpu = None if self.mcpu == "generic" and self.architecture != this_platform()[1] else self.mcpu
         return Processors(cpu, self.cuda_arch or None)
 
     def to_json(self) -> str:
@@ -94,14 +94,15 @@ def describe(processors: Processors = THIS_MACHINE) -> Description:
     from harness.targets.llvm import cpu_name
 
     machine, installed = describe_machine(), versions()
+    system, architecture = this_platform()
     told = {name: target.run_problem(processors) for name, target in TARGETS.items()}
     problems = {name: problem for name, problem in told.items() if problem is not None}
     runnable = {name: target.device() for name, target in TARGETS.items() if name not in problems}
     return Description(
         name=platform.node(),
         cpu=str(machine["cpu"]),
-        system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
-        architecture=architecture(),
+        system=system,
+        architecture=architecture,
         mcpu=processors.cpu or cpu_name(processors),
         cuda_arch=architecture_of(runnable["cuda"]) if "cuda" in runnable else "",
         threads=thread_count(),
