@@ -62,6 +62,25 @@ def test_without_a_model_names_are_paths_in_what_is_exported() -> None:
     assert set(found[:-1]) == {"attention"} and len(found) >= 4 and found[-1] == OUTSIDE
 
 
+class Words(nn.Module):
+    """A large table, whose rows are read, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(1 << 14, 64), nn.Linear(64, 64)
+
+    def forward(self, at: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.words(at))
+
+
+def test_a_table_is_a_group() -> None:
+    at = (torch.arange(8)[None],)
+    assert groups(Words(), at) == ["words", "layer"]
+    half, wide = (weights(lowered(Words(), *names, args=at)) for names in ((), ("words",)))
+    assert half == {"words.weight": "bfloat16", "layer.weight": "bfloat16"}
+    assert wide == {"words.weight": "float32", "layer.weight": "bfloat16"}
+
+
 def test_named_groups_stay_float32() -> None:
     made = lowered(Perceptron(network(0)), "trunk.2", "scale")
     found = weights(made)

@@ -1,4 +1,4 @@
-"""Groups of products that users name: those of one module, by its path in the model that it is a part of.
+"""Groups of products, and tables, that users name: those of one module, by its path in the model that it is a part of.
 
 torch.export notes the modules that a node was traced in (`nn_module_stack`), by their paths in what was exported: a
 component, or an entry point of the compiled model. Both take modules of one model, under other names. So whoever builds
@@ -32,7 +32,7 @@ def note_paths(model: torch.nn.Module) -> None:
 
 
 def groups_of(module: tvm.IRModule, graph: Graph, exported: torch.nn.Module) -> dict[str, str]:
-    """Returns the group of each product, by the name of the variable that holds its result.
+    """Returns the group of each product and of rows of each table, by the name of the variable that holds them.
 
     Args:
         module: As imported, in fp32.
@@ -40,15 +40,16 @@ def groups_of(module: tvm.IRModule, graph: Graph, exported: torch.nn.Module) -> 
         exported: The module that was exported.
     """
     from harness.lowering.frontends.torch_export import nodes_of
-    from harness.lowering.precision import is_product
+    from harness.lowering.precision import is_product, rows_of_tables
     from harness.schedules.common.origins import bindings_of
 
     node_of = {variable: node for node, variable in reversed(list(nodes_of(module).items()))}
     names = {path: _name(path, part) for path, part in exported.named_modules(remove_duplicate=False)}
     found: dict[str, str] = {}
     waiting: list[str] = []
+    rows = {row for of_table in rows_of_tables(module["main"]) for row in of_table}
     for binding in bindings_of(module["main"]):
-        if is_product(binding.value):
+        if is_product(binding.value) or binding.var in rows:
             waiting.append(binding.var.name)
         # A node's value is the last of what the importer makes of it: a product comes before its bias.
         node = graph.nodes.get(node_of.get(binding.var.name, ""))

@@ -111,7 +111,8 @@ def lower_precision(module: tvm.IRModule, precision: Precision, float32: Collect
         module: From `torch_export.import_program`: `main` is one dataflow block, and its parameters after the first
             `num_input` are weights.
         precision: fp32 leaves the module as it is.
-        float32: Names of the variables whose values are products that stay float32, operands and result.
+        float32: Names of the variables whose values are products that stay float32, operands and result, or rows of
+            tables that do.
     """
     if not precision.is_half:
         return module
@@ -163,7 +164,10 @@ class _Lowering:
         self._output: relax.Var = function.body.body
         self._inputs = int(function.attrs["num_input"])
         self._builder = relax.BlockBuilder()
-        self._rows = self._rows_of_tables()
+        # Of each row of a table, whether the table is half: all its readers have to be.
+        self._rows = {
+            row: not any(each.name in float32 for each in rows) for rows in rows_of_tables(function) for row in rows
+        }
         self._results = self._wide_results()
         self._half = self._kept_in_half()
         self._new: dict[relax.Var, relax.Expr] = {}
@@ -193,20 +197,6 @@ class _Lowering:
                 result = self._builder.emit_output(self._as_float(self._output))
             self._builder.emit_func_output(result)
         return self._builder.get()["main"]
-
-    def _rows_of_tables(self) -> set[relax.Var]:
-        """Returns the variables that are rows of large tables, which are weights of which nothing else is read."""
-        readers: dict[relax.Var, list[relax.VarBinding]] = {
-            parameter: []
-            for parameter in self._function.params[self._inputs :]
-            if math.prod(extent or 0 for extent in _extents(parameter)) >= LARGE_TABLE
-        }
-        for binding in self._bindings:
-            for operand in _tensors(_arguments(binding.value)):
-                if operand in readers:
-                    readers[operand].append(binding)
-        tables = [each for each in readers.values() if all(_operator(b.value) == "relax.take" for b in each)]
-        return {binding.var for each in tables for binding in each}
 
     def _wide_results(self) -> set[relax.Var]:
         """Returns the wide enough results of products, also moved, scaled, or with weights and constants added."""
@@ -242,8 +232,8 @@ class _Lowering:
             variable, value, name = binding.var, binding.value, _operator(binding.value)
             need = needs.get(variable, _Need.NOTHING)
             if variable in self._rows and _Need.OUTPUT not in need:
-                need = _Need.HALF
-            if _copies(name) and variable in self._results and need and _Need.OUTPUT not in need:
+                need = _Need.HALF if self._rows[variable] else _Need.FLOAT
+            elif _copies(name) and variable in self._results and need and _Need.OUTPUT not in need:
                 need = _Need.HALF
             if need == _Need.HALF and _is_floating(variable):
                 half.add(variable)
@@ -345,6 +335,21 @@ def is_product(value: relax.Expr) -> bool:
     else:
         terms = shape[-1:] if name.startswith("relax.nn.attention") else shape[:1]
     return len(terms) > 0 and math.prod(extent or 0 for extent in terms) >= SHORTEST_SUM
+
+
+def rows_of_tables(function: relax.Function) -> list[list[relax.Var]]:
+    """Returns the rows that are taken of each large table, which is a weight of which nothing else is read."""
+    parameters = list(function.params)[int(function.attrs["num_input"]) :]
+    readers: dict[relax.Var, list[relax.VarBinding]] = {
+        table: [] for table in parameters if math.prod(extent or 0 for extent in _extents(table)) >= LARGE_TABLE
+    }
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            for operand in _tensors(_arguments(binding.value)):
+                if operand in readers:
+                    readers[operand].append(binding)
+    tables = [found for found in readers.values() if all(_operator(each.value) == "relax.take" for each in found)]
+    return [[binding.var for binding in found] for found in tables if found]
 
 
 def operations_of(value: relax.Expr, dtype: str) -> int:
