@@ -95,9 +95,9 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._keeps = True
             table = self.visit_expr(value.args[0])
             self._keeps = False
-            bits = self.builder_.emit_te(_bits, table)
-            rows = relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs)
-            self._bind(variable, self.builder_.call_te(_from_bits, self.builder_.emit(rows)))
+            bits = self.builder_.emit_te(_bits, table, primfunc_name_hint="bits")
+            rows = self.builder_.emit(relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs))
+            self._bind(variable, self.builder_.call_te(_from_bits, rows, primfunc_name_hint="from_bits"))
         elif is_call(value, *_ATTENTION) and _is_half(value.args[0].ty):
             self._bind(variable, with_half_products(self.visit_expr(value)))
         elif is_call(value, "relax.astype") and (_is_half(variable.ty) or _is_half(value.args[0].ty)):
