@@ -23,7 +23,8 @@ from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import architecture
 from harness.runtime.loading import LoadError
 from harness.runtime.manifest import MANIFEST, VARIANT, VARIANTS, ArtifactError, read_manifest, weights_file
-from harness.runtime.variants import described, prepared, read_variants
+from harness.runtime.preparing import prepared
+from harness.runtime.variants import described, read_variants
 from harness.runtime.weights import MappedWeights
 
 FOREIGN, LESS, BEST = {

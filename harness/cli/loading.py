@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.cli.console import console
 from harness.runtime import Sam3
-from harness.runtime.variants import prepared
+from harness.runtime.preparing import prepared
 
 
 def load_model(folder: Path) -> Sam3:

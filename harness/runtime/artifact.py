@@ -23,7 +23,7 @@ from harness.runtime.manifest import (
     read_manifest,
     weights_file,
 )
-from harness.runtime.variants import prepared
+from harness.runtime.preparing import prepared
 from harness.runtime.weights import MappedWeights
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Artifact:
         """Loads a folder that `sam3-tvm compile` wrote; for the CPU weights are mapped and not read.
 
         Args:
-            folder: The folder; of one for several CPUs, this CPU's is loaded (`harness.runtime.variants`).
+            folder: The folder; of one for several CPUs, this CPU's is loaded (`harness.runtime.preparing`).
             check: Whether to compare every file with its checksum first: about 0.5 s per GB, on two threads.
 
         Raises:

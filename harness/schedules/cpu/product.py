@@ -425,9 +425,7 @@ class Operands:
     before: Callable[[Any, Any], None] | None = None
 
 
-def left_shape(
-    extents: Extents, blocking: Blocking, access: Access, arithmetic: Arithmetic = FP32
-) -> tuple[int, ...]:
+def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic: Arithmetic = FP32) -> tuple[int, ...]:
     """Returns the shape of a packed block of the left operand: [chunk, panel, k, row], or with rows before their terms.
 
     Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Where an element is several

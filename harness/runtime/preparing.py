@@ -1,0 +1,125 @@
+"""Folders for several CPUs: the variant for this CPU is chosen, and its weights are packed, once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.runtime.checking import check_files
+from harness.runtime.cpu import MATRIX_UNIT, cpu_model, this_platform
+from harness.runtime.loading import LoadError, cpu_problem, load_library
+from harness.runtime.manifest import (
+    MANIFEST,
+    PACKING_LIBRARY,
+    VARIANT,
+    ArtifactError,
+    Manifest,
+    read_manifest,
+    weights_file,
+)
+from harness.runtime.matrix_unit import matrix_unit_problem
+from harness.runtime.packing import pack, packs, write_packed
+from harness.runtime.variants import is_for_several, read_variants
+from harness.runtime.weights import MappedWeights
+
+_FILLING, _LOCK = ".packing", ".packing.lock"
+
+Announce = Callable[[str], None]
+
+
+def prepared(folder: Path, announce: Announce = lambda sentence: None) -> Path:
+    """Returns the folder to load: an ordinary one as it is, of one for several CPUs the variant for this CPU.
+
+    The weights of a variant are packed when it is asked for first, in its folder, which then is an ordinary one. It
+    takes as much memory as the largest file of weights twice.
+
+    Args:
+        folder: An ordinary folder, one for several CPUs, or a variant of one.
+        announce: Is told in a sentence if weights are packed, before they are.
+
+    Raises:
+        ArtifactError: The folder is incomplete or damaged, or cannot be written.
+        LoadError: No variant runs on this machine.
+    """
+    if is_for_several(folder):
+        folder = folder / _chosen(folder)
+    if (folder / VARIANT).is_file() and not (folder / MANIFEST).is_file():
+        _pack(folder, announce)
+    return folder
+
+
+def _chosen(folder: Path) -> str:
+    """Returns the variant that uses most of what this CPU has, of several such the one that was named first."""
+    manifests = {name: read_manifest(folder / name, VARIANT) for name in read_variants(folder).names}
+    problems = {name: _problem(manifest) for name, manifest in manifests.items()}
+    running = [name for name, problem in problems.items() if problem is None]
+    if not running:
+        told = "; ".join(f"{name} was {problem}" for name, problem in problems.items())
+        raise LoadError(f"{folder} has no code for this {cpu_model()}: {told}. Compile it with --cpu for this one, too")
+    return max(running, key=lambda name: len(manifests[name].cpu_features))
+
+
+def _problem(manifest: Manifest) -> str | None:
+    """Returns why this machine does not run a variant, or None."""
+    if (manifest.system, manifest.architecture) != this_platform():
+        return f"compiled for {manifest.system} on {manifest.architecture}"
+    problem = cpu_problem(manifest.cpu, list(manifest.cpu_features))
+    if problem is None and MATRIX_UNIT[0] in manifest.cpu_features and (refusal := matrix_unit_problem()):
+        return f"compiled for the matrix unit (AMX), which the system refuses this process ({refusal})"
+    return problem
+
+
+def _pack(folder: Path, announce: Announce) -> None:
+    """Packs the weights of a variant."""
+    from filelock import FileLock
+
+    filling = folder / _FILLING
+    try:
+        with FileLock(folder / _LOCK):
+            if (folder / MANIFEST).is_file():
+                return  # another process has done it
+            announce(f"Packing the weights of {folder} for this CPU, once.")
+            shutil.rmtree(filling, ignore_errors=True)  # left by a process that was killed
+            filling.mkdir()
+            try:
+                _write_packed(folder, filling)
+                for path in sorted(filling.iterdir(), key=lambda path: path.name == MANIFEST):
+                    path.replace(folder / path.name)
+            finally:
+                shutil.rmtree(filling, ignore_errors=True)
+    except OSError as error:
+        raise ArtifactError(
+            f"the weights of {folder} cannot be packed for this CPU, the folder cannot be written "
+            f"({error.strerror or error}): free some space, or copy it to where it can be written"
+        ) from error
+
+
+def _write_packed(folder: Path, filling: Path) -> None:
+    """Fills a folder with the packed weights of a variant and its manifest."""
+    import tvm_ffi
+
+    variants, manifest = read_variants(folder.parent), read_manifest(folder, VARIANT)
+    check_files(folder.parent, variants.files, contents=True)
+    check_files(folder, manifest.files, contents=True)
+    library = folder / PACKING_LIBRARY
+    if PACKING_LIBRARY in manifest.files and not library.is_file():
+        raise ArtifactError(f"{folder} has no {PACKING_LIBRARY}, which packs its weights: copy the whole folder")
+    machine = load_library(library, tvm_ffi.device("cpu", 0)) if library.is_file() else None
+    entries, files = dict(manifest.entries), dict(manifest.files)
+    for name, order in variants.weights.items():
+        file = weights_file(name)
+        if machine is not None and packs(machine, name):
+            mapped = MappedWeights(folder.parent / file)
+            weights = pack(machine, name, [(mapped.tensors[key], mapped.dtypes[key]) for key in order])
+            files |= write_packed(filling, name, weights)
+            entries[name] = replace(entries[name], weights=tuple(weights))
+        elif order:
+            shutil.copyfile(folder.parent / file, filling / file)
+            files[file] = variants.files[file]
+            entries[name] = replace(entries[name], weights=order)
+    made = {**manifest.made, "packed": datetime.now(UTC).isoformat(timespec="seconds")}
+    complete = replace(manifest, entries=entries, files=dict(sorted(files.items())), made=made)
+    (filling / MANIFEST).write_text(complete.to_json(), encoding="utf-8")
