@@ -43,6 +43,10 @@ from harness.models.selection import select
 from harness.targets import HOST, TARGETS
 from harness.tuned import database
 
+TIMEOUT, LONG_TIMEOUT = 3600, 14400
+"""Seconds that a case may take, and one of a subject that takes long: PyTorch's side of `video` takes above an hour
+on two cores of a Zen 4 that are busy."""
+
 
 def verify(
     component: Annotated[
@@ -64,7 +68,10 @@ def verify(
     allow_partial: PartialOption = False,
     image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
-    timeout: Annotated[float, typer.Option(min=1, help="Time limit of each case, seconds.")] = 3600,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help=f"Time limit of each case, seconds. Default: {TIMEOUT}, with video {LONG_TIMEOUT}."),
+    ] = None,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
     threads: ThreadsOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cases that run at a time, each in as much memory as alone.")] = 1,
@@ -146,7 +153,7 @@ def verify(
         emulate=emulate,
         processors=processors,
     )
-    limits = Limits(timeout, None if memory_limit is None else int(memory_limit * 2**30))
+    limits = Limits(time_limit(timeout, cases), None if memory_limit is None else int(memory_limit * 2**30))
     machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name, processors)} | where
     if budget:
         counts = [f"{len(groups)} groups of products of {name}" for name, groups in float32.items()]
@@ -183,6 +190,13 @@ def verify(
         console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")
     if code := exit_code(results, required):
         raise typer.Exit(code)
+
+
+def time_limit(given: float | None, cases: Collection[Case]) -> float:
+    """Returns the seconds that each case may take: what was given, or enough for the longest of them."""
+    if given is not None:
+        return given
+    return LONG_TIMEOUT if any(subjects()[case.component].long for case in cases) else TIMEOUT
 
 
 def _required(names: Sequence[str], targets: Collection[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.cli.verify import LONG_TIMEOUT, TIMEOUT, time_limit
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
@@ -265,6 +266,12 @@ def test_questions_that_make_no_sense(tmp_path: Path, line: str, message: str) -
 def test_videos_take_long_and_are_verified_where_they_are_named() -> None:
     assert [name for name, subject in subjects().items() if subject.long] == ["video"]
     assert "video" not in {case.component for case in select()}
+
+
+def test_videos_have_a_time_limit_of_their_own() -> None:
+    assert time_limit(None, select(["box_head"])) == TIMEOUT
+    assert time_limit(None, select(["box_head", "video"])) == LONG_TIMEOUT
+    assert time_limit(7, select(["video"])) == 7
 
 
 def test_only_what_takes_symbolic_axes_is_asked() -> None:
