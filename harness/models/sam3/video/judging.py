@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,76 +13,15 @@ from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import judge_drift
+from harness.models.sam3.video.shown import FramePixels, answers_in, judge_by_frame, judge_shown, shown_ids
 from harness.models.sam3.video.source import Answer, AskedStep
-from harness.parity.verdict import judge, judge_by_gate, unmeasured
-from harness.runtime.sam3.resizing import resized
+from harness.parity.verdict import judge, unmeasured
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
-from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
 
 Array = npt.NDArray[Any]
 
-NEAR = 1e-3
-"""Share of the largest logit of a frame by which logits are moved up and down: rounding of memories moved one a fifth
-of that in 36 frames."""
-MOST_UNDECIDED = 0.05
-"""Share of the pixels of a video that may be undecided."""
-TIED = 1e-5
-"""Difference of two tracker scores that rounding can turn around."""
-ABSENT_LOGIT = 1024
-"""Magnitude of the logits of an object that is not there."""
 _GATE = 1e-5
 """The strict gate."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Pixels:
-    """The pixels of an answer as upstream has them, in the size of the video [h, w], before objects share them out.
-
-    Attributes:
-        inside: By id, the mask of each object that may be shown.
-        undecided: By id, the pixels that are inside or not when all logits are moved a little, up or down.
-        tied: The pixels that two objects claim whose tracker scores differ by a rounding error.
-        other: By id, the tied pixels that the object gets if the order of such scores is the other one.
-    """
-
-    inside: dict[int, Array]
-    undecided: dict[int, Array]
-    tied: Array
-    other: dict[int, Array]
-
-    @classmethod
-    def of(cls, number: int, reference: Arrays) -> _Pixels:
-        """Computes them of the logits that upstream had, before holes are filled."""
-        height, width = reference[f"{number}/masks"].shape[1:]
-        logits, scores = reference[f"{number}/unfilled"], reference[f"{number}/tracker_scores"]
-        ids = reference[f"{number}/candidates"].tolist()
-        if not ids:
-            return cls({}, {}, np.zeros((height, width), bool), {})
-        near = NEAR * np.abs(np.where(np.abs(logits) < ABSENT_LOGIT, logits, 0)).max(axis=(1, 2), keepdims=True)
-        above, inside, below = (
-            resized(without_holes_and_sprinkles(logits + shift), height, width) > 0 for shift in (near, 0, -near)
-        )
-        undecided = above != below
-        claims = np.where(inside, scores[:, None, None], 0)
-        order = np.argsort(-claims, axis=0, kind="stable")
-        ranked = np.take_along_axis(claims, order, axis=0)
-        tied = np.zeros((height, width), bool)
-        if len(ids) > 1:
-            tied = (ranked[1] > 0) & (ranked[0] - ranked[1] <= TIED)
-        other = [tied & (order[min(1, len(ids) - 1)] == position) for position in range(len(ids))]
-        inside_of, undecided_of, other_of = (dict(zip(ids, each, strict=True)) for each in (inside, undecided, other))
-        return cls(inside_of, undecided_of, tied, other_of)
-
-    def in_the_other_order(self, ids: Sequence[int], masks: Array) -> Array:
-        """Masks [n, h, w] of objects that share pixels out by their scores, with the tied ones exchanged."""
-        other = np.array([self.other[each] for each in ids], bool).reshape(masks.shape)
-        return np.where(self.tied, other, masks)
-
-    def box_limits(self, ids: Sequence[int]) -> tuple[Array, Array]:
-        """Between which limits the boxes [n, 4] of objects lie: those of all masks that undecided pixels allow."""
-        least = np.array([_box(self.inside[each] & ~self.undecided[each]) for each in ids]).reshape(-1, 4)
-        most = np.array([_box(self.inside[each] | self.undecided[each]) for each in ids]).reshape(-1, 4)
-        return np.minimum(least, most), np.maximum(least, most)
 
 
 def judged(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
@@ -97,12 +35,22 @@ def judged(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
     decided = _judge_decided(name, actual, reference)
     verdicts = [*decided]
     if all(verdict.kind is VerdictKind.STRICT for verdict in decided):
-        expected = {number: _Pixels.of(number, reference) for number in _answers(reference)}
-        verdicts += _judge_shown(name, actual, reference, expected)
-        verdicts += [_judge_masks(f"{name}/masks", actual, reference, expected)]
+        verdicts += judge_shown(name, actual, reference, _pixels(reference))
     if answer.exact is not None:
         verdicts += judge_drift(name, actual, reference, answer.exact)
     return tuple(verdicts)
+
+
+def _pixels(reference: Arrays) -> dict[int, FramePixels]:
+    return {
+        number: FramePixels.of(
+            reference[f"{number}/candidates"].tolist(),
+            list(reference[f"{number}/unfilled"]),
+            reference[f"{number}/tracker_scores"],
+            reference[f"{number}/masks"].shape[1:],
+        )
+        for number in answers_in(reference)
+    }
 
 
 def judged_step(
@@ -126,13 +74,8 @@ def judged_step(
 
 def _judge_decided(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
     """The same ids are shown on every frame, and as many objects come and go."""
-    answers = _answers(reference)
-    last = max((int(arrays[f"{n}/ids"].max(initial=0)) for arrays in (actual, reference) for n in answers), default=0)
-    ours, theirs = (
-        np.array([np.isin(np.arange(last + 1), arrays.get(f"{number}/ids", ())) for number in answers])
-        for arrays in (actual, reference)
-    )
-    counts = {"ids": (ours, theirs)}
+    answers = answers_in(reference)
+    counts = {"ids": shown_ids(actual, reference)}
     frames = answers[1:]
     objects = [set(reference[f"{number}/objects"].tolist()) for number in frames]
     seen = set(reference["0/objects"].tolist())  # those that the prompt found
@@ -148,81 +91,13 @@ def _judge_decided(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdic
         _removals(our_tracked, our_births, int(actual["left"][0])),
         _removals(tracked, births, len(objects[-1])),
     )
-    return tuple(_judge_by_frame(f"{name}/{part}", *both) for part, both in counts.items())
+    return tuple(judge_by_frame(f"{name}/{part}", *both) for part, both in counts.items())
 
 
 def _removals(tracked: list[int], births: list[int], left: int) -> Array:
     """How many objects are removed on each frame, of those that are tracked into it and those that are born on it."""
     removed: Array = np.array(tracked) + np.array(births) - np.array([*tracked[1:], left])
     return removed
-
-
-def _judge_by_frame(name: str, actual: Array, reference: Array) -> Verdict:
-    (verdict,) = judge({name: actual}, {name: reference}, {name: reference})
-    if verdict.kind is VerdictKind.STRICT:
-        return verdict
-    different = (actual != reference).reshape(len(reference), -1).any(axis=1)
-    return replace(verdict, reason=f"differs first on frame {int(different.argmax())} of the answer: {verdict.reason}")
-
-
-def _judge_shown(name: str, actual: Arrays, reference: Arrays, expected: dict[int, _Pixels]) -> tuple[Verdict, ...]:
-    """Scores and boxes of the objects that are shown."""
-    ours, theirs = (
-        np.concatenate([arrays[f"{number}/scores"] for number in _answers(reference)]) for arrays in (actual, reference)
-    )
-    scores = f"{name}/scores"
-    verdicts = judge_by_gate({scores: ours}, {scores: theirs}, {scores: theirs})
-    outside, count = 0, 0
-    for number in _answers(reference):
-        lower, upper = expected[number].box_limits(reference[f"{number}/ids"].tolist())
-        boxes = actual[f"{number}/boxes"]
-        outside += int(np.count_nonzero((boxes < lower - 1e-2) | (boxes > upper + 1e-2)))
-        count += boxes.size
-    verdict = unmeasured(f"{name}/boxes", np.zeros((count // 4, 4), np.float32), "")
-    if outside:
-        return (*verdicts, replace(verdict, outside=outside, reason=f"{outside} of {count} coordinates are elsewhere"))
-    return (*verdicts, replace(verdict, outside=0, kind=VerdictKind.STRICT))
-
-
-def _box(mask: Array) -> Array:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    if not len(rows):
-        return np.array([mask.shape[1], mask.shape[0], 0, 0])
-    return np.array([columns[0], rows[0], columns[-1], rows[-1]])
-
-
-def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: dict[int, _Pixels]) -> Verdict:
-    """Masks are equal but where upstream itself decides by a rounding error.
-
-    Where such an error decides which of two objects is above the other one, all pixels of the frame follow one order.
-    """
-    different = near = differing = pixels = doubtful = ordered = 0
-    for number in _answers(reference):
-        ours, theirs = actual[f"{number}/masks"], reference[f"{number}/masks"]
-        if ours.shape != theirs.shape:
-            return unmeasured(name, ours, f"shape {list(ours.shape)} instead of {list(theirs.shape)}")
-        frame = expected[number]
-        undecided = np.logical_or.reduce([*frame.undecided.values(), np.zeros_like(frame.tied)])
-        exchanged = frame.in_the_other_order(reference[f"{number}/ids"].tolist(), theirs)
-        decided, other = (int(np.count_nonzero((ours != each) & ~undecided)) for each in (theirs, exchanged))
-        different += min(decided, other)
-        ordered += other < decided
-        near += int(np.count_nonzero((ours != (exchanged if other < decided else theirs)) & undecided))
-        differing += ours.size
-        pixels += undecided.size
-        doubtful += int(np.count_nonzero(undecided))
-    verdict = unmeasured(name, np.zeros((0,), bool), "")
-    verdict = replace(verdict, shape=(differing,), elements=differing, outside=different)
-    if different:
-        return replace(verdict, reason=f"{different} of {differing} pixels differ, and are not undecided")
-    if doubtful > MOST_UNDECIDED * pixels:
-        return replace(verdict, kind=VerdictKind.NOT_JUDGEABLE, reason=f"{doubtful} of {pixels} pixels are undecided")
-    told = []
-    if near:
-        told.append(f"{near} pixels differ, all of which are undecided, as {doubtful / max(pixels, 1):.2%} of all are")
-    if ordered:
-        told.append(f"on {ordered} frames two objects of the same score up to rounding are in the other order")
-    return replace(verdict, kind=VerdictKind.STRICT, reason="; ".join(told))
 
 
 def _judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
@@ -251,7 +126,3 @@ def _ordered(bits: Array) -> Array:
     magnitude = (bits & 0x7FFF).astype(np.int32)
     ordered: Array = np.where(bits & 0x8000, -magnitude, magnitude)
     return ordered
-
-
-def _answers(reference: Arrays) -> list[int]:
-    return sorted(int(name.partition("/")[0]) for name in reference if name.endswith("/ids"))

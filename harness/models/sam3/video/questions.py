@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,19 @@ def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> 
     return tuple(question for question in questions if question.full or scale != Scale.FULL)
 
 
-def frames_of(question: Question) -> tuple[Pixels, ...]:
+class OfVideo(Protocol):
+    """What is asked of the first frames of a video; `Question` says what the two are."""
+
+    @property
+    def video(self) -> Path:
+        """Its path."""
+
+    @property
+    def length(self) -> int:
+        """Its number of frames."""
+
+
+def frames_of(question: OfVideo) -> tuple[Pixels, ...]:
     """The frames of a question's video, uint8 [h, w, 3].
 
     Raises:

@@ -14,6 +14,7 @@ from harness.core.settings import Settings
 from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
+from harness.models.sam3.video.sessions.scripts import Script
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank
 from harness.runtime.sam3.video.retention import Retention
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from harness.models.sam3.video.upstream import Step
 
 _UPSTREAM = "harness.models.sam3.video.upstream"
+_SESSIONS = "harness.models.sam3.video.sessions.upstream"
 _EXACT, _STEP = "float64:", "step "
 """What the names of the oracle's arrays and of those of a step begin with."""
 _TRACKED = ("logits", "object_logits", "memories")
@@ -98,13 +100,29 @@ class VideoSource:
         reference = {name: array for name, array in arrays.items() if not name.startswith((_EXACT, _STEP))}
         return Answer(question, reference, exact or None, tuple(_steps(arrays)))
 
-    def _key(self, question: Question, frames: tuple[Pixels, ...]) -> dict[str, Any]:
+    def session(self, script: Script) -> Arrays:
+        """Upstream's answers to the requests of a session, as `harness.models.sam3.video.sessions.upstream` has them.
+
+        Raises:
+            HarnessError: Checkpoint, video or cache cannot be used.
+        """
+        frames = frames_of(script)
+        return self._cache.get_or_make(self._key(script, frames), lambda: self._session(script, frames))
+
+    def _key(self, asked: Question | Script, frames: tuple[Pixels, ...]) -> dict[str, Any]:
         from harness.parity.cache import arrays_digest
 
+        kind, module = ("video answer", _UPSTREAM) if isinstance(asked, Question) else ("video session", _SESSIONS)
         seen = arrays_digest({str(number): frame for number, frame in enumerate(frames)})
-        asked = f"{asdict(replace(question, video=Path(question.video.name)))!r} {seen}"
-        code = (BUILT_BY, _UPSTREAM, SHARED, ORACLE)
-        return cache_key("video answer", self._case, self._settings, [], asked, code)
+        said = f"{asdict(replace(asked, video=Path(asked.video.name)))!r} {seen}"
+        return cache_key(kind, self._case, self._settings, [], said, (BUILT_BY, module, SHARED, ORACLE))
+
+    def _session(self, script: Script, frames: tuple[Pixels, ...]) -> Arrays:
+        from harness.models.sam3.video.sessions.upstream import answers
+
+        model = self._built()
+        with shared_trunk(model, self._cache, self._case, self._settings):
+            return answers(model, script, frames)
 
     def _asked(self, question: Question, frames: tuple[Pixels, ...]) -> Arrays:
         from harness.models.sam3.video.upstream import Tracking

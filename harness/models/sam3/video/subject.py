@@ -6,6 +6,7 @@ from harness.core.case import Case
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
 from harness.models.sam3.video import OUTPUTS
+from harness.models.sam3.video.sessions import SESSION_FRAMES
 from harness.models.subject import Subject, Workload
 
 
@@ -17,9 +18,9 @@ def _open(case: Case, settings: Settings) -> Workload:
 
 VIDEO = Subject(
     name="video",
-    summary="texts and boxes of fixtures/video.toml on videos to the objects of every frame, and each step of tracking",
-    inputs=("frames", "text", "box"),
-    outputs=OUTPUTS,
+    summary="texts, boxes and sessions of fixtures/video*.toml to the objects of each frame, and each step of tracking",
+    inputs=("frames", "text", "box", "points", "mask"),
+    outputs=(*OUTPUTS, SESSION_FRAMES),
     open=_open,
     model="sam3",
     uses_rope=True,

@@ -1,4 +1,4 @@
-"""Videos as a workload: compiled into a folder, loaded, driven through every video and every step, judged."""
+"""Videos as a workload: compiled into a folder, loaded, driven through every video, session and step, judged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.video.judging import judged, judged_step
-from harness.models.sam3.video.questions import load_questions
+from harness.models.sam3.video.questions import frames_of, load_questions
+from harness.models.sam3.video.sessions import compiled
+from harness.models.sam3.video.sessions import judging as sessions
+from harness.models.sam3.video.sessions.scripts import load_scripts
 from harness.models.sam3.video.source import Answer, AskedStep, VideoSource
 from harness.models.sam3.video.tracked import answered, stepped
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
@@ -25,7 +28,7 @@ CAPACITY = Capacity(clicks=DEFAULT_CLICKS, video=True)
 
 
 class VideoWorkload:
-    """The questions of a case, asked of the compiled model through a session, and each step by itself."""
+    """Questions and scripts of a case, asked of the compiled model through sessions, and each step by itself."""
 
     def __init__(self, case: Case, settings: Settings) -> None:
         """Reads the questions; upstream's model is built when the first answer is not in the cache.
@@ -36,6 +39,7 @@ class VideoWorkload:
         self._case = case
         self._settings = settings
         self._questions = load_questions(case.scale)
+        self._scripts = load_scripts(case.scale)
         self._source = VideoSource(case, settings)
         self._saved = saved_folder(case)
 
@@ -51,6 +55,8 @@ class VideoWorkload:
                 return False
             for question in self._questions:
                 save_outputs(self._saved / question.name, answered(model, question))
+            for script in self._scripts:
+                save_outputs(self._saved / script.name, compiled.answers(model, script, frames_of(script)))
             # PyTorch's states are in the cache, or are made now.
             for question in self._questions:
                 for name, step in _steps(self._source.answer(question)):
@@ -65,6 +71,9 @@ class VideoWorkload:
             verdicts += judged(load_outputs(self._saved / question.name), answer)
             for name, step in _steps(answer):
                 verdicts += judged_step(name, load_outputs(self._saved / name), step, expectation)
+        for script in self._scripts:
+            actual = load_outputs(self._saved / script.name)
+            verdicts += sessions.judged(script.name, actual, self._source.session(script))
         return tuple(verdicts)
 
 

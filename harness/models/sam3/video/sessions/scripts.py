@@ -1,0 +1,158 @@
+"""What users ask of a session, request by request, as data in `fixtures/video_sessions.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.case import Scale
+from harness.core.settings import REPOSITORY
+from harness.models.sam3.questions import read_questions
+
+SCRIPTS = REPOSITORY / "fixtures" / "video_sessions.toml"
+
+Kind = Literal["add_prompt", "propagate_in_video", "remove_object"]
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a session, by the names of upstream's `Sam3VideoPredictor`; places are shares of width and height.
+
+    Attributes:
+        type: What is asked.
+        frame: The frame of a prompt, or where a propagation starts.
+        reverse: Whether the propagation goes backwards.
+        text: A noun phrase, whose objects are found in every frame.
+        object: The id of the object that is prompted or removed.
+        points: (x, y) each.
+        labels: For each point 1 on the object, 0 beside it; all 1 if there are none.
+        box: (x0, y0, x1, y1) around the object.
+        mask: (x0, y0, x1, y1), the rectangle whose pixels are the object.
+    """
+
+    type: Kind
+    frame: int = 0
+    reverse: bool = False
+    text: str | None = None
+    object: int | None = None
+    points: tuple[tuple[float, float], ...] = ()
+    labels: tuple[int, ...] = ()
+    box: Box | None = None
+    mask: Box | None = None
+
+
+@dataclass(frozen=True)
+class Script:
+    """A video and the requests of one session with it.
+
+    Attributes:
+        name: What it is called in reports.
+        video: Path of a file of frames or of the description of a clip; `scene` for the scene of this project.
+        length: Number of frames of the video; a longer one is cut.
+        requests: What is asked, in order.
+        full: Whether it is asked at full scale too.
+    """
+
+    name: str
+    video: Path
+    length: int
+    requests: tuple[Request, ...]
+    full: bool = False
+
+    @property
+    def image(self) -> Path:
+        """The video, as `harness.models.sam3.questions.Asked` calls it."""
+        return self.video
+
+
+def load_scripts(scale: str = Scale.SHALLOW.value, path: Path = SCRIPTS) -> tuple[Script, ...]:
+    """Reads the scripts that are asked at a scale; those about one video follow each other.
+
+    Args:
+        scale: The case's.
+        path: A TOML file of `[[question]]` tables with a list `requests`; videos are relative to it.
+
+    Raises:
+        HarnessError: The file is missing, a script is incomplete or contradicts itself, or there is none.
+    """
+    scripts = read_questions(path, _script)
+    return tuple(script for script in scripts if script.full or scale != Scale.FULL)
+
+
+def pixels_of(places: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Shares of width and height as whole pixels.
+
+    Args:
+        places: Pairs (x, y) one after another, in any shape.
+        size: Height and width of the frames.
+
+    Returns:
+        float64 [n, 2].
+    """
+    return np.rint(np.array(places, np.float64).reshape(-1, 2) * size[::-1])
+
+
+def mask_of(rectangle: Box, size: tuple[int, int]) -> npt.NDArray[np.bool_]:
+    """A mask bool [h, w] that is the rectangle."""
+    (left, top), (right, bottom) = pixels_of(rectangle, size).astype(int)
+    mask = np.zeros(size, bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def _script(table: dict[str, Any], path: Path) -> Script:
+    _check_keys(table, Script, f"question {table.get('name')!r}")
+    script = Script(
+        name=table["name"],
+        video=path.parent / table["video"],
+        length=int(table["length"]),
+        requests=tuple(_request(request, table["name"]) for request in table["requests"]),
+        full=bool(table.get("full", False)),
+    )
+    for request in script.requests:
+        _check_request(request, script)
+    return script
+
+
+def _request(table: Mapping[str, Any], name: str) -> Request:
+    _check_keys(table, Request, f"a request of {name!r}")
+    given = {key: _tuples(value) if isinstance(value, list) else value for key, value in table.items()}
+    return Request(**given)
+
+
+def _check_keys(table: Mapping[str, Any], kind: type[Script] | type[Request], what: str) -> None:
+    if unknown := set(table) - {field.name for field in fields(kind)}:
+        raise ValueError(f"{what} has unknown keys {sorted(unknown)}")
+
+
+def _check_request(request: Request, script: Script) -> None:
+    said = f"{request.type} in {script.name!r}"
+    if request.type not in get_args(Kind):
+        raise ValueError(f"{said} is none of {', '.join(get_args(Kind))}")
+    if not 0 <= request.frame < script.length:
+        raise ValueError(f"{said} is about frame {request.frame} of {script.length}")
+    prompts = [bool(request.points), request.box is not None, request.mask is not None]
+    if request.type != "add_prompt":
+        valid = (
+            request.text is None
+            and not any(prompts)
+            and (request.object is not None) == (request.type == "remove_object")
+        )
+    elif request.text is None:
+        valid = request.object is not None and sum(prompts) == 1
+    else:
+        valid = request.object is None and not any(prompts)
+    if not valid:
+        raise ValueError(f"{said} needs a text, or an object with points, a box or a mask; or an object to remove")
+    if request.labels and len(request.labels) != len(request.points):
+        raise ValueError(f"{said} has {len(request.labels)} labels of {len(request.points)} points")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
