@@ -18,9 +18,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conformance.support.video_model import Answered, UpstreamSession, video_model
+from conformance.support.video_model import video_model
+from harness.core.outcome import VerdictKind
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
+from harness.models.sam3.video import SHOWN
+from harness.models.sam3.video.sessions import compiled
+from harness.models.sam3.video.sessions.answers import numbered
+from harness.models.sam3.video.sessions.judging import judged
+from harness.models.sam3.video.sessions.upstream import Answered, UpstreamSession, arrays_of
 from harness.models.sam3.video.upstream import areas_are_counted_together
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
@@ -37,10 +43,6 @@ CLICKS: dict[str, dict[str, Any]] = {
     "a negative click": {"points": [(60, 120), (150, 60)], "labels": [1, 0]},
 }
 """On an object that is tracked."""
-NEAR = 1e-2
-"""Share of a frame's largest logit below which a pixel may be decided differently."""
-TIED = 1e-5
-"""Difference of two tracker scores that rounding can turn around."""
 
 
 @cache
@@ -84,47 +86,49 @@ def upstream_model() -> Any:
 @pytest.fixture(scope="module")
 def found(model: Sam3, upstream_model: Any, folder: Path) -> dict[str, Step]:
     """A text, both directions, then clicks; every step of both sessions. The session is saved before the clicks."""
-    ours, theirs = model.start_session(list(frames()), keep=True), UpstreamSession(upstream_model, frames())
-    steps: dict[str, Step] = {}
-    steps["text"] = [ours.add_prompt(1, TEXT)], [theirs.prompt(1, text_str=TEXT)]
-    # The second call of `propagate` goes on where the first one was left.
-    steps["forwards"] = [next(ours.propagate()), *ours.propagate()], theirs.propagate()
-    steps["backwards"] = list(ours.propagate(reverse=True)), theirs.propagate(reverse=True)
-    ours.save(folder / "before_clicks.safetensors")
-    one = ours.objects[0]
-    for name, clicks in CLICKS.items():
-        steps[name] = [ours.add_prompt(2, object_id=one, **clicks)], [theirs.click(2, one, **clicks)]
-    steps["again, backwards"] = (
-        list(ours.propagate(start=2, reverse=True)),
-        theirs.propagate(2, reverse=True),
-    )
-    steps["a click on a new object"] = (
-        [ours.add_prompt(1, object_id=NEW, points=[(200, 100)])],
-        [theirs.click(1, NEW, [(200, 100)], [1])],
-    )
-    steps["the new object, forwards"] = list(ours.propagate(start=1)), theirs.propagate(1)
-    ours.remove_object(one)
-    theirs.remove(one)
-    steps["what is kept"] = list(ours.propagate(start=1)), theirs.propagate(1)
-    return steps
+    with upstream():
+        ours, theirs = model.start_session(list(frames()), keep=True), UpstreamSession(upstream_model, frames())
+        steps: dict[str, Step] = {}
+        steps["text"] = [ours.add_prompt(1, TEXT)], [theirs.text(1, TEXT)]
+        # The second call of `propagate` goes on where the first one was left.
+        steps["forwards"] = [next(ours.propagate()), *ours.propagate()], theirs.propagate()
+        steps["backwards"] = list(ours.propagate(reverse=True)), theirs.propagate(reverse=True)
+        ours.save(folder / "before_clicks.safetensors")
+        one = ours.objects[0]
+        for name, clicks in CLICKS.items():
+            steps[name] = [ours.add_prompt(2, object_id=one, **clicks)], [theirs.points(2, one, **clicks)]
+        steps["again, backwards"] = (
+            list(ours.propagate(start=2, reverse=True)),
+            theirs.propagate(2, reverse=True),
+        )
+        steps["a click on a new object"] = (
+            [ours.add_prompt(1, object_id=NEW, points=[(200, 100)])],
+            [theirs.points(1, NEW, [(200, 100)], [1])],
+        )
+        steps["the new object, forwards"] = list(ours.propagate(start=1)), theirs.propagate(1)
+        ours.remove_object(one)
+        theirs.remove(one)
+        steps["what is kept"] = list(ours.propagate(start=1)), theirs.propagate(1)
+        return steps
 
 
 @pytest.fixture(scope="module")
 def prompted(model: Sam3, upstream_model: Any) -> dict[str, Step]:
     """Clicks, a box and a mask, and nothing else. Upstream's assertion fails there, so that nothing is kept for it."""
-    ours, theirs = model.start_session(list(frames()), keep=True), UpstreamSession(upstream_model, frames())
-    with pytest.raises(AssertionError, match="No cached outputs"):
-        theirs.click(1, 5, [(60, 120)], [1])
-    theirs.begin_with_nothing()
-    steps: dict[str, Step] = {}
-    steps["click"] = [ours.add_prompt(1, object_id=5, points=[(60, 120)])], [theirs.click(1, 5, [(60, 120)], [1])]
-    box, mask = (100, 40, 250, 200), np.zeros(frames()[0].shape[:2], bool)
-    mask[60:140, 20:110] = True
-    steps["box"] = [ours.add_prompt(1, object_id=6, box=box)], [theirs.box(1, 6, box)]
-    steps["mask"] = [ours.add_prompt(1, object_id=7, mask=mask)], [theirs.mask(1, 7, mask)]
-    steps["all forwards"] = list(ours.propagate(start=1)), theirs.propagate(1)
-    steps["all backwards"] = list(ours.propagate(start=1, reverse=True)), theirs.propagate(1, reverse=True)
-    return steps
+    with upstream():
+        ours, theirs = model.start_session(list(frames()), keep=True), UpstreamSession(upstream_model, frames())
+        with pytest.raises(AssertionError, match="No cached outputs"):
+            theirs.points(1, 5, [(60, 120)], [1])
+        theirs.begin_with_nothing()
+        steps: dict[str, Step] = {}
+        steps["click"] = [ours.add_prompt(1, object_id=5, points=[(60, 120)])], [theirs.points(1, 5, [(60, 120)], [1])]
+        box, mask = (100, 40, 250, 200), np.zeros(frames()[0].shape[:2], bool)
+        mask[60:140, 20:110] = True
+        steps["box"] = [ours.add_prompt(1, object_id=6, box=box)], [theirs.box(1, 6, box)]
+        steps["mask"] = [ours.add_prompt(1, object_id=7, mask=mask)], [theirs.mask(1, 7, mask)]
+        steps["all forwards"] = list(ours.propagate(start=1)), theirs.propagate(1)
+        steps["all backwards"] = list(ours.propagate(start=1, reverse=True)), theirs.propagate(1, reverse=True)
+        return steps
 
 
 FOUND = (
@@ -138,38 +142,16 @@ PROMPTED = ("click", "box", "mask", "all forwards", "all backwards")
     ("session", "name"), [*(("found", name) for name in FOUND), *(("prompted", name) for name in PROMPTED)]
 )
 def test_every_step_is_upstreams(session: str, name: str, request: pytest.FixtureRequest) -> None:
-    """The same ids, scores within 1e-5, and masks that differ at most where upstream decides by a rounding error.
+    """The same ids, scores in the gate, and masks that differ at most where upstream decides by a rounding error.
 
     This is where a logit is near zero, and where two objects that claim a pixel have nearly the same tracker score.
     """
     ours, theirs = request.getfixturevalue(session)[name]
-    assert [each.index for each in ours] == [each.index for each in theirs]
     assert ours
-    for mine, yours in zip(ours, theirs, strict=True):
-        assert mine.ids.tolist() == yours.ids.tolist()
-        np.testing.assert_allclose(mine.scores, yours.scores, rtol=1e-5, atol=1e-5)
-        undecided, share = uncertain(yours)
-        differing = (mine.masks != yours.masks).any(axis=0)
-        assert not (differing & ~undecided).any()
-        assert share < 0.2, "most pixels are compared"
-        assert (mine.masks.any(axis=0) != yours.masks.any(axis=0)).mean() < 1e-3
-        height, width = frames()[0].shape[:2]
-        corner, extent = yours.boxes[:, :2], yours.boxes[:, 2:]
-        corners = np.concatenate([corner, corner + extent], axis=1) * np.array([width, height, width, height])
-        np.testing.assert_allclose(mine.boxes, corners, atol=1.01)
-
-
-def uncertain(answered: Answered) -> tuple[npt.NDArray[np.bool_], float]:
-    """The pixels [h, w] that rounding can decide, and the share of those near zero."""
-    if not len(answered.logits):
-        return np.zeros(answered.masks.shape[1:], np.bool_), 0.0
-    logits, scores = answered.logits, answered.tracker_scores[:, None, None]
-    near = (np.abs(logits) <= NEAR * np.abs(logits).max(axis=(1, 2), keepdims=True)).any(axis=0)
-    claims = np.sort(np.where(logits > 0, scores, np.float32(-np.inf)), axis=0)
-    highest, second = claims[-1], claims[-2] if len(claims) > 1 else np.full_like(claims[-1], -np.inf)
-    with np.errstate(invalid="ignore"):
-        tied = (highest != second) & (highest - second <= TIED)
-    return near | tied, float((near & ~tied).mean())
+    answers = numbered((0, compiled.arrays_of(each)) for each in ours)
+    verdicts = judged(name, answers, numbered((0, arrays_of(each)) for each in theirs))
+    assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *SHOWN)]
+    assert not [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
 
 
 def test_there_is_something_to_track(found: dict[str, Step], prompted: dict[str, Step]) -> None:

@@ -47,7 +47,7 @@ def shown_ids(actual: Arrays, reference: Arrays) -> tuple[Array, Array]:
 def judge_by_frame(name: str, actual: Array, reference: Array) -> Verdict:
     """Judges arrays that are equal frame by frame, and names the first frame that differs."""
     (verdict,) = judge({name: actual}, {name: reference}, {name: reference})
-    if verdict.kind is VerdictKind.STRICT:
+    if verdict.kind is VerdictKind.STRICT or actual.shape != reference.shape:
         return verdict
     different = (actual != reference).reshape(len(reference), -1).any(axis=1)
     return replace(verdict, reason=f"differs first on frame {int(different.argmax())} of the answer: {verdict.reason}")

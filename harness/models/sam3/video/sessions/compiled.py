@@ -8,6 +8,7 @@ import numpy as np
 
 from harness.core.program import Arrays
 from harness.models.sam3.video.questions import Pixels
+from harness.models.sam3.video.sessions.answers import numbered
 from harness.models.sam3.video.sessions.scripts import Request, Script, mask_of, pixels_of
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.session import Session, TrackedFrame
@@ -22,18 +23,23 @@ def answers(model: Sam3, script: Script, frames: Sequence[Pixels]) -> Arrays:
         frames: uint8 [h, w, 3] each.
 
     Returns:
-        As `harness.models.sam3.video.sessions.upstream.answers`: of each frame that is given out its `index`, `ids`,
-        `scores`, `boxes` and `masks`, and the `request`; boxes are (x0, y0, x1, y1) in pixels.
+        What `arrays_of` returns of each frame that is given out, numbered.
     """
     session = model.start_session(list(frames), keep=True)
-    arrays: Arrays = {}
-    number = 0
-    for position, request in enumerate(script.requests):
-        for frame in _asked(session, request, frames[0].shape[:2]):
-            arrays |= {f"{number}/{name}": getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")}
-            arrays |= {f"{number}/index": np.array([frame.index]), f"{number}/request": np.array([position])}
-            number += 1
-    return arrays
+    size = frames[0].shape[:2]
+    return numbered(
+        (position, arrays_of(frame))
+        for position, request in enumerate(script.requests)
+        for frame in _asked(session, request, size)
+    )
+
+
+def arrays_of(frame: TrackedFrame) -> Arrays:
+    """What is judged of a frame: `index` int64 [1], `ids`, `scores`, `boxes` (x0, y0, x1, y1) in pixels and `masks`."""
+    return {
+        "index": np.array([frame.index]),
+        **{name: getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")},
+    }
 
 
 def _asked(session: Session, request: Request, size: tuple[int, int]) -> list[TrackedFrame]:

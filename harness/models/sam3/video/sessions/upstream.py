@@ -19,6 +19,7 @@ from torch import Tensor
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
+from harness.models.sam3.video.sessions.answers import numbered
 from harness.models.sam3.video.sessions.scripts import Request, Script, mask_of, pixels_of
 from harness.models.sam3.video.upstream import quick_masks
 
@@ -226,20 +227,17 @@ def answers(model: Any, script: Script, frames: Sequence[Pixels]) -> Arrays:
         frames: uint8 [h, w, 3] each.
 
     Returns:
-        By answer and name: `0/ids` is of the first frame that is given out, and so on. The names are those of
-        `Answered`, with `logits/3` for those of object 3, and `request` int64 [1], the position of what was asked.
+        What `arrays_of` returns of each frame that is given out, numbered.
     """
     session = UpstreamSession(model, frames)
     if script.requests[0].object is not None:
         session.begin_with_nothing()
-    arrays: Arrays = {}
-    number = 0
-    for position, request in enumerate(script.requests):
-        for answered in _asked(session, request, frames[0].shape[:2]):
-            arrays |= {f"{number}/{name}": array for name, array in _arrays(answered).items()}
-            arrays[f"{number}/request"] = np.array([position])
-            number += 1
-    return arrays
+    size = frames[0].shape[:2]
+    return numbered(
+        (position, arrays_of(answered))
+        for position, request in enumerate(script.requests)
+        for answered in _asked(session, request, size)
+    )
 
 
 def _asked(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[Answered]:
@@ -259,7 +257,8 @@ def _asked(session: UpstreamSession, request: Request, size: tuple[int, int]) ->
     return [session.points(request.frame, request.object, pixels_of(request.points, size), labels)]
 
 
-def _arrays(answered: Answered) -> Arrays:
+def arrays_of(answered: Answered) -> Arrays:
+    """An answer as arrays by name, `logits/3` for those of object 3."""
     names = ("ids", "scores", "boxes", "masks", "tracker_scores")
     return {
         "index": np.array([answered.index]),
