@@ -152,6 +152,12 @@ def test_every_step_is_upstreams(session: str, name: str, request: pytest.Fixtur
     verdicts = judged(name, answers, numbered((0, arrays_of(each)) for each in theirs))
     assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *SHOWN)]
     assert not [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
+    for mine, yours in zip(ours, theirs, strict=True):
+        assert (mine.masks.any(axis=0) != yours.masks.any(axis=0)).mean() < 1e-3
+        height, width = frames()[0].shape[:2]
+        corner, extent = yours.boxes[:, :2], yours.boxes[:, 2:]
+        corners = np.concatenate([corner, corner + extent], axis=1) * np.array([width, height, width, height])
+        np.testing.assert_allclose(mine.boxes, corners, atol=1.01)
 
 
 def test_there_is_something_to_track(found: dict[str, Step], prompted: dict[str, Step]) -> None:

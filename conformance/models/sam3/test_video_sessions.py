@@ -118,6 +118,19 @@ def test_a_pixel_of_a_prompted_object_is_undecided_near_zero_alone(reference: Ar
     assert masks.kind is (VerdictKind.STRICT if logit == 1e-3 else VerdictKind.FAILED)
 
 
+@pytest.mark.parametrize(("score", "kind"), [(0.99, VerdictKind.FAILED), (0.990003, VerdictKind.STRICT)])
+def test_objects_of_exactly_one_score_are_in_one_order(reference: Arrays, score: float, kind: VerdictKind) -> None:
+    """Both claim the same pixels. Equal scores are constants; rounding exchanges nearly equal ones alone."""
+    reference["1/logits/4"] = reference["1/logits/3"]
+    reference["1/tracker_scores"] = np.array([score, 0.99], np.float32)
+    both = reference["1/masks"][0]
+    reference["1/masks"] = np.array([both, both & False])
+    reference["1/boxes"][1] = reference["1/boxes"][0]
+    actual = {name: array.copy() for name, array in reference.items()}
+    actual["1/masks"] = actual["1/masks"][::-1]
+    assert judged("asked", actual, reference)[-1].kind is kind
+
+
 def test_scripts_have_prompts_of_every_kind() -> None:
     scripts = load_scripts()
     requests = [request for script in scripts for request in script.requests]

@@ -102,7 +102,8 @@ class FramePixels:
         ranked = np.take_along_axis(claims, order, axis=0)
         tied = np.zeros(size, bool)
         if len(ids) > 1:
-            tied = (ranked[1] > 0) & (ranked[0] - ranked[1] <= TIED)
+            # Equal scores are constants, as of prompts; the order of such objects is that of upstream's list.
+            tied = (ranked[1] > 0) & (ranked[0] != ranked[1]) & (ranked[0] - ranked[1] <= TIED)
         other = [tied & (order[min(1, len(ids) - 1)] == position) for position in range(len(ids))]
         inside_of, undecided_of, other_of = (dict(zip(ids, each, strict=True)) for each in (inside, undecided, other))
         return cls(inside_of, undecided_of, tied, other_of)
