@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -55,3 +55,18 @@ def read_questions(
         return tuple(replace(question, image=image) for question in questions if question.image == first)
     photographs = list(dict.fromkeys(question.image for question in questions))
     return tuple(sorted(questions, key=lambda question: photographs.index(question.image)))
+
+
+def check_keys(table: Mapping[str, Any], kind: type[Any], what: str) -> None:
+    """Checks that a table has no other keys than a dataclass has fields.
+
+    Args:
+        table: A part of a TOML file.
+        kind: The dataclass.
+        what: What the table says, for the message.
+
+    Raises:
+        ValueError: It has others, which are named.
+    """
+    if unknown := set(table) - {field.name for field in fields(kind)}:
+        raise ValueError(f"{what} has unknown keys {sorted(unknown)}")

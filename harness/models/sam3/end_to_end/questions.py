@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import read_questions
+from harness.models.sam3.questions import check_keys, read_questions
 
 QUESTIONS = REPOSITORY / "fixtures" / "end_to_end.toml"
 
@@ -68,9 +68,7 @@ def _question(table: dict[str, Any], path: Path) -> Question:
         point_labels=tuple(map(bool, table.get("point_labels", ()))),
         float64=bool(table.get("float64", True)),
     )
-    unknown = set(table) - {field.name for field in fields(Question)}
-    if unknown:
-        raise ValueError(f"question {question.name!r} has unknown keys {sorted(unknown)}")
+    check_keys(table, Question, f"question {question.name!r}")
     if (len(question.box_labels), len(question.point_labels)) != (len(question.boxes), len(question.points)):
         raise ValueError(f"question {question.name!r} has another number of labels than of boxes or points")
     geometric = question.boxes or question.points

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import read_questions
+from harness.models.sam3.questions import check_keys, read_questions
 
 QUESTIONS = REPOSITORY / "fixtures" / "interactive.toml"
 
@@ -67,8 +67,7 @@ def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Q
 
 
 def _question(table: dict[str, Any], path: Path) -> Question:
-    if unknown := set(table) - {field.name for field in fields(Question)}:
-        raise ValueError(f"question {table.get('name')!r} has unknown keys {sorted(unknown)}")
+    check_keys(table, Question, f"question {table.get('name')!r}")
     question = Question(
         name=table["name"],
         image=path.parent / table["image"],
@@ -82,8 +81,7 @@ def _question(table: dict[str, Any], path: Path) -> Question:
 
 
 def _round(given: dict[str, Any], name: str) -> Round:
-    if unknown := set(given) - {field.name for field in fields(Round)}:
-        raise ValueError(f"a round of question {name!r} has unknown keys {sorted(unknown)}")
+    check_keys(given, Round, f"a round of question {name!r}")
     points = tuple((float(x), float(y)) for x, y in given.get("points", ()))
     labels = tuple(int(label) for label in given.get("labels", ()))
     if len(points) != len(labels):

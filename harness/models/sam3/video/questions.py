@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from harness.core.case import Scale
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import read_questions
+from harness.models.sam3.questions import check_keys, read_questions
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.scene import SCENE
 from harness.runtime.sam3.video.frames import open_frames
@@ -101,8 +101,7 @@ def frames_of(question: OfVideo) -> tuple[Pixels, ...]:
 
 
 def _question(table: dict[str, Any], path: Path) -> Question:
-    if unknown := set(table) - {field.name for field in fields(Question)}:
-        raise ValueError(f"question {table.get('name')!r} has unknown keys {sorted(unknown)}")
+    check_keys(table, Question, f"question {table.get('name')!r}")
     box = table.get("box")
     question = Question(
         name=table["name"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from harness.core.case import Scale
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import read_questions
+from harness.models.sam3.questions import check_keys, read_questions
 
 SCRIPTS = REPOSITORY / "fixtures" / "video_sessions.toml"
 
@@ -107,7 +107,7 @@ def mask_of(rectangle: Box, size: tuple[int, int]) -> npt.NDArray[np.bool_]:
 
 
 def _script(table: dict[str, Any], path: Path) -> Script:
-    _check_keys(table, Script, f"question {table.get('name')!r}")
+    check_keys(table, Script, f"question {table.get('name')!r}")
     script = Script(
         name=table["name"],
         video=path.parent / table["video"],
@@ -121,14 +121,9 @@ def _script(table: dict[str, Any], path: Path) -> Script:
 
 
 def _request(table: Mapping[str, Any], name: str) -> Request:
-    _check_keys(table, Request, f"a request of {name!r}")
+    check_keys(table, Request, f"a request of {name!r}")
     given = {key: _tuples(value) if isinstance(value, list) else value for key, value in table.items()}
     return Request(**given)
-
-
-def _check_keys(table: Mapping[str, Any], kind: type[Script] | type[Request], what: str) -> None:
-    if unknown := set(table) - {field.name for field in fields(kind)}:
-        raise ValueError(f"{what} has unknown keys {sorted(unknown)}")
 
 
 def _check_request(request: Request, script: Script) -> None:

@@ -113,10 +113,10 @@ class UpstreamSession:
         with replaced(self._model, "clear_detector_added_cond_frame_in_tracker", lambda *_: None):
             return self._prompted(frame, object_id, _A_POINT, [1], masked)
 
-    def propagate(self, start: int | None = None, limit: int | None = None, reverse: bool = False) -> list[Answered]:
+    def propagate(self, start: int | None = None, reverse: bool = False) -> list[Answered]:
         """Goes through the video."""
         with self._running():
-            answers = self._model.propagate_in_video(self.state, start, limit, reverse)
+            answers = self._model.propagate_in_video(self.state, start, None, reverse)
             return [self._answered(*each) for each in answers]
 
     def remove(self, object_id: int) -> None:
