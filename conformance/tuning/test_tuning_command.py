@@ -12,6 +12,8 @@ import pytest
 
 from conformance.support.remotes import device, new_remote, tracker
 from harness.core.remote import Remote
+from harness.schedules.cpu.bf16 import has_instruction
+from harness.targets import TARGETS
 from harness.tuned.database import current_conditions
 from harness.tuned.trials import Kind, read_trials
 
@@ -49,3 +51,11 @@ def test_servers_measure_schedules(servers: Remote, tmp_path: Path) -> None:
     # PyTorch runs here, which says nothing about the servers.
     assert all(trial.torch_seconds is None for trial in trials) and "x PyTorch" not in printed
     assert "of 2 tasks have a schedule better than the default" in printed
+
+
+def test_half_precision_has_tasks_of_its_own_where_an_instruction_multiplies_it(tmp_path: Path) -> None:
+    tuned(tmp_path, "--precision", "bf16", "--trials", "2")
+    trials, _ = read_trials(tmp_path)
+    found = {trial.task.endswith(" bfloat16") for trial in trials}
+    assert found == {has_instruction(TARGETS["llvm"].tvm_target())}
+    assert all(trial.kind is Kind.MEASURED for trial in trials)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
+from conformance.schedules.cpu.test_cpu_bf16 import runs, target_for
 from conformance.support.kernels import RATIO
 from conformance.support.operators import EPSILON, rms
 from harness.core.errors import HarnessError
@@ -81,11 +82,24 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
-def computed(workload: Workload, *schedules: Schedule) -> list[np.ndarray]:
+HALF_TARGET = target_for("cooperlake")
+HALF = {
+    name: replace(workload, dtype="bfloat16")  # type: ignore[type-var]
+    for name, workload in {
+        **{name: WORKLOADS[name] for name in ("linear", "row", "conv-3x3", "conv-1x1", "conv-activations")},
+        "conv-filtered": Convolution(window(36, 45, 13)),
+        "conv-transposed": TransposedConvolution((1, 66, 9, 13), (66, 21, 2, 2)),
+        **{name: workload for name, workload in WORKLOADS.items() if name.startswith("attention")},
+    }.items()
+}
+"""Workloads that multiply pairs of bfloat16, where an instruction does."""
+
+
+def computed(workload: Workload, *schedules: Schedule, target: tvm.target.Target = TARGET) -> list[np.ndarray]:
     """What a workload alone computes with each of some schedules."""
     with TemporaryDirectory() as folder:
         programs = [
-            build(workload, schedule, TARGET, Path(folder) / f"{number}.so")
+            build(workload, schedule, target, Path(folder) / f"{number}.so")
             for number, schedule in enumerate(schedules)
         ]
         libraries = [tvm.runtime.load_module(str(program.library)) for program in programs]
@@ -250,17 +264,42 @@ def test_float32_workloads_have_the_keys_that_are_stored() -> None:
     assert {key: workload.key for key, workload in STORED.items()} == {key: key for key in STORED}
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-def test_another_element_type_is_another_task_with_the_same_space(workload: Workload) -> None:
-    half = replace(workload, dtype="float16")  # type: ignore[type-var]
-    assert half.key == f"{workload.key} float16" and half != workload
-    assert Task(half, 1).dtype == "float16" and Task(workload, 1).dtype == "float32"
-    assert space(half, UNIT) == space(workload, UNIT)
-    plain, arrays = arrays_of(workload), arrays_of(half)
-    bias = getattr(half, "bias", None)
-    assert {str(array.dtype) for array in arrays} == {"float16"} | ({bias} if bias else set())
-    assert [array.shape for array in arrays] == [array.shape for array in plain]
-    assert str(module_of(half)["main"].ret_ty.dtype) == "float16"
+@pytest.mark.parametrize("half", HALF.values(), ids=HALF)
+def test_what_multiplies_bfloat16_is_another_task_of_the_same_numbers(half: Workload) -> None:
+    workload = replace(half, dtype="float32")  # type: ignore[type-var]
+    assert half.key == f"{workload.key} bfloat16" and half != workload
+    assert Task(half, 1).dtype == "bfloat16" and Task(workload, 1).dtype == "float32"
+    for one, other in zip(arrays_of(workload), arrays_of(half), strict=True):
+        np.testing.assert_array_equal(one, other)
+    (task,) = tasks_of(module_of(half), HALF_TARGET)
+    assert task.workload == half and task.key == half.key
+
+
+@pytest.mark.parametrize("half", HALF.values(), ids=HALF)
+def test_without_the_instruction_nothing_of_it_is_tuned_in_bfloat16(half: Workload) -> None:
+    found = tasks_of(module_of(half), target_for("x86-64-v4"))
+    assert [task.dtype for task in found] == ([] if isinstance(half, Product) else ["float32"])
+
+
+@runs("cooperlake")
+@pytest.mark.parametrize("half", HALF.values(), ids=HALF)
+def test_every_schedule_of_bfloat16_is_as_accurate_as_autocast(half: Workload) -> None:
+    schedules = space(half, vector_unit(HALF_TARGET))
+    tensors = [torch.from_numpy(array) for array in arrays_of(half)]
+    reference = isolated(half).torch
+    expected = reference(*tensors).numpy()
+    exact = reference(*(t.double() if t.is_floating_point() else t for t in tensors)).numpy()
+    chosen = ({}, *schedules[:: max(1, len(schedules) // 3)], schedules[-1])
+    for schedule, actual in zip(chosen, computed(half, *chosen, target=HALF_TARGET), strict=True):
+        filtered = bool(schedule.get("filtering"))
+        assert (rms(actual - exact) < 0.01 * rms(expected - exact)) == filtered, schedule
+        assert rms(actual - exact) <= 1.1 * rms(expected - exact), schedule
+
+
+def test_minimal_filtering_of_bfloat16_can_be_chosen_and_is_not_the_default() -> None:
+    schedules = space(HALF["conv-filtered"], UNIT)
+    assert schedules[0]["filtering"] == 0
+    assert {schedule["filtering"] for schedule in schedules} == {0, 1}
 
 
 def test_tiles_are_one_choice() -> None:

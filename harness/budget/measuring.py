@@ -144,7 +144,7 @@ class Bench:
         for call in self._workload.trace:
             if group in self._group_of[call.program].values():
                 module = self._as_computed(self._lowered(call.program, frozenset([group])).module)
-                operations = _half_operations(module, self._precision.dtype)
+                operations = _half_operations(module, self._precision.dtype, self._target)
                 if operations or _has_half_weights(module, self._precision.dtype):
                     found = (found or 0) + operations
         return found
@@ -153,15 +153,25 @@ class Bench:
         """Returns a module with what the target leaves in half precision."""
         from harness.schedules.cpu.widening import widen
 
-        return widen()(module) if "cpu" in self._target.keys else module
+        return widen()(module) if _is_cpu(self._target) else module
 
 
-def _half_operations(module: tvm.IRModule, dtype: str) -> int:
+def _is_cpu(target: tvm.target.Target) -> bool:
+    return "cpu" in target.keys
+
+
+def _half_operations(module: tvm.IRModule, dtype: str, target: tvm.target.Target) -> int:
     """Returns two operations for each product of two half operands that is summed; products of static shape alone."""
     from harness.lowering.precision import operations_of
     from harness.schedules.common.origins import bindings_of
+    from harness.schedules.cpu.bf16 import has_instruction, multiplies_half
 
-    return sum(operations_of(binding.value, dtype) for binding in bindings_of(module["main"]))
+    values = [binding.value for binding in bindings_of(module["main"])]
+    found = sum(operations_of(value, dtype) for value in values)
+    if _is_cpu(target) and has_instruction(target):
+        wide = PRECISIONS[DEFAULT_PRECISION].dtype
+        found += sum(operations_of(value, wide) for value in values if multiplies_half(value))
+    return found
 
 
 def _has_half_weights(module: tvm.IRModule, dtype: str) -> bool:

@@ -23,6 +23,7 @@ from harness.cli.options import (
 from harness.core.budget import read_budgets
 from harness.core.case import Scale
 from harness.core.errors import HarnessError
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
 from harness.targets import HOST, TARGETS
@@ -36,6 +37,9 @@ def tune_command(
         typer.Option(help=f"Target: {', '.join(target.name for target in TARGETS.values() if target.tunable)}."),
     ] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
+    precision: Annotated[
+        str | None, typer.Option(help="Precision of what is tuned. Default: fp32, or that of the budgets.")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
     trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
     db: Annotated[
@@ -59,15 +63,26 @@ def tune_command(
 
     configure_threads(threads)
     devices = chosen_remote(remote, key, secret_file)
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, devices, Processors(cpu))
+    request = Request(
+        tuple(component or ()),
+        target,
+        scale,
+        minutes,
+        trials,
+        db,
+        seed,
+        devices,
+        Processors(cpu),
+        precision or DEFAULT_PRECISION,
+    )
     if budget:
-        request = _with_budgets(request, budget)
+        request = _with_budgets(request, budget, precision)
     code = tune(console, request)
     if code:
         raise typer.Exit(code)
 
 
-def _with_budgets(request: Request, files: Sequence[Path]) -> Request:
+def _with_budgets(request: Request, files: Sequence[Path], precision: str | None) -> Request:
     """Makes the request one for the products that stay float32 in a half precision.
 
     Raises:
@@ -77,6 +92,8 @@ def _with_budgets(request: Request, files: Sequence[Path]) -> Request:
     precisions = {budget.precision for budget in budgets}
     if len(precisions) > 1:
         raise HarnessError(f"the budgets are for {' and '.join(sorted(precisions))}: tune for one of them")
+    if precision is not None and {precision} != precisions:
+        raise HarnessError(f"the budgets are for {precisions.pop()}, and --precision is {precision}")
     components = request.components or tuple(budget.component for budget in budgets)
     chosen = replace(request, components=components, precision=precisions.pop())
     return replace(chosen, float32=chosen_groups(files, chosen.cases()))

@@ -31,8 +31,8 @@ class Request:
         seed: Seed of candidates and inputs.
         remote: The devices to measure on; None for this machine.
         processors: The processors to compile for.
-        precision: A half precision where groups of products stay float32; fp32 otherwise.
-        float32: By component: groups of products that stay float32, and are tuned.
+        precision: Precision of what is tuned.
+        float32: By component: groups of products that stay float32 in a half precision.
     """
 
     components: tuple[str, ...] = ()

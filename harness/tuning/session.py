@@ -125,7 +125,8 @@ def collect_tasks(
 ) -> list[Task]:
     """Returns the tasks of one component, which is exported and imported in a process of its own.
 
-    In a half precision with groups of products that stay float32, those are tasks and the others are none.
+    In a half precision, products that stay float32 are tasks of that type, and the others of the half type where a
+    kernel has an instruction for it.
 
     Raises:
         HarnessError: The component cannot be imported.

@@ -22,6 +22,7 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
 from harness.schedules import Schedule
+from harness.schedules.cpu.bf16 import BF16, with_half_products
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.rewrite import workloads
 from harness.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
@@ -50,7 +51,7 @@ class Task:
 
     @property
     def dtype(self) -> str:
-        """Element type of the task's operands and result."""
+        """Type of what the task multiplies."""
         return self.workload.dtype
 
 
@@ -81,14 +82,14 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 
 def component_tasks(request: tuple[Case, Processors, Groups], announce: Callable[[str], None]) -> list[Task]:
-    """Returns the fp32 tasks of a component's main sample for processors; `harness.processes` calls this function."""
+    """Returns the tasks of a component's main sample for processors; `harness.processes` calls this function."""
     from harness.models.lowered import imported_module
     from harness.schedules.cpu.widening import widen
     from harness.targets import TARGETS
 
     case, processors, float32 = request
     module = widen()(imported_module(case, announce, float32))
-    return [task for task in tasks_of(module, TARGETS[case.target].tvm_target(processors)) if task.dtype == "float32"]
+    return tasks_of(module, TARGETS[case.target].tvm_target(processors))
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ class IsolatedTask:
     Attributes:
         inputs: Shape and dtype of each tensor that changes with every call.
         weights: Shape and dtype of each tensor that is known when the model is loaded.
-        relax: Makes a Relax expression of the tensors.
-        torch: Computes the same in PyTorch.
+        relax: Makes a Relax expression of the tensors, which rounds what the workload rounds.
+        torch: Computes the same in PyTorch: of float32 tensors under autocast if the workload multiplies a half type.
         scales: Standard deviation of each tensor's elements, chosen so that results are about 1.
     """
 
@@ -112,7 +113,19 @@ class IsolatedTask:
 
 def isolated(workload: Workload) -> IsolatedTask:
     """Returns a workload as a program of its own."""
-    return _ISOLATED[type(workload)](workload)
+    form = _ISOLATED[type(workload)](workload)
+    return form if workload.dtype == "float32" else replace(form, torch=_under_autocast(form.torch, workload.dtype))
+
+
+def _under_autocast(compute: Callable[..., torch.Tensor], dtype: str) -> Callable[..., torch.Tensor]:
+    """Returns the same in PyTorch under autocast, which leaves float64 alone; the result is no half type."""
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        with _torch().autocast("cpu", getattr(_torch(), dtype)):
+            result = compute(*tensors)
+        return result if result.dtype == _torch().float64 else result.float()
+
+    return run
 
 
 def module_of(workload: Workload) -> tvm.IRModule:
@@ -237,15 +250,22 @@ def _product(task: Product) -> IsolatedTask:
         return (x, w) if streaming_left else (w, x)
 
     def swap(tensor: relax.Expr) -> relax.Expr:
-        rank = len(tensor.ty.shape)
+        rank = len(batch) + 2
         return relax.op.permute_dims(tensor, [*range(rank - 2), rank - 1, rank - 2])
 
-    one = ((*batch, *streamed), task.dtype)
-    two = ((*own, *kept), task.dtype)
+    def in_relax(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        if task.dtype == "float32":
+            return relax.op.matmul(*operands(x, w, swap))
+        # A kernel rounds the activation that an operator rounds, once its layout is that of the product.
+        x, w = operands(x, relax.op.astype(w, task.dtype), swap)
+        return relax.op.matmul(relax.op.astype(x, task.dtype), w, out_dtype="float32")
+
+    one = ((*batch, *streamed), "float32")
+    two = ((*own, *kept), "float32")
     return IsolatedTask(
         (one,) if task.at_load else (one, two),
         (two,) if task.at_load else (),
-        lambda x, w: relax.op.matmul(*operands(x, w, swap)),
+        in_relax,
         lambda x, w: _torch().matmul(*operands(x, w, lambda tensor: tensor.mT)),
         (1.0, extents.depth**-0.5),
     )
@@ -253,8 +273,8 @@ def _product(task: Product) -> IsolatedTask:
 
 def _convolution(task: Convolution) -> IsolatedTask:
     window = task.window
-    weight = ((window.result[1], window.channels, *window.kernel), task.dtype)
-    image = (window.image, task.dtype)
+    weight = ((window.result[1], window.channels, *window.kernel), "float32")
+    image = (window.image, "float32")
     before = window.padding
     after = tuple(
         (out - 1) * stride + (kernel - 1) * dilation + 1 - extent - pad
@@ -271,6 +291,9 @@ def _convolution(task: Convolution) -> IsolatedTask:
     after = (max(0, after[0]), max(0, after[1]))
     options = {"dilation": window.dilation, "groups": window.groups}
 
+    def in_relax(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return _noted(task, relax.op.nn.conv2d(x, w, strides=window.strides, padding=(*before, *after), **options))
+
     def in_torch(x: Any, w: Any) -> Any:
         functional = _torch().nn.functional
         if before == after:
@@ -281,19 +304,19 @@ def _convolution(task: Convolution) -> IsolatedTask:
     return IsolatedTask(
         (image,) if task.at_load else (image, weight),
         (weight,) if task.at_load else (),
-        lambda x, w: relax.op.nn.conv2d(x, w, strides=window.strides, padding=(*before, *after), **options),
+        in_relax,
         in_torch,
         (1.0, window.depth**-0.5),
     )
 
 
 def _transposed(task: TransposedConvolution) -> IsolatedTask:
-    image, weight = (task.image, task.dtype), (task.weight, task.dtype)
+    image, weight = (task.image, "float32"), (task.weight, "float32")
     strides = task.weight[2:]
     return IsolatedTask(
         (image,) if task.at_load else (image, weight),
         (weight,) if task.at_load else (),
-        lambda x, w: relax.op.nn.conv2d_transpose(x, w, strides=strides),
+        lambda x, w: _noted(task, relax.op.nn.conv2d_transpose(x, w, strides=strides)),
         lambda x, w: _torch().nn.functional.conv_transpose2d(x, w, stride=strides),
         (1.0, task.weight[0] ** -0.5),
     )
@@ -302,14 +325,14 @@ def _transposed(task: TransposedConvolution) -> IsolatedTask:
 def _attention(task: Attention) -> IsolatedTask:
     sizes = ((task.queries, task.channels), (task.keys, task.channels), (task.keys, task.width))
     inputs: list[tuple[tuple[int, ...], str]] = [
-        ((task.batch, length, task.heads, channels), task.dtype) for length, channels in sizes
+        ((task.batch, length, task.heads, channels), "float32") for length, channels in sizes
     ]
     if task.bias is not None:
         inputs.append((task.bias_shape, task.bias))
     causal = "BottomRight" if task.causal else None
 
     def in_relax(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-        return relax.op.nn.attention(q, k, v, *bias, causal_mask=causal)
+        return _noted(task, relax.op.nn.attention(q, k, v, *bias, causal_mask=causal))
 
     def in_torch(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         heads = [tensor.transpose(1, 2) for tensor in (q, k, v)]
@@ -328,6 +351,11 @@ def _attention(task: Attention) -> IsolatedTask:
         return scores(*heads, bias).transpose(1, 2)
 
     return IsolatedTask(tuple(inputs), (), in_relax, in_torch, (1.0,) * len(inputs))
+
+
+def _noted(task: Workload, operator: ir.Call) -> ir.Call:
+    """Returns the operator with the note that its kernel may round operands, if the task does."""
+    return with_half_products(operator) if task.dtype == BF16 else operator
 
 
 def _torch() -> Any:

@@ -64,6 +64,7 @@ def with_tiles(vectors: Arithmetic) -> Arithmetic:
     """Returns the arithmetic of the matrix unit, with the pairs of that of vectors."""
     return Arithmetic(
         f"{vectors.name}_amx",
+        vectors.multiplies,
         vectors.dtype,
         vectors.terms,
         vectors.joined,

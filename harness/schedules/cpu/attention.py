@@ -109,7 +109,7 @@ def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | 
 def _arithmetic(context: Context, attention: ir.Call, found: Problem) -> Arithmetic:
     """What a kernel multiplies: pairs of bfloat16 where an instruction does; shifts would take as long as fp32."""
     pairs = context.bf16
-    takes = pairs.split is None and found.channels % pairs.terms == 0 and not _workload(found).few(context.unit)
+    takes = pairs.shapes is None and found.channels % pairs.terms == 0 and not _workload(found).few(context.unit)
     return pairs if takes and multiplies_half(attention) else FP32
 
 
@@ -135,9 +135,9 @@ def _choose(context: Context, found: Problem, arithmetic: Arithmetic) -> tuple[_
     if problem.few(context.unit):
         parts = context.decide(problem)["parts"]
         return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
-    # Tuning knows fp32 and numbers alone.
-    tuned = static and arithmetic is FP32
-    decided = context.decide(problem) if tuned else schedule.decided(problem, context.unit, {})
+    problem = replace(problem, dtype=arithmetic.multiplies)
+    # Tuning knows numbers alone.
+    decided = context.decide(problem) if static else schedule.decided(problem, context.unit, {})
     tiles = Tiles(
         schedule.tile_of(context.unit, decided),
         schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),

@@ -1,10 +1,11 @@
-"""Products of bfloat16 operands with fp32 sums: the arithmetic of linear layers and attention with `--precision bf16`.
+"""Products of bfloat16 operands with fp32 sums: the arithmetic of `--precision bf16`.
 
 Two terms of a sum are a *pair*, 32 bits: term k in the low half, and term k + depth / 2 in the high half. The two come
 from different halves of a row, so that neighbours in a row become neighbours in a panel without being shuffled. Weights
 are packed in pairs when the model is loaded; activations are fp32 and are rounded, to nearest and ties to even, while
 they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are
-those of fp32. Attention makes pairs of channels in the same way, and pairs of keys from rows that follow each other.
+those of fp32. Attention and convolutions make pairs of channels in the same way, and attention pairs of keys from rows
+that follow each other.
 
 TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
 two forms, each with the product of the high halves first:
@@ -14,7 +15,8 @@ two forms, each with the product of the high halves first:
 - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
   Those of the left operand are made while it is packed: each is used with every vector of a row of the right one. It
   rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
-  beyond fp32's range is infinite or zero before it is added. Attention, which would gain nothing, stays fp32 there.
+  beyond fp32's range is infinite or zero before it is added. Attention and convolutions, which would gain nothing,
+  stay fp32 there.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from harness.schedules.cpu.emit import Arithmetic, Split
 from harness.schedules.cpu.tile import Tile, VectorUnit, vector_unit
 
 BF16 = "bfloat16"
+PAIR = 2
+"""Terms of a pair."""
 
 _NAME = "multiply_add_bf16_pairs"
 
@@ -70,21 +74,27 @@ def has_pairs(weight: relax.Expr) -> bool:
     return shape is not None and len(shape) > 1 and shape[-2] % 2 == 0
 
 
-def with_half_products(attention: ir.Call) -> ir.Call:
-    """Returns the same attention, of fp32 operands, with the note that kernels may round what they multiply."""
-    return ir.Call(attention.op, attention.args, attention.attrs, [relax.TensorType(dtype=BF16)])
+def with_half_products(operator: ir.Call) -> ir.Call:
+    """Returns the same attention or convolution, of fp32 operands, with the note that kernels may round them."""
+    return ir.Call(operator.op, operator.args, operator.attrs, [relax.TensorType(dtype=BF16)])
 
 
-def multiplies_half(attention: ir.Call) -> bool:
-    """Returns whether an attention has that note."""
-    return any(isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16 for ty in attention.ty_args)
+def multiplies_half(value: relax.Expr) -> bool:
+    """Returns whether this is an attention or a convolution that has that note."""
+    types = value.ty_args if isinstance(value, ir.Call) else ()
+    return any(isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16 for ty in types)
+
+
+def has_instruction(target: tvm.target.Target) -> bool:
+    """Returns whether a CPU has an instruction for pairs: then attention and convolutions multiply them, too."""
+    return vector_unit(target).lanes == 16 and bool(codegen.llvm_cpu_has_features("avx512bf16", target))
 
 
 def arithmetic(target: tvm.target.Target) -> Arithmetic:
     """Returns the arithmetic of bfloat16 products for a CPU, from the features that LLVM knows of it."""
-    unit = vector_unit(target)
-    if unit.lanes == 16 and codegen.llvm_cpu_has_features("avx512bf16", target):
+    if has_instruction(target):
         return _arithmetic(_DOT_PRODUCTS)
+    unit = vector_unit(target)
     return _arithmetic(_shifts(unit.lanes), _SHAPES[unit], Split("float32", 2, _terms))
 
 
@@ -92,7 +102,7 @@ def _arithmetic(
     functions: str, shapes: Sequence[tuple[int, int]] | None = None, split: Split | None = None
 ) -> Arithmetic:
     multiply_add = _multiply_add if split is None else _multiply_add_parts
-    return Arithmetic("bf16", "int32", 2, _joined, multiply_add, functions, shapes, split)
+    return Arithmetic("bf16", BF16, "int32", PAIR, _joined, multiply_add, functions, shapes, split)
 
 
 def _shifts(lanes: int) -> str:

@@ -6,12 +6,16 @@ The weights are the resident operand, rows of the product; the image streams, so
 exists than one panel per thread. Special cases: a kernel as large as the image is a plain matrix product over images; a
 transposed convolution whose stride is its kernel scatters a product over input pixels; a depthwise convolution has a
 kernel of its own.
+
+In bfloat16 two channels are a pair, the second of them half of all channels after the first, so that pixels stay
+neighbours.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax, tirx
@@ -20,9 +24,10 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
-from harness.schedules.cpu.emit import for_each_vector, vectors
+from harness.schedules.cpu.bf16 import multiplies_half
+from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.schedules.cpu.gemm import Operand, matrix_product
+from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     Access,
@@ -43,7 +48,7 @@ from harness.schedules.cpu.winograd import filtered
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
-    """Lowers `relax.nn.conv2d`, fp32, NCHW, of static shape."""
+    """Lowers `relax.nn.conv2d`, NCHW, of static shape, in fp32 or with operands that it may round."""
     attributes = conv.attrs
     image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
@@ -59,22 +64,40 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         int(attributes.groups),
     )
     data, weights = conv.args
+    arithmetic = _arithmetic(context, conv, window.channels)
     if window.covers_image:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
-        return matrix_product(context, left, right, (), Extents(1, image[0], weight[0], window.depth), result)
+        extents = Extents(1, image[0], weight[0], window.depth)
+        return matrix_product(context, left, right, (), extents, result, arithmetic)
     if window.channels == window.filters == 1:
         return _depthwise(context, window, data, weights, weight)
-    convolution = Convolution(window, context.is_parameter(weights))
+    convolution = Convolution(window, context.is_parameter(weights), arithmetic.multiplies)
     decided = context.decide(convolution)
     if decided.get("filtering"):
         return filtered(plan_of(context.unit, window, decided), data, weights)
-    blocking = blocking_of(context.unit, convolution.extents, "right", decided)
-    return _columns(blocking, convolution.extents, window, data, weights, weight)
+    extents = _in_elements(convolution.extents, arithmetic)
+    blocking = blocking_of(context.unit, extents, "right", decided)
+    return _columns(blocking, extents, window, data, weights, weight, arithmetic)
+
+
+def _arithmetic(context: Context, conv: ir.Call, channels: int) -> Arithmetic:
+    """What a kernel multiplies: pairs of channels in bfloat16 where an instruction does.
+
+    With shifts, fp32 and minimal filtering would be faster.
+    """
+    pairs = context.bf16
+    takes = pairs.shapes is None and channels % pairs.terms == 0
+    return pairs if takes and multiplies_half(conv) else FP32
+
+
+def _in_elements(extents: Extents, arithmetic: Arithmetic) -> Extents:
+    """The extents of a product whose depth counts elements of panels."""
+    return replace(extents, depth=extents.depth // arithmetic.terms)
 
 
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
-    """Lowers `relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding); fp32, NCHW."""
+    """Lowers `relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding), NCHW."""
     attributes = conv.attrs
     image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
@@ -86,7 +109,8 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         and _pair(attributes.dilation) == (1, 1)
         and int(attributes.groups) == 1
     )
-    return _scatter(context, conv.args[0], conv.args[1], image, weight, result) if tiles else None
+    arithmetic = _arithmetic(context, conv, image[1])
+    return _scatter(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
 
 
 def _pair(values: Sequence[Any]) -> tuple[int, int]:
@@ -94,7 +118,13 @@ def _pair(values: Sequence[Any]) -> tuple[int, int]:
 
 
 def _columns(
-    blocking: Blocking, extents: Extents, window: Window, data: relax.Expr, weights: relax.Expr, weight: tuple[int, ...]
+    blocking: Blocking,
+    extents: Extents,
+    window: Window,
+    data: relax.Expr,
+    weights: relax.Expr,
+    weight: tuple[int, ...],
+    arithmetic: Arithmetic,
 ) -> Lowering:
     """Lowers the general convolution."""
     tile = blocking.tile
@@ -102,11 +132,13 @@ def _columns(
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
         rows = view(buffer, window.groups, window.filters, window.depth)
-        return lambda g, i, k: rows[g, i, k]
+        return lambda g, i, k: arithmetic.joined(lambda term: rows[g, i, term], k, extents.depth)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)
-        packing = pack_function("left", source, window.groups, window.filters, window.depth, tile, weight_reader)
+        packing = pack_function(
+            "left", source, window.groups, window.filters, extents.depth, tile, weight_reader, arithmetic.dtype
+        )
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
         def body(*buffers: tirx.Buffer) -> Access:
@@ -114,23 +146,28 @@ def _columns(
             store, touched = epilogue.write_back(layout, extras, result)
             if window.pointwise:
                 rows = view(image, extents.batch, window.channels, window.pixels)
-                pack = stream(lambda b, j, k: rows[b, k, j], window.pixels, tile.columns, tile.lanes)
+                pack = stream(_columns_of(rows, arithmetic, extents), window.pixels, tile.columns, tile.lanes)
             else:
-                pack = _gather(window, tile, image)
+                pack = _gather(window, tile, image, arithmetic)
             return Access(pack, lambda b, p, k, i: panels[b % window.groups, p, k, i], store, touched)
 
-        name = "conv2d" + epilogue.label
+        name = kernel_name("conv2d", arithmetic, epilogue)
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        arguments = [Argument("image", window.image), Argument("packed", packed_shape), *epilogue.arguments]
+        operands = [Argument("image", window.image), Argument("packed", packed_shape, arithmetic.dtype)]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
-        arguments = [*arguments, Argument("result", window.result)]
-        function = product_function(name, extents, "right", blocking, arguments, body, info)
+        arguments = [*operands, *epilogue.arguments, Argument("result", window.result)]
+        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), layout, build)
 
 
-def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
+def _columns_of(rows: tirx.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
+    """(matrix, column, k) → element of columns that lie side by side: [matrix, row, column]."""
+    return lambda b, j, k: arithmetic.joined(lambda row: rows[b, row, j], k, extents.depth)
+
+
+def _gather(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
     """Packs the columns of one panel of output pixels; padding reads as zero, the last pixel is repeated."""
     height, width = window.image[2:]
     (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
@@ -141,6 +178,10 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
     keeps_lines = window.strides == (1, 1) and out_width == width
 
     taps = math.prod(window.kernel)
+    zero = tirx.const(0, arithmetic.dtype)
+
+    def of_channels(read: Callable[[Any], Any], first: Any) -> Any:
+        return arithmetic.joined(read, first, window.channels // arithmetic.terms)
 
     def pack(b: Any, first: Any) -> Fill:
         tops = registers((tile.columns,), "int32")
@@ -163,8 +204,9 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
 
                 def element() -> None:
                     with T.serial(0, tile.columns) as j:
-                        value = planes[b, c, tops[j] + down, lefts[j] + right]
-                        put(k, j, T.if_then_else(inside[tap, j] != 0, value, fp32(0.0)))
+                        y, x = tops[j] + down, lefts[j] + right
+                        value = of_channels(lambda channel: planes[b, channel, y, x], c)
+                        put(k, j, T.if_then_else(inside[tap, j] != 0, value, zero))
 
                 if not keeps_lines:
                     element()
@@ -172,11 +214,12 @@ def _gather(window: Window, tile: Tile, image: tirx.Buffer) -> Pack:
                 pixel = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
                 with T.If(tirx.all(pixel >= 0, pixel + tile.columns <= height * width)):
                     with T.Then():
-                        for_each_vector(
-                            tile.columns,
-                            tile.lanes,
-                            lambda j: put(k, j, T.Select(inside[tap, j] != 0, flat[b, c, pixel + j], fp32(0.0))),
-                        )
+
+                        def neighbours(j: Any) -> None:
+                            value = of_channels(lambda channel: flat[b, channel, pixel + j], c)
+                            put(k, j, T.Select(inside[tap, j] != 0, value, zero))
+
+                        for_each_vector(tile.columns, tile.lanes, neighbours)
                     with T.Else():
                         element()
 
@@ -192,12 +235,13 @@ def _scatter(
     image: tuple[int, ...],
     weight: tuple[int, ...],
     result: tuple[int, ...],
+    arithmetic: Arithmetic,
 ) -> Lowering:
     """Lowers a transposed convolution without overlap: (output channel, kernel pixel) × input channels × pixels."""
     batch, depth, _, width = image
     _, filters, kernel_height, kernel_width = weight
-    convolution = TransposedConvolution(image, weight, context.is_parameter(weights))
-    extents = convolution.extents
+    convolution = TransposedConvolution(image, weight, context.is_parameter(weights), arithmetic.multiplies)
+    extents = _in_elements(convolution.extents, arithmetic)
     blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
     tile = blocking.tile
 
@@ -217,25 +261,26 @@ def _scatter(
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
         columns = view(buffer, depth, extents.rows)
-        return lambda _, i, k: columns[k, i]
+        return lambda _, i, k: arithmetic.joined(lambda row: columns[row, i], k, extents.depth)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        packing = pack_function("left", Argument("weight", weight), 1, extents.rows, depth, tile, weight_reader)
+        source = Argument("weight", weight)
+        packing = pack_function("left", source, 1, extents.rows, extents.depth, tile, weight_reader, arithmetic.dtype)
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
         def body(*buffers: tirx.Buffer) -> Access:
             pixels, panels, *extras, output = buffers
             rows = view(pixels, batch, depth, extents.columns)
             store, _ = epilogue.write_back(layout, extras, output)
-            pack = stream(lambda b, j, k: rows[b, k, j], extents.columns, tile.columns, tile.lanes)
+            pack = stream(_columns_of(rows, arithmetic, extents), extents.columns, tile.columns, tile.lanes)
             return Access(pack, lambda _, p, k, i: panels[0, p, k, i], store)
 
-        name = "conv2d_transpose" + epilogue.label
+        name = kernel_name("conv2d_transpose", arithmetic, epilogue)
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        arguments = [Argument("image", image), Argument("packed", packed_shape), *epilogue.arguments]
+        operands = [Argument("image", image), Argument("packed", packed_shape, arithmetic.dtype)]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d_transpose", writes=epilogue.operators)
-        arguments = [*arguments, Argument("result", result)]
-        function = product_function(name, extents, "right", blocking, arguments, body, info)
+        arguments = [*operands, *epilogue.arguments, Argument("result", result)]
+        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), layout, build)

@@ -125,6 +125,7 @@ class Arithmetic:
 
     Attributes:
         name: What kernels are called by it; empty for fp32.
+        multiplies: Type of the terms, which workloads are known by.
         dtype: Type of an element of a panel.
         terms: Terms of the sum in an element.
         joined: ((k) → term, element, elements of the depth) → the element.
@@ -137,6 +138,7 @@ class Arithmetic:
     """
 
     name: str
+    multiplies: str
     dtype: str
     terms: int
     joined: Callable[[Callable[[Any], Any], Any, int], Any]
@@ -169,7 +171,7 @@ def _multiply_add(
     each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], rows[i][j] + left(i) * right(j), [j]))
 
 
-FP32 = Arithmetic("", "float32", 1, lambda term, k, _: term(k), _multiply_add)
+FP32 = Arithmetic("", "float32", "float32", 1, lambda term, k, _: term(k), _multiply_add)
 """Products of fp32 numbers, summed in fp32."""
 
 

@@ -35,8 +35,7 @@ from harness.schedules.cpu.product import (
     stream,
     stream_rows,
 )
-from harness.schedules.cpu.schedule import Product, blocking_of
-from harness.schedules.cpu.tile import choose_tile
+from harness.schedules.cpu.schedule import Product, blocking_of, untuned_blocking
 
 
 @dataclass(frozen=True)
@@ -133,17 +132,13 @@ def matrix_product(
     moving, staying = (left, right) if streaming == "left" else (right, left)
     at_load = context.is_parameter(staying.value)
     packed_extents = replace(extents, depth=extents.depth // arithmetic.terms)
-    workload = Product(packed_extents, streaming, staying.matrices, at_load, moving.transposed)
     if arithmetic.tiles is not None:
         blocking = amx.blocking(packed_extents, context.unit.lanes)
+    elif arithmetic.shapes is not None:
+        blocking = untuned_blocking(context.unit, packed_extents, streaming, arithmetic.shapes)
     else:
-        if arithmetic is FP32:
-            decided = context.decide(workload)
-        else:
-            # Tuning knows fp32 alone.
-            shapes = choose_tile(context.unit, extents.rows, extents.columns, arithmetic.shapes)
-            decided = workload.completed(context.unit, {"rows": shapes.rows, "vectors": shapes.columns // shapes.lanes})
-        blocking = blocking_of(context.unit, packed_extents, streaming, decided)
+        workload = Product(extents, streaming, staying.matrices, at_load, moving.transposed, arithmetic.multiplies)
+        blocking = blocking_of(context.unit, packed_extents, streaming, context.decide(workload))
     tile = blocking.tile
     resident: Side = "right" if streaming == "left" else "left"
     width = extents.width(resident)
@@ -217,7 +212,7 @@ def matrix_product(
             )
             return Access(pack, panels_of(panels), store, touched)
 
-        name = "_".join(filter(None, ("matmul", arithmetic.name))) + epilogue.label
+        name = kernel_name("matmul", arithmetic, epilogue)
         function = product_function(
             name,
             packed_extents,
@@ -240,6 +235,11 @@ def matrix_product(
     if by_row and at_load and extents.batch == 1 and arithmetic is FP32:
         linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows, in_order=starts is None)
     return Lowering((moving.value, staying.value), layout, build, linear=linear)
+
+
+def kernel_name(operator: str, arithmetic: Arithmetic, epilogue: Epilogue) -> str:
+    """Returns what a kernel is called: by its operator, what it multiplies and what it writes."""
+    return "_".join(filter(None, (operator, arithmetic.name))) + epilogue.label
 
 
 def _moved_rows(context: Context, operand: Operand, extents: Extents) -> tuple[Operand, Callable[[Any], Any] | None]:

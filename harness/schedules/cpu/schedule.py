@@ -1,8 +1,9 @@
 """Decisions about kernels: workloads and their keys, schedules, and all schedules of a workload.
 
 A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
-*key* is what a database knows it by; the element type is a part of it unless it is float32. A *schedule* names
-decisions; a complete one names all decisions of its workload:
+*key* is what a database knows it by; the type of what is multiplied is a part of it unless it is float32. Operands and
+results are float32 in any case: kernels round what they multiply. A *schedule* names decisions; a complete one names
+all decisions of its workload:
 
     product, conv2d, conv2d_transpose   rows, vectors (the register tile), blocks (parts of the streaming operand, each
                                         packed by its task), splits (parts of the resident one), chunk (terms of a sum
@@ -19,8 +20,8 @@ accurate.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.common.kernel import ceil_div, chunk_length
 from harness.schedules.cpu import division, product, winograd_plan
+from harness.schedules.cpu.bf16 import BF16, PAIR
 from harness.schedules.cpu.product import Blocking, Partition, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
@@ -88,7 +90,7 @@ class Workload(Hashable, Protocol):
 
     @property
     def dtype(self) -> str:
-        """Element type of the operands and of the result."""
+        """Type of what is multiplied."""
 
     @property
     def key(self) -> str:
@@ -189,6 +191,11 @@ def _parts(count: int) -> Iterator[int]:
         n *= 2
 
 
+def _packed(extents: product.Extents, dtype: str) -> product.Extents:
+    """Returns the extents whose depth counts elements of panels: terms, or pairs of them."""
+    return replace(extents, depth=extents.depth // PAIR) if dtype == BF16 else extents
+
+
 def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
     _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
     tile = _tile(unit, schedule, choose_tile(unit, extents.rows, extents.columns))
@@ -244,6 +251,22 @@ def blocking_of(unit: VectorUnit, extents: product.Extents, streaming: Side, sch
     return Blocking(tile, Partition(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
 
 
+def untuned_blocking(
+    unit: VectorUnit, extents: product.Extents, streaming: Side, shapes: Sequence[tuple[int, int]]
+) -> Blocking:
+    """Returns the blocking of a product in an arithmetic that has tiles of its own, which tuning does not know.
+
+    Args:
+        unit: The target's vector registers.
+        extents: The extents; the depth counts elements of panels.
+        streaming: Which operand streams.
+        shapes: Rows and vectors of the tiles.
+    """
+    tile = choose_tile(unit, extents.rows, extents.columns, shapes)
+    schedule = _blocked(extents, streaming, unit, {"rows": tile.rows, "vectors": tile.columns // tile.lanes})
+    return blocking_of(unit, extents, streaming, schedule)
+
+
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
     """Returns the plan of a convolution by minimal filtering that a complete schedule stands for."""
     names = ("lines", "splits", "groups")
@@ -262,7 +285,7 @@ class Product:
         matrices: Number of stored matrices of the resident operand.
         at_load: Whether that one is packed when the model is loaded.
         transposed: Whether the streaming operand is stored the other way round.
-        dtype: Element type.
+        dtype: Type of what is multiplied.
     """
 
     extents: product.Extents
@@ -289,11 +312,11 @@ class Product:
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
-        return _blocked(self.extents, self.streaming, unit, schedule)
+        return _blocked(_packed(self.extents, self.dtype), self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
-        yield from _blocked_candidates(self.extents, self.streaming, unit)
+        yield from _blocked_candidates(_packed(self.extents, self.dtype), self.streaming, unit)
 
 
 @dataclass(frozen=True)
@@ -303,7 +326,7 @@ class Convolution:
     Attributes:
         window: Its geometry.
         at_load: Whether the weights are known when the model is loaded.
-        dtype: Element type.
+        dtype: Type of what is multiplied.
     """
 
     window: Window
@@ -334,7 +357,7 @@ class Convolution:
 
     @property
     def filterable(self) -> bool:
-        """Whether minimal filtering can do it; by default it does."""
+        """Whether minimal filtering can do it, in fp32; by default it does, unless pairs can be multiplied."""
         return self.at_load and winograd_plan.filterable(self.window)
 
     @property
@@ -345,22 +368,23 @@ class Convolution:
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
-        filtering = schedule.get("filtering", int(self.filterable))
+        filtering = schedule.get("filtering", int(self.filterable and self.dtype != BF16))
         if filtering not in (0, 1) or filtering > self.filterable:
             raise ValueError(f"filtering = {filtering} is not possible")
         rest = {name: value for name, value in schedule.items() if name != "filtering"}
         if filtering:
             return {"filtering": 1, **_filtered(self.window, unit, rest)}
-        direct = _blocked(self.extents, "right", unit, rest)
+        direct = _blocked(_packed(self.extents, self.dtype), "right", unit, rest)
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
+        direct = _blocked_candidates(_packed(self.extents, self.dtype), "right", unit)
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
-            yield from ({"filtering": 0, **schedule} for schedule in _blocked_candidates(self.extents, "right", unit))
+            yield from ({"filtering": 0, **schedule} for schedule in direct)
         else:
-            yield from _blocked_candidates(self.extents, "right", unit)
+            yield from direct
 
 
 def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
@@ -405,7 +429,7 @@ class TransposedConvolution:
         image: Input shape.
         weight: Weight shape, [input channels, filters, height, width].
         at_load: Whether the weights are known when the model is loaded.
-        dtype: Element type.
+        dtype: Type of what is multiplied.
     """
 
     image: tuple[int, ...]
@@ -433,11 +457,11 @@ class TransposedConvolution:
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
-        return _blocked(self.extents, "right", unit, schedule)
+        return _blocked(_packed(self.extents, self.dtype), "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
-        yield from _blocked_candidates(self.extents, "right", unit)
+        yield from _blocked_candidates(_packed(self.extents, self.dtype), "right", unit)
 
 
 @dataclass(frozen=True)
@@ -452,7 +476,7 @@ class Attention:
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
         causal: Whether keys beyond a diagonal are masked.
         bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
-        dtype: Element type of queries, keys and values.
+        dtype: Type of what is multiplied, by both products.
     """
 
     batch: int
@@ -588,7 +612,7 @@ class Attention:
 
 
 def _dtype_word(dtype: str) -> list[str]:
-    """Returns a key's word for the element type: none for float32, as in databases without element types."""
+    """Returns a key's word for the type of what is multiplied: none for float32, as in databases without types."""
     return [] if dtype == "float32" else [dtype]
 
 

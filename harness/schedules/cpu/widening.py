@@ -1,11 +1,11 @@
 """From a module with bfloat16 operands to one in which linear layers alone have them.
 
 `harness.lowering.precision` rounds the operands of every product, as a GPU takes them. On CPUs the kernels of linear
-layers take bfloat16 weights and round activations while they pack them. Kernels of attention may round its operands as
-they pack them, and its weights: it is of fp32 with a note that says so (`with_half_products`). Rows of a table are
-widened when they are taken. Everything else has fp32 kernels: operands of convolutions and of products of two
-activations are not rounded, results of products neither, and weights that others read are widened when the model is
-loaded.
+layers take bfloat16 weights and round activations while they pack them. Kernels of convolutions and attention may round
+operands as they pack them, those of attention its weights, too: both operators are of fp32 with a note that says so
+(`with_half_products`). Rows of a table are widened when they are taken. Everything else has fp32 kernels: operands of
+products of two activations are not rounded, results of products neither, and weights that others than linear layers
+read are widened when the model is loaded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from harness.schedules.common.graph import facts_of, is_call, parameters_of, sta
 from harness.schedules.cpu.bf16 import BF16, has_pairs, with_half_products
 
 _ATTENTION = ("relax.nn.attention", "relax.nn.attention_bias")
+_CHANNELS_OF_WEIGHTS = {"relax.nn.conv2d": 1, "relax.nn.conv2d_transpose": 0}
+"""Convolutions, with the axis of their weights that is the channels that are summed."""
 
 
 def widen() -> tvm.transform.Pass:
@@ -51,6 +53,14 @@ def _holds_half(ty: Any) -> bool:
 
 def _is_half(ty: Any) -> bool:
     return isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16
+
+
+def _may_round(value: relax.Expr) -> bool:
+    """Returns whether this is of rounded operands, and of an operator whose kernels may round what they multiply."""
+    if is_call(value, *_CHANNELS_OF_WEIGHTS):
+        weight = static_shape(value.args[1], BF16)
+        return weight is not None and weight[_CHANNELS_OF_WEIGHTS[value.op.name]] % 2 == 0
+    return is_call(value, *_ATTENTION) and _is_half(value.args[0].ty)
 
 
 def _bits(values: te.Tensor) -> te.Tensor:
@@ -98,7 +108,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             bits = self.builder_.emit_te(_bits, table, primfunc_name_hint="bits")
             rows = self.builder_.emit(relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs))
             self._bind(variable, self.builder_.call_te(_from_bits, rows, primfunc_name_hint="from_bits"))
-        elif is_call(value, *_ATTENTION) and _is_half(value.args[0].ty):
+        elif _may_round(value):
             self._bind(variable, with_half_products(self.visit_expr(value)))
         elif is_call(value, "relax.astype") and (_is_half(variable.ty) or _is_half(value.args[0].ty)):
             self._bind(variable, self.visit_expr(value.args[0]))

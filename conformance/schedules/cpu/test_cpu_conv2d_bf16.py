@@ -1,0 +1,231 @@
+"""Convolutions that multiply bfloat16 on CPUs with an instruction for pairs: any geometry, bit for bit as in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from tvm import relax
+
+from conformance.schedules.cpu.test_cpu_bf16 import DOT_PRODUCTS, SHIFTS, extreme, runs, target_for
+from conformance.schedules.cpu.test_cpu_conv2d import filters
+from conformance.schedules.cpu.test_cpu_threads import hold as hold_on_threads
+from conformance.support.assembly import assembly, product_loops
+from conformance.support.bf16 import Processor, hold_to_upstream, product, rounded
+from conformance.support.kernels import functions_of, lowered, run
+from conformance.support.operators import normal
+from conformance.support.place import executes, virtual_machine
+from harness.lowering.route import Route, lower
+from harness.schedules.common.kernel_info import infos_of
+from harness.schedules.cpu import cpu_pipeline
+from harness.schedules.cpu.bf16 import with_half_products
+
+executed = runs("cooperlake")
+EXECUTED = target_for("cooperlake")
+few = settings(max_examples=15)
+
+
+Pair = tuple[int, int]
+
+
+def conv2d(
+    x: relax.Expr,
+    weight: relax.Expr,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> relax.Expr:
+    """The operator where `harness.lowering.precision` rounds what is multiplied to bfloat16."""
+    return with_half_products(relax.op.nn.conv2d(x, weight, stride, padding * 2, dilation, groups))
+
+
+def around(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
+    """The convolution of 3 × 3 whose result is as large as the image."""
+    return conv2d(x, weight, padding=(1, 1))
+
+
+def conv2d_transpose(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
+    return with_half_products(relax.op.nn.conv2d_transpose(x, weight, (2, 2)))
+
+
+def emulated(
+    x: np.ndarray,
+    weight: np.ndarray,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> np.ndarray:
+    """The products of `conformance.support.bf16` with the columns that PyTorch gathers."""
+    columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], dilation, padding, stride).numpy()
+    shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
+    shape = functional.conv2d(*shapes, None, stride, padding, dilation, groups).shape
+    of_groups = [
+        np.stack([product(image.T, rows.reshape(len(rows), -1), Processor(flushes=True)).T for image in images])
+        for images, rows in zip(np.split(columns, groups, 1), np.split(rounded(weight), groups), strict=True)
+    ]
+    return np.concatenate(of_groups, 1).reshape(shape)
+
+
+# --- bit for bit ---
+
+
+@executed
+@few
+@given(
+    batch=st.integers(1, 2),
+    groups=st.sampled_from([1, 1, 2]),
+    inner=st.sampled_from([2, 6, 16]),
+    outer=st.sampled_from([1, 5, 16]),
+    size=st.tuples(st.integers(3, 20), st.integers(3, 40)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+)
+def test_any_convolution(
+    batch: int,
+    groups: int,
+    inner: int,
+    outer: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> None:
+    assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
+    geometry = (stride, padding, dilation, groups)
+    x, weight = normal((batch, groups * inner, *size)), filters(groups * outer, inner, *kernel)
+    actual = run(lambda x, w: conv2d(x, w, *geometry), [x], [weight], EXECUTED)
+    np.testing.assert_array_equal(actual, emulated(x, weight, *geometry))
+
+
+@executed
+@pytest.mark.parametrize(
+    ("channels", "size", "outer", "kernel", "padding"),
+    [
+        (256, (20, 72), 256, 3, 1),
+        (48, (4, 288), 64, 3, 1),
+        (256, (9, 33), 32, 1, 0),
+        (64, (7, 7), 48, 7, 0),
+    ],
+    ids=["3x3-72", "3x3-288", "1x1", "7x7-whole"],
+)
+def test_shapes_of_sam3(channels: int, size: tuple[int, int], outer: int, kernel: int, padding: int) -> None:
+    """Sums of several chunks among them."""
+    x, weight = normal((2, channels, *size)), filters(outer, channels, kernel, kernel)
+    actual = run(lambda x, w: conv2d(x, w, padding=(padding, padding)), [x], [weight], EXECUTED)
+    np.testing.assert_array_equal(actual, emulated(x, weight, padding=(padding, padding)))
+
+
+@executed
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (9, 36)])
+def test_transposed_2x2_stride_2(size: tuple[int, int]) -> None:
+    x, weight = normal((2, 64, *size)), normal((64, 24, 2, 2), 1, scale=1 / 16)
+    actual = run(conv2d_transpose, [x], [weight], EXECUTED)
+    # A kernel pixel is a convolution of its own.
+    taps = np.stack([emulated(x, weight[..., i, j].T[..., None, None]) for i in range(2) for j in range(2)], -1)
+    expected = taps.reshape(2, 24, *size, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(actual.shape)
+    np.testing.assert_array_equal(actual, expected)
+
+
+@executed
+def test_denormals_infinities_and_nan() -> None:
+    x, weight = extreme((1, 2, 20, 30), 0), extreme((70, 2, 1, 1), 1)
+    expected = emulated(x, weight)
+    assert np.isnan(expected).any() and np.isinf(expected).any()
+    np.testing.assert_array_equal(run(conv2d, [x], [weight], EXECUTED), expected)
+
+
+@executed
+def test_padding_is_zero_beside_infinities() -> None:
+    """An infinite pixel reaches its neighbours alone; what lies beyond the edge is no pixel of another line."""
+    x = np.zeros((1, 2, 9, 40), np.float32)
+    x[0, :, 4, -1] = np.inf
+    weight = np.ones((16, 2, 3, 3), np.float32)
+    actual = run(around, [x], [weight], EXECUTED)
+    expected = np.zeros_like(actual)
+    expected[:, :, 3:6, -2:] = np.inf
+    np.testing.assert_array_equal(actual, expected)
+
+
+@executed
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_threads_do_not_change_a_number(kernel: int, tmp_path: Path) -> None:
+    x, weight = normal((1, 64, 30, 50)), filters(96, 64, kernel, kernel)
+    library = tmp_path / "kernel.so"
+    module = lowered(conv2d, [x, weight], target=EXECUTED)
+    relax.build(module, EXECUTED, relax_pipeline=None).export_library(str(library))
+    machine = virtual_machine(tvm.runtime.load_module(str(library)), EXECUTED)
+    hold_on_threads(library, lambda: [machine["main"](*map(tvm.runtime.tensor, (x, weight))).numpy()])
+
+
+# --- which kernel ---
+
+
+def test_an_odd_number_of_channels_is_not_rounded() -> None:
+    """The pixels of a photograph have three."""
+    x, weight = normal((1, 3, 28, 42)), filters(64, 3, 14, 14)
+    names = functions_of(lowered(lambda x, w: conv2d(x, w, (14, 14)), [x], [weight], target_for("znver5")))
+    assert names == ["conv2d", "pack"]
+
+
+@pytest.mark.parametrize("cpu", SHIFTS)
+def test_without_the_instruction_minimal_filtering_in_fp32_is_faster(cpu: str) -> None:
+    x, weight = normal((1, 64, 36, 36)), filters(64, 64, 3, 3)
+    target = target_for(cpu)
+
+    def unrounded(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d(x, w, padding=(1, 1, 1, 1))
+
+    kernels = [infos_of(lowered(operator, [x], [weight], target)) for operator in (around, unrounded)]
+    assert kernels[0] == kernels[1]
+
+
+@pytest.mark.parametrize("cpu", DOT_PRODUCTS)
+@pytest.mark.parametrize(("channels", "outer", "kernel"), [(256, 256, 3), (256, 32, 1), (64, 8, 3)])
+def test_sums_stay_in_registers(cpu: str, channels: int, outer: int, kernel: int) -> None:
+    target = target_for(cpu)
+    x, weight = normal((1, channels, 24, 72)), filters(outer, channels, kernel, kernel)
+    loops = product_loops(assembly(lowered(around, [x], [weight], target), target))
+    assert loops
+    for loop in loops:
+        shown = "\n".join(instruction.text for instruction in loop.instructions)
+        assert not loop.spills, shown
+        assert {instruction.mnemonic for instruction in loop.fused} == {"vdpbf16ps"}, shown
+
+
+class Pyramid(nn.Module):
+    """What necks and heads are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.ConvTranspose2d(64, 32, 2, 2)
+        self.one, self.three = nn.Conv2d(32, 48, 1), nn.Conv2d(48, 48, 3, padding=1)
+        self.down = nn.Conv2d(48, 32, 3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        fine = self.three(self.one(functional.gelu(self.up(x))))
+        return fine, self.down(functional.relu(fine))
+
+
+def test_a_network_is_no_less_accurate_than_upstream_under_autocast() -> None:
+    block, target = Pyramid().eval(), target_for("cooperlake")
+    args = (torch.randn(1, 64, 18, 22, generator=torch.Generator().manual_seed(1)),)
+    made = lower(block, args, Route(precision="bf16"))
+    module = cpu_pipeline(target)(made.module)
+    names = [name for name in functions_of(module) if name.startswith("conv2d")]
+    assert len(names) == 4 and all("bf16" in name for name in names), names
+    if not executes(target):
+        pytest.skip("this machine cannot run it")
+    hold_to_upstream(block, made, module, args, ("fine", "coarse"), target)
