@@ -253,19 +253,12 @@ def _product(task: Product) -> IsolatedTask:
         rank = len(batch) + 2
         return relax.op.permute_dims(tensor, [*range(rank - 2), rank - 1, rank - 2])
 
-    def in_relax(x: relax.Expr, w: relax.Expr) -> relax.Expr:
-        if task.dtype == "float32":
-            return relax.op.matmul(*operands(x, w, swap))
-        # A kernel rounds the activation that an operator rounds, once its layout is that of the product.
-        x, w = operands(x, relax.op.astype(w, task.dtype), swap)
-        return relax.op.matmul(relax.op.astype(x, task.dtype), w, out_dtype="float32")
-
     one = ((*batch, *streamed), "float32")
     two = ((*own, *kept), "float32")
     return IsolatedTask(
         (one,) if task.at_load else (one, two),
         (two,) if task.at_load else (),
-        in_relax,
+        lambda x, w: _noted(task, relax.op.matmul(*operands(x, w, swap))),
         lambda x, w: _torch().matmul(*operands(x, w, lambda tensor: tensor.mT)),
         (1.0, extents.depth**-0.5),
     )

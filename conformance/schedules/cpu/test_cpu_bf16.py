@@ -21,7 +21,7 @@ from harness.core.precision import ROUNDED_OPERANDS
 from harness.lowering.route import Route, lower
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.bf16 import arithmetic
+from harness.schedules.cpu.bf16 import arithmetic, with_half_products
 
 few = settings(max_examples=4)
 EXTENTS = st.sampled_from([1, 2, 7, 13, 32, 33, 65])
@@ -104,6 +104,22 @@ def test_activations_are_rounded_to_the_nearest_and_ties_to_even(cpu: str) -> No
     (one,) = run(linear, [x], [rounded(np.array([[0.0, 1.0]], np.float32))], target_for(cpu)).T
     with np.errstate(over="ignore", invalid="ignore"):
         np.testing.assert_array_equal(one, x[:, 1].astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@runs("cooperlake")
+@pytest.mark.parametrize(("rows", "columns"), [(37, 90), (90, 37), (1, 20)])
+@pytest.mark.parametrize("swapped", [(False, False), (True, False), (False, True)])
+def test_a_product_of_activations_is_what_numpy_emulates(rows: int, columns: int, swapped: tuple[bool, bool]) -> None:
+    """Of which the larger one streams, whichever way round it is stored."""
+    x, y = normal((3, rows, 66)), normal((3, 66, columns), 1)
+
+    def operator(*operands: relax.Expr) -> relax.Expr:
+        turned = (relax.op.permute_dims(o, [0, 2, 1]) if s else o for o, s in zip(operands, swapped, strict=True))
+        return with_half_products(relax.op.matmul(*turned))
+
+    stored = [array.swapaxes(1, 2) if s else array for array, s in zip((x, y), swapped, strict=True)]
+    expected = np.stack([product(a, rounded(b.T), Processor(flushes=True)) for a, b in zip(x, y, strict=True)])
+    np.testing.assert_array_equal(run(operator, stored, target=target_for("cooperlake")), expected)
 
 
 @runs("cooperlake", "x86-64-v4")
@@ -193,6 +209,13 @@ def names_in_bf16(module: nn.Module, *args: torch.Tensor) -> set[str]:
     """Names of the compiled functions of a module in bf16."""
     made = lower(module.eval(), args, Route(precision="bf16"))
     return {name.rstrip("0123456789") for name in functions_of(cpu_pipeline(target_for("znver5"))(made.module))}
+
+
+def test_with_the_instruction_everything_that_is_multiplied_is_half() -> None:
+    names = names_in_bf16(Mixed(), torch.randn(1, 8, 9, 11))
+    multiply = {name for name in names if name.startswith(("matmul", "conv2d", "attention"))}
+    assert {name.partition("_bf")[0] for name in multiply} == {"matmul", "conv2d", "attention"}, names
+    assert all("_bf" in name for name in multiply), names
 
 
 def test_an_epilogue_is_as_long_as_in_fp32() -> None:

@@ -4,8 +4,8 @@ Two terms of a sum are a *pair*, 32 bits: term k in the low half, and term k + d
 from different halves of a row, so that neighbours in a row become neighbours in a panel without being shuffled. Weights
 are packed in pairs when the model is loaded; activations are fp32 and are rounded, to nearest and ties to even, while
 they are packed. A panel of pairs is a panel of 32-bit elements with half the depth: blocking, packing and edges are
-those of fp32. Attention and convolutions make pairs of channels in the same way, and attention pairs of keys from rows
-that follow each other.
+those of fp32. Attention, convolutions and products of activations make pairs of channels in the same way, and attention
+pairs of keys from rows that follow each other.
 
 TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
 two forms, each with the product of the high halves first:
@@ -15,8 +15,8 @@ two forms, each with the product of the high halves first:
 - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
   Those of the left operand are made while it is packed: each is used with every vector of a row of the right one. It
   rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
-  beyond fp32's range is infinite or zero before it is added. Attention and convolutions, which would gain nothing,
-  stay fp32 there.
+  beyond fp32's range is infinite or zero before it is added. What is no linear layer would gain nothing, and stays
+  fp32 there.
 """
 
 from __future__ import annotations
@@ -75,18 +75,18 @@ def has_pairs(weight: relax.Expr) -> bool:
 
 
 def with_half_products(operator: ir.Call) -> ir.Call:
-    """Returns the same attention or convolution, of fp32 operands, with the note that kernels may round them."""
+    """Returns the same operator of fp32 operands, with the note that kernels may round what they multiply."""
     return ir.Call(operator.op, operator.args, operator.attrs, [relax.TensorType(dtype=BF16)])
 
 
 def multiplies_half(value: relax.Expr) -> bool:
-    """Returns whether this is an attention or a convolution that has that note."""
+    """Returns whether this is an operator that has that note."""
     types = value.ty_args if isinstance(value, ir.Call) else ()
     return any(isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16 for ty in types)
 
 
 def has_instruction(target: tvm.target.Target) -> bool:
-    """Returns whether a CPU has an instruction for pairs: then attention and convolutions multiply them, too."""
+    """Returns whether a CPU has an instruction for pairs: then more than linear layers multiply them."""
     return vector_unit(target).lanes == 16 and bool(codegen.llvm_cpu_has_features("avx512bf16", target))
 
 

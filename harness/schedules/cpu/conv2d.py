@@ -8,7 +8,7 @@ transposed convolution whose stride is its kernel scatters a product over input 
 kernel of its own.
 
 In bfloat16 two channels are a pair, the second of them half of all channels after the first, so that pixels stay
-neighbours.
+neighbours. Where no instruction multiplies pairs, fp32 and minimal filtering are faster.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
-from harness.schedules.cpu.bf16 import multiplies_half
 from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product
+from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product, rounds_operands
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     Access,
@@ -64,7 +63,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         int(attributes.groups),
     )
     data, weights = conv.args
-    arithmetic = _arithmetic(context, conv, window.channels)
+    arithmetic = context.bf16 if rounds_operands(context, conv, window.channels) else FP32
     if window.covers_image:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
@@ -79,16 +78,6 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     extents = _in_elements(convolution.extents, arithmetic)
     blocking = blocking_of(context.unit, extents, "right", decided)
     return _columns(blocking, extents, window, data, weights, weight, arithmetic)
-
-
-def _arithmetic(context: Context, conv: ir.Call, channels: int) -> Arithmetic:
-    """What a kernel multiplies: pairs of channels in bfloat16 where an instruction does.
-
-    With shifts, fp32 and minimal filtering would be faster.
-    """
-    pairs = context.bf16
-    takes = pairs.shapes is None and channels % pairs.terms == 0
-    return pairs if takes and multiplies_half(conv) else FP32
 
 
 def _in_elements(extents: Extents, arithmetic: Arithmetic) -> Extents:
@@ -109,7 +98,7 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         and _pair(attributes.dilation) == (1, 1)
         and int(attributes.groups) == 1
     )
-    arithmetic = _arithmetic(context, conv, image[1])
+    arithmetic = context.bf16 if rounds_operands(context, conv, image[1]) else FP32
     return _scatter(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
 
 

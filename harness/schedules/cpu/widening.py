@@ -1,11 +1,11 @@
 """From a module with bfloat16 operands to one in which linear layers alone have them.
 
 `harness.lowering.precision` rounds the operands of every product, as a GPU takes them. On CPUs the kernels of linear
-layers take bfloat16 weights and round activations while they pack them. Kernels of convolutions and attention may round
-operands as they pack them, those of attention its weights, too: both operators are of fp32 with a note that says so
-(`with_half_products`). Rows of a table are widened when they are taken. Everything else has fp32 kernels: operands of
-products of two activations are not rounded, results of products neither, and weights that others than linear layers
-read are widened when the model is loaded.
+layers take bfloat16 weights and round activations while they pack them. Kernels of convolutions, of attention and of
+products of two activations may round operands as they pack them, those of attention its weights, too: these operators
+are of fp32 with a note that says so (`with_half_products`). Rows of a table are widened when they are taken. Everything
+else is fp32: results of products are not rounded, and weights that others than linear layers read are widened when the
+model is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.core.precision import ROUNDED_OPERANDS
 from harness.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
 from harness.schedules.cpu.bf16 import BF16, has_pairs, with_half_products
 
-_ATTENTION = ("relax.nn.attention", "relax.nn.attention_bias")
+_PRODUCTS = ("relax.matmul", "relax.nn.attention", "relax.nn.attention_bias")
 _CHANNELS_OF_WEIGHTS = {"relax.nn.conv2d": 1, "relax.nn.conv2d_transpose": 0}
 """Convolutions, with the axis of their weights that is the channels that are summed."""
 
@@ -60,7 +60,7 @@ def _may_round(value: relax.Expr) -> bool:
     if is_call(value, *_CHANNELS_OF_WEIGHTS):
         weight = static_shape(value.args[1], BF16)
         return weight is not None and weight[_CHANNELS_OF_WEIGHTS[value.op.name]] % 2 == 0
-    return is_call(value, *_ATTENTION) and _is_half(value.args[0].ty)
+    return is_call(value, *_PRODUCTS) and all(_is_half(operand.ty) for operand in value.args[:2])
 
 
 def _bits(values: te.Tensor) -> te.Tensor:
