@@ -16,6 +16,7 @@ import tvm_ffi
 from harness.core.budget import NONE, Groups, check_known
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.expectations import expectation_for
 from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.program import Arrays, Call, Output
@@ -33,6 +34,7 @@ from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_modul
 from harness.tuned.database import current_conditions, schedules_from
 from harness.tuned.trials import nothing_found, read_trials
 from harness.tuning.tasks import tasks_of
+from harness.verify.runner import expectations
 from perf.profiling import Work, flop_of_program, work_of_functions
 from perf.results import TUNED, UNTUNED, judged
 from perf.sides import save
@@ -169,7 +171,7 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case
         names: Of the outputs, in order.
         reference: PyTorch's outputs that the precision is held to, and others.
         oracle: The same in float64.
-        case: Says by its precision and its weights whether outputs may pass by the oracle.
+        case: Says by its precision, its weights and what is expected of it whether outputs may pass by the oracle.
         draws: What `harness.parity.draws.drawn_errors` returns, of these outputs and others.
     """
     expected = {name: reference[name] for name in names}
@@ -177,10 +179,11 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case
     drawn = {name: draws[name] for name in names if name in draws}
     by_oracle = PRECISIONS[case.precision].judged_by_oracle
     strained = Weights(case.weights).strain_fp32
+    expectation = expectation_for(case, expectations())
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         actual = dict(zip(names, outputs, strict=True))
-        verdicts = judge(actual, expected, exact, by_oracle=by_oracle, strained=strained)
+        verdicts = judge(actual, expected, exact, expectation=expectation, by_oracle=by_oracle, strained=strained)
         return judged(judged_by_draws(verdicts, actual, expected, exact, drawn) if drawn else verdicts)
 
     return check

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.lowering.frontends.torch_export.operators import load_calls
 from harness.lowering.route import Route
 from harness.processes.threads import configure_threads
@@ -22,6 +24,7 @@ from harness.schedules.common import kernel_info
 from harness.schedules.common.kernel_info import ATTENTION, PRODUCT, KernelInfo, Kind, with_info
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+from perf.components import judge_of
 from perf.kernels import LEAST_MOVED, Group, Kernel, flop, kernels
 from perf.measuring import percentile
 from perf.probe import probe
@@ -249,3 +252,14 @@ def test_the_time_of_a_run_goes_into_kernels_that_do_its_work(tmp_path: Path) ->
     assert sum(k["bytes"] for k in kernels) > least and all(k["calls"] >= 1 for k in kernels)
     # The instrument is gone: nothing is added to what was returned, and results are as before.
     assert len(executable.run(arrays)) == 1
+
+
+@pytest.mark.parametrize(("component", "verdict"), [("image_encoder", "oracle"), ("vision_backbone", "failed")])
+def test_a_known_discrepancy_is_judged_as_in_a_verification(component: str, verdict: str) -> None:
+    """`fixtures/expectations.toml` lets an output of the whole image encoder pass by float64, and no other's."""
+    case, name = Case(component, DEFAULT_STRATEGY, "llvm", Scale.FULL), "sam2_fpn_1"
+    exact = np.random.default_rng(0).normal(size=10_000)
+    torchs, ours = exact.astype(np.float32), exact.astype(np.float32)
+    torchs[0] += 2e-5 * max(1.0, abs(torchs[0]))  # of which the reference is the one that is wrong
+    check = judge_of([name], {name: torchs}, {name: exact}, case, {})
+    assert check([ours])["verdict"] == verdict

@@ -35,7 +35,7 @@ from harness.schedules.cpu.attention_streaming import Tiles, streaming_kernel
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, Step
 from harness.schedules.cpu.few_queries import few_queries_kernel
-from harness.schedules.cpu.gemm import lower_matmul, rounds_operands
+from harness.schedules.cpu.gemm import lower_matmul
 from harness.schedules.cpu.key_projection import KeyLayer, key_layer_of
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.moves import Reindex
@@ -107,7 +107,7 @@ def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | 
 
 def _arithmetic(context: Context, attention: ir.Call, found: Problem) -> Arithmetic:
     """What a kernel multiplies: pairs of bfloat16 where an instruction does; shifts would take as long as fp32."""
-    rounds = rounds_operands(context, attention, found.channels) and not _workload(found).few(context.unit)
+    rounds = context.rounds(attention, found.channels) and not _workload(found).few(context.unit)
     return context.bf16 if rounds else FP32
 
 

@@ -26,7 +26,7 @@ from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
 from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product, rounds_operands
+from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
     Access,
@@ -63,7 +63,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         int(attributes.groups),
     )
     data, weights = conv.args
-    arithmetic = context.bf16 if rounds_operands(context, conv, window.channels) else FP32
+    arithmetic = context.bf16 if context.rounds(conv, window.channels) else FP32
     if window.covers_image:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
@@ -98,7 +98,7 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         and _pair(attributes.dilation) == (1, 1)
         and int(attributes.groups) == 1
     )
-    arithmetic = context.bf16 if rounds_operands(context, conv, image[1]) else FP32
+    arithmetic = context.bf16 if context.rounds(conv, image[1]) else FP32
     return _scatter(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
 
 

@@ -18,7 +18,7 @@ from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu import amx
-from harness.schedules.cpu.bf16 import BF16, has_pairs, multiplies_half
+from harness.schedules.cpu.bf16 import BF16, has_pairs
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, LinearLayer, Lowering
@@ -100,7 +100,7 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     rows = 1 if vector_left else left_shape[-2]
     columns = 1 if vector_right else right_shape[-1]
     depth = left_shape[-1]
-    if rounded is None and rounds_operands(context, matmul, depth):
+    if rounded is None and context.rounds(matmul, depth):
         arithmetic = context.bf16
     batch = shape[: len(shape) - (not vector_left) - (not vector_right)]
     left = _operand(context, factors[0], left_shape, batch, may_transpose=not vector_left)
@@ -122,18 +122,6 @@ def rounded_left(context: Context, matmul: ir.Call) -> relax.Expr | None:
     if not is_call(left, "relax.astype") or static_shape(left.args[0]) is None or not context.is_parameter(right):
         return None
     return left.args[0] if has_pairs(right) and str(left.ty.dtype) == BF16 else None
-
-
-def rounds_operands(context: Context, operator: ir.Call, terms: int) -> bool:
-    """Returns whether a kernel rounds fp32 operands: that takes the note of `bf16.py`, and an instruction for pairs.
-
-    Args:
-        context: The function around the operator.
-        operator: A product, a convolution or an attention.
-        terms: Number of the terms that are paired.
-    """
-    pairs = context.bf16
-    return pairs.shapes is None and terms % pairs.terms == 0 and multiplies_half(operator)
 
 
 def matrix_product(

@@ -10,6 +10,7 @@ from tvm import relax, tirx
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation
 from harness.schedules.common.scope import Scope
+from harness.schedules.cpu.bf16 import multiplies_half
 from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.key_projection import KeyLayer
@@ -93,6 +94,13 @@ class Context(Scope):
         """
         self.workloads.append(workload)
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
+
+    def rounds(self, operator: relax.Expr, terms: int) -> bool:
+        """Returns whether the kernel of an operator rounds its fp32 operands, and multiplies pairs of terms.
+
+        That takes the note of `with_half_products`, an even number of terms, and an instruction for pairs.
+        """
+        return self.bf16.shapes is None and terms % self.bf16.terms == 0 and multiplies_half(operator)
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
         """Returns the source of a swap of the last two dimensions, or None."""
