@@ -22,6 +22,7 @@ from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.processes import Template
+from harness.processes.memory import keep_freed_memory
 from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.targets import TARGETS
 from harness.verify.runner import libraries_loaded
@@ -110,7 +111,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):
-        share_cpus()  # xdist's workers inherit it
+        # xdist's workers inherit both.
+        share_cpus()
+        keep_freed_memory()
     for name, description in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {description}")
     unknown = [name for name in config.getoption("require_target") if name not in TARGETS]

@@ -91,6 +91,15 @@ def test_results_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path
         assert overlay.size == (451, 300)
 
 
+def test_torch_is_not_imported_where_it_is_installed(shallow_artifact: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "harness", "segment", str(CAT), "--click", "200,150"]
+    command += ["--model", str(shallow_artifact), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CAT.parents[2], check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "tvm_ffi" in imported and "torch._C" not in imported
+
+
 def test_a_folder_with_a_broken_image(shallow_artifact: Path, photographs: Path, tmp_path: Path) -> None:
     done = segment(
         photographs, "--text", "cat " * 40, "--box", "100,10,500,200", "--threshold", "0",

@@ -19,6 +19,7 @@ from typing import Any
 from harness.processes.child import die_with_parent
 from harness.processes.processes import kill_and_collect, start_python
 from harness.processes.threads import configure_threads, thread_count
+from harness.processes.torch_free import leave_torch_out
 
 _WITH_TORCH = "with-torch"
 
@@ -97,8 +98,7 @@ def _serve(end: Connection[Any, Any], threads: int, torch: bool) -> None:
     """Answers requests until nobody holds the other end of the connection."""
     configure_threads(threads)
     if not torch:
-        # An import of PyTorch fails, as if it were not installed.
-        sys.modules["torch"] = None  # type: ignore[assignment]
+        leave_torch_out()
     # Most functions need TVM; its import is no part of their time.
     import tvm  # noqa: F401
 
