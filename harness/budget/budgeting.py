@@ -215,7 +215,7 @@ class Search:
         Raises:
             HarnessError: Not even float32 throughout holds the limit.
         """
-        from harness.schedules.cpu.bf16 import arithmetic
+        from harness.schedules.cpu.bf16 import has_instruction
 
         chosen, refused = self._within(limit)
         half = frozenset(chosen.half)
@@ -249,7 +249,7 @@ class Search:
             },
             self._rates,
             str(target.attrs.get("mcpu", "")),
-            arithmetic(target).shapes is None if "cpu" in target.keys else None,
+            has_instruction(target) if "cpu" in target.keys else None,
             refused,
             self._log.reused,
             self._log.made,

@@ -81,6 +81,7 @@ class Bench:
         schedules = chosen_schedules(settings.database, case.target, settings.processors)
         self._run = Run(case, settings, Progress(lambda stage: None), executor, schedules)
         self._target = TARGETS[case.target].tvm_target(settings.processors)
+        self._on_cpu = "cpu" in self._target.keys
         self._precision = PRECISIONS[case.precision]
         route = Route.of(replace(case, precision=DEFAULT_PRECISION))
         self._imported: dict[str, Lowered] = {}
@@ -144,7 +145,7 @@ class Bench:
         for call in self._workload.trace:
             if group in self._group_of[call.program].values():
                 module = self._as_computed(self._lowered(call.program, frozenset([group])).module)
-                operations = _half_operations(module, self._precision.dtype, self._target)
+                operations = self._half_operations(module)
                 if operations or _has_half_weights(module, self._precision.dtype):
                     found = (found or 0) + operations
         return found
@@ -153,25 +154,20 @@ class Bench:
         """Returns a module with what the target leaves in half precision."""
         from harness.schedules.cpu.widening import widen
 
-        return widen()(module) if _is_cpu(self._target) else module
+        return widen()(module) if self._on_cpu else module
 
+    def _half_operations(self, module: tvm.IRModule) -> int:
+        """Returns two operations for each term that is multiplied in half precision, of products of static shape."""
+        from harness.lowering.precision import operations_of
+        from harness.schedules.common.origins import bindings_of
+        from harness.schedules.cpu.bf16 import has_instruction, multiplies_half
 
-def _is_cpu(target: tvm.target.Target) -> bool:
-    return "cpu" in target.keys
-
-
-def _half_operations(module: tvm.IRModule, dtype: str, target: tvm.target.Target) -> int:
-    """Returns two operations for each product of two half operands that is summed; products of static shape alone."""
-    from harness.lowering.precision import operations_of
-    from harness.schedules.common.origins import bindings_of
-    from harness.schedules.cpu.bf16 import has_instruction, multiplies_half
-
-    values = [binding.value for binding in bindings_of(module["main"])]
-    found = sum(operations_of(value, dtype) for value in values)
-    if _is_cpu(target) and has_instruction(target):
-        wide = PRECISIONS[DEFAULT_PRECISION].dtype
-        found += sum(operations_of(value, wide) for value in values if multiplies_half(value))
-    return found
+        values = [binding.value for binding in bindings_of(module["main"])]
+        found = sum(operations_of(value, self._precision.dtype) for value in values)
+        if self._on_cpu and has_instruction(self._target):
+            wide = PRECISIONS[DEFAULT_PRECISION].dtype
+            found += sum(operations_of(value, wide) for value in values if multiplies_half(value))
+        return found
 
 
 def _has_half_weights(module: tvm.IRModule, dtype: str) -> bool:

@@ -23,7 +23,6 @@ from harness.cli.options import (
 from harness.core.budget import read_budgets
 from harness.core.case import Scale
 from harness.core.errors import HarnessError
-from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
 from harness.targets import HOST, TARGETS
@@ -63,18 +62,8 @@ def tune_command(
 
     configure_threads(threads)
     devices = chosen_remote(remote, key, secret_file)
-    request = Request(
-        tuple(component or ()),
-        target,
-        scale,
-        minutes,
-        trials,
-        db,
-        seed,
-        devices,
-        Processors(cpu),
-        precision or DEFAULT_PRECISION,
-    )
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, devices, Processors(cpu))
+    request = replace(request, precision=precision or request.precision)
     if budget:
         request = _with_budgets(request, budget, precision)
     code = tune(console, request)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
+from conformance.support.convolutions import Geometry, convolutions, filters
 from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import normal
 
@@ -19,40 +18,15 @@ op = relax.op
 few = settings(max_examples=15)
 
 
-def filters(out: int, inner: int, height: int, width: int) -> np.ndarray:
-    """Scaled so that results are about 1."""
-    return normal((out, inner, height, width), 1, scale=1 / math.sqrt(inner * height * width))
-
-
 @few
-@given(
-    batch=st.integers(1, 3),
-    groups=st.sampled_from([1, 1, 2, 4]),
-    inner=st.sampled_from([1, 3, 8]),
-    outer=st.sampled_from([1, 5, 16]),
-    size=st.tuples(st.integers(3, 40), st.integers(3, 70)),
-    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-)
-def test_any_convolution(
-    batch: int,
-    groups: int,
-    inner: int,
-    outer: int,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> None:
-    assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
+@given(convolutions(batch=3, groups=[1, 1, 2, 4], inner=[1, 3, 8], height=40, width=70))
+def test_any_convolution(convolution: tuple[np.ndarray, np.ndarray, Geometry]) -> None:
+    x, weight, at = convolution
     hold(
-        lambda x, w: op.nn.conv2d(x, w, stride, padding * 2, dilation, groups),
-        lambda x, w: functional.conv2d(x, w, None, stride, padding, dilation, groups),
-        [normal((batch, groups * inner, *size))],
-        [filters(groups * outer, inner, *kernel)],
+        at.conv2d,
+        lambda x, w: functional.conv2d(x, w, None, at.stride, at.padding, at.dilation, at.groups),
+        [x],
+        [weight],
     )
 
 

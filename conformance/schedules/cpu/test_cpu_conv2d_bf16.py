@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 from torch import nn
 from torch.nn import functional
 from tvm import relax
 
 from conformance.schedules.cpu.test_cpu_bf16 import DOT_PRODUCTS, SHIFTS, extreme, runs, target_for
-from conformance.schedules.cpu.test_cpu_conv2d import filters
 from conformance.schedules.cpu.test_cpu_threads import hold as hold_on_threads
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.bf16 import Processor, hold_to_upstream, product, rounded
+from conformance.support.convolutions import AROUND, PLAIN, Geometry, convolutions, filters
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
 from conformance.support.place import executes, virtual_machine
@@ -32,45 +32,23 @@ EXECUTED = target_for("cooperlake")
 few = settings(max_examples=15)
 
 
-Pair = tuple[int, int]
-
-
-def conv2d(
-    x: relax.Expr,
-    weight: relax.Expr,
-    stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-) -> relax.Expr:
+def rounding(geometry: Geometry = PLAIN) -> Callable[[relax.Expr, relax.Expr], relax.Expr]:
     """The operator where `harness.lowering.precision` rounds what is multiplied to bfloat16."""
-    return with_half_products(relax.op.nn.conv2d(x, weight, stride, padding * 2, dilation, groups))
-
-
-def around(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
-    """The convolution of 3 × 3 whose result is as large as the image."""
-    return conv2d(x, weight, padding=(1, 1))
+    return lambda x, weight: with_half_products(geometry.conv2d(x, weight))
 
 
 def conv2d_transpose(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
     return with_half_products(relax.op.nn.conv2d_transpose(x, weight, (2, 2)))
 
 
-def emulated(
-    x: np.ndarray,
-    weight: np.ndarray,
-    stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-) -> np.ndarray:
+def emulated(x: np.ndarray, weight: np.ndarray, at: Geometry = PLAIN) -> np.ndarray:
     """The products of `conformance.support.bf16` with the columns that PyTorch gathers."""
-    columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], dilation, padding, stride).numpy()
+    columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], at.dilation, at.padding, at.stride).numpy()
     shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
-    shape = functional.conv2d(*shapes, None, stride, padding, dilation, groups).shape
+    shape = functional.conv2d(*shapes, None, at.stride, at.padding, at.dilation, at.groups).shape
     of_groups = [
         np.stack([product(image.T, rows.reshape(len(rows), -1), Processor(flushes=True)).T for image in images])
-        for images, rows in zip(np.split(columns, groups, 1), np.split(rounded(weight), groups), strict=True)
+        for images, rows in zip(np.split(columns, at.groups, 1), np.split(rounded(weight), at.groups), strict=True)
     ]
     return np.concatenate(of_groups, 1).reshape(shape)
 
@@ -80,33 +58,11 @@ def emulated(
 
 @executed
 @few
-@given(
-    batch=st.integers(1, 2),
-    groups=st.sampled_from([1, 1, 2]),
-    inner=st.sampled_from([2, 6, 16]),
-    outer=st.sampled_from([1, 5, 16]),
-    size=st.tuples(st.integers(3, 20), st.integers(3, 40)),
-    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-)
-def test_any_convolution(
-    batch: int,
-    groups: int,
-    inner: int,
-    outer: int,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> None:
-    assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
-    geometry = (stride, padding, dilation, groups)
-    x, weight = normal((batch, groups * inner, *size)), filters(groups * outer, inner, *kernel)
-    actual = run(lambda x, w: conv2d(x, w, *geometry), [x], [weight], EXECUTED)
-    np.testing.assert_array_equal(actual, emulated(x, weight, *geometry))
+@given(convolutions(batch=2, groups=[1, 1, 2], inner=[2, 6, 16], height=20, width=40))
+def test_any_convolution(convolution: tuple[np.ndarray, np.ndarray, Geometry]) -> None:
+    x, weight, geometry = convolution
+    actual = run(rounding(geometry), [x], [weight], EXECUTED)
+    np.testing.assert_array_equal(actual, emulated(x, weight, geometry))
 
 
 @executed
@@ -123,8 +79,9 @@ def test_any_convolution(
 def test_shapes_of_sam3(channels: int, size: tuple[int, int], outer: int, kernel: int, padding: int) -> None:
     """Sums of several chunks among them."""
     x, weight = normal((2, channels, *size)), filters(outer, channels, kernel, kernel)
-    actual = run(lambda x, w: conv2d(x, w, padding=(padding, padding)), [x], [weight], EXECUTED)
-    np.testing.assert_array_equal(actual, emulated(x, weight, padding=(padding, padding)))
+    geometry = Geometry(padding=(padding, padding))
+    actual = run(rounding(geometry), [x], [weight], EXECUTED)
+    np.testing.assert_array_equal(actual, emulated(x, weight, geometry))
 
 
 @executed
@@ -143,7 +100,7 @@ def test_denormals_infinities_and_nan() -> None:
     x, weight = extreme((1, 2, 20, 30), 0), extreme((70, 2, 1, 1), 1)
     expected = emulated(x, weight)
     assert np.isnan(expected).any() and np.isinf(expected).any()
-    np.testing.assert_array_equal(run(conv2d, [x], [weight], EXECUTED), expected)
+    np.testing.assert_array_equal(run(rounding(), [x], [weight], EXECUTED), expected)
 
 
 @executed
@@ -152,7 +109,7 @@ def test_padding_is_zero_beside_infinities() -> None:
     x = np.zeros((1, 2, 9, 40), np.float32)
     x[0, :, 4, -1] = np.inf
     weight = np.ones((16, 2, 3, 3), np.float32)
-    actual = run(around, [x], [weight], EXECUTED)
+    actual = run(rounding(AROUND), [x], [weight], EXECUTED)
     expected = np.zeros_like(actual)
     expected[:, :, 3:6, -2:] = np.inf
     np.testing.assert_array_equal(actual, expected)
@@ -163,7 +120,7 @@ def test_padding_is_zero_beside_infinities() -> None:
 def test_threads_do_not_change_a_number(kernel: int, tmp_path: Path) -> None:
     x, weight = normal((1, 64, 30, 50)), filters(96, 64, kernel, kernel)
     library = tmp_path / "kernel.so"
-    module = lowered(conv2d, [x, weight], target=EXECUTED)
+    module = lowered(rounding(), [x, weight], target=EXECUTED)
     relax.build(module, EXECUTED, relax_pipeline=None).export_library(str(library))
     machine = virtual_machine(tvm.runtime.load_module(str(library)), EXECUTED)
     hold_on_threads(library, lambda: [machine["main"](*map(tvm.runtime.tensor, (x, weight))).numpy()])
@@ -175,7 +132,7 @@ def test_threads_do_not_change_a_number(kernel: int, tmp_path: Path) -> None:
 def test_an_odd_number_of_channels_is_not_rounded() -> None:
     """The pixels of a photograph have three."""
     x, weight = normal((1, 3, 28, 42)), filters(64, 3, 14, 14)
-    names = functions_of(lowered(lambda x, w: conv2d(x, w, (14, 14)), [x], [weight], target_for("znver5")))
+    names = functions_of(lowered(rounding(Geometry(stride=(14, 14))), [x], [weight], target_for("znver5")))
     assert names == ["conv2d", "pack"]
 
 
@@ -183,11 +140,8 @@ def test_an_odd_number_of_channels_is_not_rounded() -> None:
 def test_without_the_instruction_minimal_filtering_in_fp32_is_faster(cpu: str) -> None:
     x, weight = normal((1, 64, 36, 36)), filters(64, 64, 3, 3)
     target = target_for(cpu)
-
-    def unrounded(x: relax.Expr, w: relax.Expr) -> relax.Expr:
-        return relax.op.nn.conv2d(x, w, padding=(1, 1, 1, 1))
-
-    kernels = [infos_of(lowered(operator, [x], [weight], target)) for operator in (around, unrounded)]
+    operators = (rounding(AROUND), AROUND.conv2d)
+    kernels = [infos_of(lowered(operator, [x], [weight], target)) for operator in operators]
     assert kernels[0] == kernels[1]
 
 
@@ -196,7 +150,7 @@ def test_without_the_instruction_minimal_filtering_in_fp32_is_faster(cpu: str) -
 def test_sums_stay_in_registers(cpu: str, channels: int, outer: int, kernel: int) -> None:
     target = target_for(cpu)
     x, weight = normal((1, channels, 24, 72)), filters(outer, channels, kernel, kernel)
-    loops = product_loops(assembly(lowered(around, [x], [weight], target), target))
+    loops = product_loops(assembly(lowered(rounding(AROUND), [x], [weight], target), target))
     assert loops
     for loop in loops:
         shown = "\n".join(instruction.text for instruction in loop.instructions)

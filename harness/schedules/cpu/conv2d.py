@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax, tirx
@@ -75,14 +74,9 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     decided = context.decide(convolution)
     if decided.get("filtering"):
         return filtered(plan_of(context.unit, window, decided), data, weights)
-    extents = _in_elements(convolution.extents, arithmetic)
+    extents = convolution.extents.packed(arithmetic.terms)
     blocking = blocking_of(context.unit, extents, "right", decided)
     return _columns(blocking, extents, window, data, weights, weight, arithmetic)
-
-
-def _in_elements(extents: Extents, arithmetic: Arithmetic) -> Extents:
-    """The extents of a product whose depth counts elements of panels."""
-    return replace(extents, depth=extents.depth // arithmetic.terms)
 
 
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
@@ -230,7 +224,7 @@ def _scatter(
     batch, depth, _, width = image
     _, filters, kernel_height, kernel_width = weight
     convolution = TransposedConvolution(image, weight, context.is_parameter(weights), arithmetic.multiplies)
-    extents = _in_elements(convolution.extents, arithmetic)
+    extents = convolution.extents.packed(arithmetic.terms)
     blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
     tile = blocking.tile
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, sym, tirx
@@ -137,7 +137,7 @@ def matrix_product(
     streaming = _streaming_side(context, left, right)
     moving, staying = (left, right) if streaming == "left" else (right, left)
     at_load = context.is_parameter(staying.value)
-    packed_extents = replace(extents, depth=extents.depth // arithmetic.terms)
+    packed_extents = extents.packed(arithmetic.terms)
     if arithmetic.tiles is not None:
         blocking = amx.blocking(packed_extents, context.unit.lanes)
     elif arithmetic.shapes is not None:

@@ -76,6 +76,10 @@ class Extents:
         """Rows of the left operand or columns of the right one."""
         return self.rows if side == "left" else self.columns
 
+    def packed(self, terms: int) -> Extents:
+        """The same product, whose depth counts elements of panels, of so many terms each."""
+        return replace(self, depth=self.depth // terms)
+
 
 Read = Callable[[Any, Any, Any], Any]
 """(batch, row or column, k) → element."""

@@ -21,7 +21,7 @@ accurate.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
@@ -191,9 +191,9 @@ def _parts(count: int) -> Iterator[int]:
         n *= 2
 
 
-def _packed(extents: product.Extents, dtype: str) -> product.Extents:
-    """Returns the extents whose depth counts elements of panels: terms, or pairs of them."""
-    return replace(extents, depth=extents.depth // PAIR) if dtype == BF16 else extents
+def _packed(workload: Product | Convolution | TransposedConvolution) -> product.Extents:
+    """Returns the extents of a product whose depth counts elements of panels: terms, or pairs of them."""
+    return workload.extents.packed(PAIR if workload.dtype == BF16 else 1)
 
 
 def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
@@ -312,11 +312,11 @@ class Product:
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
-        return _blocked(_packed(self.extents, self.dtype), self.streaming, unit, schedule)
+        return _blocked(_packed(self), self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
-        yield from _blocked_candidates(_packed(self.extents, self.dtype), self.streaming, unit)
+        yield from _blocked_candidates(_packed(self), self.streaming, unit)
 
 
 @dataclass(frozen=True)
@@ -374,12 +374,12 @@ class Convolution:
         rest = {name: value for name, value in schedule.items() if name != "filtering"}
         if filtering:
             return {"filtering": 1, **_filtered(self.window, unit, rest)}
-        direct = _blocked(_packed(self.extents, self.dtype), "right", unit, rest)
+        direct = _blocked(_packed(self), "right", unit, rest)
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
-        direct = _blocked_candidates(_packed(self.extents, self.dtype), "right", unit)
+        direct = _blocked_candidates(_packed(self), "right", unit)
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
             yield from ({"filtering": 0, **schedule} for schedule in direct)
@@ -457,11 +457,11 @@ class TransposedConvolution:
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Does what `Workload` says."""
-        return _blocked(_packed(self.extents, self.dtype), "right", unit, schedule)
+        return _blocked(_packed(self), "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Does what `Workload` says."""
-        yield from _blocked_candidates(_packed(self.extents, self.dtype), "right", unit)
+        yield from _blocked_candidates(_packed(self), "right", unit)
 
 
 @dataclass(frozen=True)

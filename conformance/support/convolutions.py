@@ -1,0 +1,66 @@
+"""Geometries of convolutions, arbitrary ones among them: for the tests of the CPU's kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+from tvm import relax
+
+from conformance.support.operators import normal
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution is besides its image and its filters."""
+
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    def conv2d(self, x: relax.Expr, weight: relax.Expr) -> relax.Expr:
+        """The operator."""
+        return relax.op.nn.conv2d(x, weight, self.stride, self.padding * 2, self.dilation, self.groups)
+
+
+PLAIN = Geometry()
+AROUND = Geometry(padding=(1, 1))
+"""With filters of 3 × 3 the result is as large as the image."""
+
+
+def filters(out: int, inner: int, height: int, width: int) -> np.ndarray:
+    """Scaled so that results are about 1."""
+    return normal((out, inner, height, width), 1, scale=1 / math.sqrt(inner * height * width))
+
+
+@st.composite
+def convolutions(
+    draw: st.DrawFn, batch: int, groups: Sequence[int], inner: Sequence[int], height: int, width: int
+) -> tuple[np.ndarray, np.ndarray, Geometry]:
+    """Images, filters and the geometry of a convolution whose result is not empty.
+
+    Args:
+        draw: Of hypothesis.
+        batch: Images at most.
+        groups: Numbers of groups.
+        inner: Numbers of channels of a group.
+        height, width: Of an image at most.
+    """
+    pairs = st.tuples
+    images, parts, channels = draw(st.integers(1, batch)), draw(st.sampled_from(groups)), draw(st.sampled_from(inner))
+    outer = draw(st.sampled_from([1, 5, 16]))
+    size = draw(pairs(st.integers(3, height), st.integers(3, width)))
+    kernel = draw(pairs(st.integers(1, 4), st.integers(1, 4)))
+    stride = draw(pairs(st.integers(1, 3), st.integers(1, 3)))
+    padding = draw(pairs(st.integers(0, 2), st.integers(0, 2)))
+    dilation = draw(pairs(st.integers(1, 2), st.integers(1, 2)))
+    assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
+    image = normal((images, parts * channels, *size))
+    return image, filters(parts * outer, channels, *kernel), Geometry(stride, padding, dilation, parts)
