@@ -8,6 +8,6 @@ import sys
 def leave_torch_out() -> None:
     """Makes an import of PyTorch fail in this process, as if it were not installed; what was imported stays.
 
-    `tvm_ffi` imports it wherever it is installed, which takes 1.7 s and 0.6 GB of memory on a Zen 5.
+    `tvm_ffi` imports it wherever it is installed, which takes 1.5 s and 0.6 GB of memory on a Zen 5.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
