@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.schedules.cpu.test_cpu_bf16 import runs
 from conformance.support.remotes import device, new_remote, tracker
+from harness.core.processors import chosen_processors
 from harness.core.remote import Remote
-from harness.schedules.cpu.bf16 import has_instruction
-from harness.targets import TARGETS
 from harness.tuned.database import current_conditions
 from harness.tuned.trials import Kind, read_trials
 
@@ -30,15 +30,20 @@ def servers(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
             yield remote
 
 
-def tuned(folder: Path, *arguments: str) -> str:
-    """What the command prints for the smallest component."""
-    done = subprocess.run(
+def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command for the smallest component."""
+    return subprocess.run(
         [sys.executable, "-m", "harness", "tune", "--component", "box_head", "--db", str(folder), *arguments],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "COLUMNS": "200"},
     )
+
+
+def tuned(folder: Path, *arguments: str) -> str:
+    """What it prints."""
+    done = tune(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -46,16 +51,24 @@ def tuned(folder: Path, *arguments: str) -> str:
 def test_servers_measure_schedules(servers: Remote, tmp_path: Path) -> None:
     printed = tuned(tmp_path, *servers.flags, "--trials", "4")
     trials, notices = read_trials(tmp_path)
+    conditions = current_conditions("llvm", chosen_processors())
     assert notices == [] and len([trial for trial in trials if not trial.confirmed]) >= 4
-    assert all(trial.kind is Kind.MEASURED and trial.conditions == current_conditions("llvm") for trial in trials)
+    assert all(trial.kind is Kind.MEASURED and trial.conditions == conditions for trial in trials)
     # PyTorch runs here, which says nothing about the servers.
     assert all(trial.torch_seconds is None for trial in trials) and "x PyTorch" not in printed
     assert "of 2 tasks have a schedule better than the default" in printed
 
 
+@runs("cooperlake")
 def test_half_precision_has_tasks_of_its_own_where_an_instruction_multiplies_it(tmp_path: Path) -> None:
-    tuned(tmp_path, "--precision", "bf16", "--trials", "2")
+    tuned(tmp_path, "--precision", "bf16", "--trials", "2", "--cpu", "cooperlake")
     trials, _ = read_trials(tmp_path)
-    found = {trial.task.endswith(" bfloat16") for trial in trials}
-    assert found == {has_instruction(TARGETS["llvm"].tvm_target())}
+    assert trials and all(trial.task.endswith(" bfloat16") for trial in trials)
     assert all(trial.kind is Kind.MEASURED for trial in trials)
+
+
+def test_where_none_does_linear_layers_are_no_tasks(tmp_path: Path) -> None:
+    done = tune(tmp_path, "--precision", "bf16", "--trials", "2", "--cpu", "x86-64-v3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: box_head: nothing to tune") and done.stderr.count("\n") == 1
+    assert "a CPU with an instruction for it" in done.stderr

@@ -77,7 +77,10 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
         known = found.get(task.key)
         found[task.key] = task if known is None else replace(known, calls=known.calls + task.calls)
     if not found:
-        raise HarnessError(f"{names}: nothing to tune, there is no product, convolution or attention with a kernel")
+        raise HarnessError(
+            f"{names}: nothing to tune, no product, convolution or attention has a kernel with a choice of schedules; "
+            "in half precision that takes a CPU with an instruction for it"
+        )
     return list(found.values())
 
 
