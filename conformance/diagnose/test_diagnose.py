@@ -13,8 +13,9 @@ import pytest
 import torch
 import tvm
 from torch import nn
-from tvm import ir, relax, te, topi
+from tvm import ir, relax, te, tirx, topi
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
+from tvm.script.ir_builder import tirx as T
 from typer.testing import CliRunner
 
 from conformance.calibration.mutation import mutated
@@ -22,18 +23,58 @@ from conformance.support.diagnosed import CASE, WIDTH, block, block_in_bf16, cau
 from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.processors import Processors
 from harness.core.program import Axis, Program
 from harness.core.settings import SEEDED
+from harness.diagnose import diagnosing
 from harness.diagnose.diagnosing import diagnose, diagnose_program
-from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, budget
+from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
 from harness.diagnose.table import summary
 from harness.lowering.route import Lowered
 from harness.parity.draws import FEW
-from harness.schedules.common.kernel import fp32
+from harness.processes.threads import on_threads
+from harness.schedules.common.kernel import Argument, fp32, prim_func
 from harness.schedules.cpu import elementwise, epilogue, rewrite
 from harness.schedules.cpu.arena import Value
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.pipeline import LEGALIZE
+from harness.targets import HOST
+
+
+def rows_after_each_other() -> tirx.PrimFunc:
+    """Returns a function that copies rows, each after the one before it as long as one thread has both."""
+
+    def body(x: tirx.Buffer, out: tirx.Buffer) -> None:
+        done = T.alloc_buffer((WIDTH + 1,), "float32")
+        T.buffer_store(done, fp32(1), [0])
+        with T.serial(0, WIDTH) as row:
+            T.buffer_store(done, fp32(0), [row + 1])
+        with T.parallel(0, WIDTH) as row:
+            with T.serial(0, WAITING) as step:
+                nothing = T.sin(done[row + 1] + T.Cast("float32", step)) * fp32(1e-30)
+                T.buffer_store(done, nothing + done[row], [row + 1])
+            with T.serial(0, WIDTH) as column:
+                T.buffer_store(out, x[row, column] * done[row + 1], [row, column])
+
+    square = (WIDTH, WIDTH)
+    return prim_func("rows_after_each_other", [Argument("x", square), Argument("out", square)], body)
+
+
+class WithoutNaN(nn.Module):
+    """Numbers in the place of those that are none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.isnan(x), torch.ones_like(x), x)
+
+    @staticmethod
+    def program() -> Program:
+        x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
+        x[::3, ::5] = math.nan
+        return Program("without_nan", WithoutNaN().eval(), {"x": x}, ("out",))
+
+
+WAITING = 200_000
+"""Steps of a row that waits: its task takes much longer than the start of another one."""
 
 
 @cache
@@ -116,6 +157,37 @@ def test_a_legalization_that_is_wrong_is_the_cause(monkeypatch: pytest.MonkeyPat
     found = block()
     assert "_softmax" in first_of(found).operators
     assert cause_of(found) is Cause.LEGALIZATION
+
+
+def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LEGALIZE["relax.nn.softmax"]
+
+    def racing(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        rows = builder.add_func(rows_after_each_other(), "rows_after_each_other")
+        return builder.emit(relax.call_tir(rows, [builder.emit(right(builder, call))], call.ty))
+
+    monkeypatch.setitem(LEGALIZE, "relax.nn.softmax", racing)
+    found = on_threads(2, block)
+    assert cause_of(found) is Cause.LEGALIZATION
+    assert found.ablation is not None
+    assert found.ablation.mended is Rerun.ONE_THREAD
+    assert "right on one thread: tasks of a parallel loop" in found.ablation.reason
+
+
+def test_a_fault_of_llvms_optimizations_is_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = diagnosing.TARGETS[HOST.name]
+
+    def without_nan(processors: Processors) -> tvm.target.Target:
+        return tvm.target.Target({**host.tvm_target(processors).export(), "fast-math-nnan": True})
+
+    monkeypatch.setitem(diagnosing.TARGETS, HOST.name, replace(host, tvm_target=without_nan))
+    found = diagnose_program(WithoutNaN.program(), CASE, SEEDED, reproduce=True)
+    assert found.ablation is not None
+    assert found.ablation.cause is Cause.CODE_GENERATION
+    assert [again.how for again in found.ablation.reruns] == [Rerun.ONE_THREAD, Rerun.UNOPTIMIZED]
+    assert "right without LLVM's optimizations" in summary(found)
+    assert found.reproduction is not None
+    assert b"fast-math-nnan" in found.reproduction.files["reproduce.py"]
 
 
 def test_a_kernel_that_is_wrong_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import torch
 import tvm
 
 from harness.diagnose.compiler import Compiler
-from harness.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, Import, ImportWay
+from harness.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, Import, ImportWay, Rerun, RunAgain
 from harness.diagnose.pieces import Piece, Pieces
 from harness.lowering.frontends.running import Arrays, run_module
+from harness.processes.threads import on_threads
 
 if TYPE_CHECKING:
     from harness.diagnose.deviation import Deviation
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 def ablate(pieces: Pieces, before: Pieces, compiler: Compiler) -> Ablation:
     """Computes the operators of a kernel in ways that have more and more of this project in them, until one is wrong.
 
-    What is wrong without any of it is imported in other ways; where fusing makes it wrong, the pass is looked for.
+    What is wrong runs again on one thread, and without LLVM's optimizations: loops whose tasks disturb each other and
+    faults of code generation are told apart so. What is wrong without any of this project is imported in other ways;
+    where fusing makes it wrong, the pass is looked for.
     Loops are fused otherwise where a kernel begins with the end of an operator before it: these are added at last.
 
     Args:
@@ -36,18 +39,39 @@ def ablate(pieces: Pieces, before: Pieces, compiler: Compiler) -> Ablation:
         result, problem = _tried(piece, partial(compiler.result, piece, cause))
         experiments.append(Experiment(cause, result, problem))
         if result is not None and result.excess > 1:
-            found = Ablation(tuple(experiments), cause)
-            if cause is Cause.IMPORTER:
-                return replace(found, imports=tuple(_imports(pieces, piece, compiler)))
-            return replace(found, passes=_passes(piece, compiler)) if cause is Cause.FUSION else found
+            return _decided(experiments, pieces, piece, compiler)
     otherwise = None if experiments[-1].result is None else Cause.RUNTIME
     if before.sources != pieces.sources:
         piece = before.cut()
         result, problem = _tried(piece, partial(compiler.result, piece, Cause.FUSION))
         experiments.append(Experiment(Cause.FUSION, result, problem, with_before=True))
         if result is not None and result.excess > 1:
-            return Ablation(tuple(experiments), Cause.FUSION, passes=_passes(piece, compiler))
+            return _decided(experiments, before, piece, compiler)
     return Ablation(tuple(experiments), otherwise)
+
+
+def _decided(experiments: list[Experiment], pieces: Pieces, piece: Piece, compiler: Compiler) -> Ablation:
+    """Looks closer at a piece with which the last experiment is wrong."""
+    cause = experiments[-1].decides
+    found = Ablation(tuple(experiments), cause, tuple(_reruns(piece, cause, compiler)))
+    if found.mended is Rerun.UNOPTIMIZED:
+        return replace(found, cause=Cause.CODE_GENERATION)
+    if cause is Cause.IMPORTER:
+        return replace(found, imports=tuple(_imports(pieces, piece, compiler)))
+    return replace(found, passes=_passes(piece, compiler)) if cause is Cause.FUSION else found
+
+
+def _reruns(piece: Piece, way: Cause, compiler: Compiler) -> Iterator[RunAgain]:
+    """Makes an experiment that is wrong again, until it is right."""
+    runs = {
+        Rerun.ONE_THREAD: lambda: on_threads(1, partial(compiler.result, piece, way)),
+        Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().result(piece, way),
+    }
+    for how, run in runs.items():
+        result, problem = _tried(piece, run)
+        yield RunAgain(how, result, problem)
+        if result is not None and result.excess <= 1:
+            return
 
 
 def _tried(piece: Piece, run: Callable[[], Arrays]) -> tuple[Deviation | None, str]:

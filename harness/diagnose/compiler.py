@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,10 @@ class Compiler:
     target: Target
     tvm_target: tvm.target.Target
     schedules: Schedules
+
+    def unoptimized(self) -> Compiler:
+        """Returns a compiler that makes the same modules and generates code from them without LLVM's optimizations."""
+        return replace(self, tvm_target=tvm.target.Target({**self.tvm_target.export(), "opt-level": 0}))
 
     def result(self, piece: Piece, way: Cause) -> list[Array]:
         """Compiles a piece as the experiment that decides for a cause does, and returns its one result in a list."""

@@ -105,6 +105,7 @@ class Cause(StrEnum):
     LEGALIZATION = "legalization"
     SCHEDULE = "schedule"
     FUSION = "fusion or folding"
+    CODE_GENERATION = "code generation"
     RUNTIME = "packing or runtime"
 
 
@@ -146,6 +147,28 @@ class Experiment:
         return WAYS[self.decides] + (", together with those before it" if self.with_before else "")
 
 
+class Rerun(StrEnum):
+    """How the code of the experiment that decides runs once more."""
+
+    ONE_THREAD = "on one thread"
+    UNOPTIMIZED = "without LLVM's optimizations"
+
+
+@dataclass(frozen=True)
+class RunAgain:
+    """The experiment that decides, made once more from the very same module.
+
+    Attributes:
+        how: What is different.
+        result: Its error; None if it could not be made so.
+        problem: Why it could not be, in one line.
+    """
+
+    how: Rerun
+    result: Deviation | None
+    problem: str = ""
+
+
 @dataclass(frozen=True)
 class Import:
     """The nodes of a kernel, imported in another way and compiled by TVM alone.
@@ -167,7 +190,9 @@ class Ablation:
 
     Attributes:
         experiments: In their order, up to the one that is wrong.
-        cause: What makes the kernel wrong; `RUNTIME` if no experiment is, None if the last one could not be made.
+        cause: What makes the kernel wrong; `CODE_GENERATION` if the experiment that is wrong is right without LLVM's
+            optimizations, `RUNTIME` if no experiment is wrong, None if the last one could not be made.
+        reruns: The experiment that is wrong, made again, until it is right.
         imports: Other imports of the same nodes, if the cause is `IMPORTER`.
         passes: If the cause is `FUSION`, the pass of the pipeline before which it is right and after which it is wrong;
             several where nothing between them can be compiled, none where that was not found.
@@ -175,8 +200,20 @@ class Ablation:
 
     experiments: tuple[Experiment, ...]
     cause: Cause | None
+    reruns: tuple[RunAgain, ...] = ()
     imports: tuple[Import, ...] = ()
     passes: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> Cause | None:
+        """What the experiment that is wrong decides for; None if none is wrong."""
+        last = self.experiments[-1]
+        return last.decides if last.result is not None and last.result.excess > 1 else None
+
+    @property
+    def mended(self) -> Rerun | None:
+        """How the experiment that is wrong is right; None if it stays wrong."""
+        return next((again.how for again in self.reruns if again.result and again.result.excess <= 1), None)
 
     @property
     def reason(self) -> str:
@@ -190,12 +227,13 @@ class Ablation:
         before = [made.way for made in self.experiments if made.result and made.result.excess <= 1]
         right = f", right with {before[-1]}" if before else ""
         turned = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
-        return f"its operators are wrong with {self.experiments[-1].way}{right}{unknown}{turned}{self._whose}"
+        told = f"its operators are wrong with {self.experiments[-1].way}{self._reruns}"
+        return f"{told}{right}{unknown}{turned}{self._whose}"
 
     @property
     def takes_before(self) -> bool:
         """Whether the kernel is right by itself, and its fault shows only with what comes before it."""
-        return self.cause in (None, Cause.RUNTIME) or self.experiments[-1].with_before
+        return self.wrong is None or self.experiments[-1].with_before
 
     @property
     def whose(self) -> str:
@@ -209,6 +247,12 @@ class Ablation:
         if onnx is None:
             return "TVM"
         return "TVM's legalization of the operators, or PyTorch's decomposition" if onnx else "TVM's importer"
+
+    @property
+    def _reruns(self) -> str:
+        if self.mended is Rerun.ONE_THREAD:
+            return f" and right {self.mended}: tasks of a parallel loop change what others read or write"
+        return f" and right {self.mended}" if self.mended else ""
 
     @property
     def _whose(self) -> str:

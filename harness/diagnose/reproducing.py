@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 SCRIPT = "reproduce.py"
 _TEMPLATES = Path(__file__).parent / "templates"
 _PACKAGES = ("apache-tvm", "torch", "numpy")
-_TARGET = ("kind", "mcpu", "mtriple")
-"""What the script says of the target."""
+_NOT_OF_TARGET = ("tag", "keys", "host", "num-cores")
+"""What the script does not say of the target: TVM finds it out by itself."""
 _LONGEST = 30
 """Nodes up to which the script computes the expected value itself."""
 _TIME_LIMIT = 600
@@ -71,13 +71,13 @@ def reproduce(found: Diagnosis, pieces: Pieces, fault: Fault, compiler: Compiler
         compiler: What the program is compiled for.
     """
     assert found.ablation is not None
-    cause = found.ablation.cause
-    way = cause if cause in (Cause.IMPORTER, Cause.LEGALIZATION) else Cause.FUSION
+    wrong = found.ablation.wrong
+    way = wrong if wrong in (Cause.IMPORTER, Cause.LEGALIZATION) else Cause.FUSION
     small = reduced(
         pieces,
         fault,
         lambda piece: compiler.result(piece, way)[0],
-        None if cause is Cause.IMPORTER else lambda piece: compiler.result(piece, Cause.IMPORTER)[0],
+        None if way is Cause.IMPORTER else lambda piece: compiler.result(piece, Cause.IMPORTER)[0],
     )
     if small is None:
         return Reproduction({}, "it could not be cut out: its operators are not wrong in the same way by themselves")
@@ -119,7 +119,9 @@ def _files(
     tensors |= {} if reference is None else reference.values
     tensors |= {"pytorch": piece.torch_value, "float64": piece.exact}
     names = [variable.name_hint for variable in module.get_global_vars()]
-    target = {str(key): str(value) for key, value in compiler.tvm_target.export().items() if key in _TARGET}
+    target = {
+        str(key): _plain(value) for key, value in compiler.tvm_target.export().items() if key not in _NOT_OF_TARGET
+    }
     values = {
         "title": f"{found.case.component}: {_operators(small)} of {boundary.function} is wrong",
         "form": form,
@@ -152,6 +154,13 @@ def _files(
         "tensors.safetensors": save({name: np.array(array, order="C") for name, array in tensors.items()}),
     }
     return files | ({"module.json": tvm.ir.save_json(module).encode()} if as_json else {})
+
+
+def _plain(value: Any) -> bool | int | str | list[str]:
+    """Returns an attribute of a target as Python writes it."""
+    if isinstance(value, bool | int | str):
+        return value
+    return [str(each) for each in value]
 
 
 def _parses(text: str, module: tvm.IRModule) -> bool:

@@ -15,6 +15,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from harness.core.errors import HarnessError
 from harness.runtime.threads import VARIABLE, default_threads, leave_placing_to_the_system, usable_cpus
@@ -25,6 +28,8 @@ OPENMP_VARIABLE = "OMP_NUM_THREADS"
 SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 """How often TVM's idle threads look for work before they sleep; read when the pool starts."""
 
+
+Result = TypeVar("Result")
 
 _chosen: int | None = None
 """The number of threads that this process was told to run on."""
@@ -86,6 +91,24 @@ def configure_threads(count: int | None = None) -> int:
     if (torch := sys.modules.get("torch")) is not None:  # otherwise it reads OMP_NUM_THREADS when it is imported
         torch.set_num_threads(count)
     return count
+
+
+def on_threads(count: int, run: Callable[[], Result]) -> Result:
+    """Calls a function whose parallel loops of TVM run on `count` threads, or on as many as there are CPUs.
+
+    It is called in a thread of its own, whose pool TVM starts with the number that the environment has at that time;
+    no other thread may start one meanwhile.
+    """
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(count)
+    try:
+        with ThreadPoolExecutor(1) as alone:
+            return alone.submit(run).result()
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def share_cpus() -> None:
