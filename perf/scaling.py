@@ -2,8 +2,9 @@
 
 A call of a kernel is what it does alone (`serial`) and its parallel loops. The seconds of each part of a loop are
 measured (`perf/parts.py`) for the loop cut in as many parts as it would be cut in. Dynamic distribution is what
-libraries do with long loops (`harness/targets/parallel.py`): each part goes to the thread that is free first. Static
-distribution, for comparison, is what TVM's pool does by itself: each thread has one part, and the longest counts.
+libraries do (`harness/targets/parallel.py`): each part of a long loop goes to the thread that is free first, and a
+short loop runs on as many threads as make it shorter. Static distribution, for comparison, is what TVM's pool does by
+itself: each thread has one part, and the longest counts.
 What is assumed, because one machine cannot tell: every core is as fast as the one that measured, and its caches too;
 a kernel moves each of its operands through memory once; memory serves so many bytes a second for each core
 (`Machine`); and a loop costs what `launch_seconds` says.
@@ -16,14 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.targets.parallel import LONG_SECONDS, parts_of_loop
+from harness.targets.parallel import LONG_SECONDS, launch_seconds, parts_of_loop, threads_for
 
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of threads that programs are replayed on."""
 CUTS = tuple(sorted({*THREADS, *map(parts_of_loop, THREADS)}))
 """Numbers of parts that every loop is measured in."""
-LAUNCH_SECONDS, LAUNCH_SECONDS_PER_THREAD = 2e-6, 0.1e-6
-"""Assumed cost of handing a loop to threads that are awake: the calling thread fills one queue after the other."""
 
 Distribution = Literal["static", "dynamic"]
 DISTRIBUTIONS: tuple[Distribution, ...] = ("dynamic", "static")
@@ -45,11 +44,6 @@ def dynamic_seconds(tasks: Iterable[float], threads: int) -> float:
 def shared_seconds(parts: Sequence[float], cpus: int) -> float:
     """Returns the seconds of parts on a thread each, of which `cpus` run at a time and all get the same share."""
     return max(sum(parts) / cpus, static_seconds(parts))
-
-
-def launch_seconds(threads: int) -> float:
-    """Returns what handing a loop to threads costs; one thread runs it itself."""
-    return 0.0 if threads == 1 else LAUNCH_SECONDS + LAUNCH_SECONDS_PER_THREAD * threads
 
 
 BANDWIDTH_PER_CORE = 5e9
@@ -77,6 +71,16 @@ Loop = Mapping[int, Sequence[float]]
 """Number of parts → seconds of each."""
 
 
+def loop_seconds(loop: Loop, threads: int, how: Distribution) -> tuple[float, float]:
+    """Returns how long a loop computes on threads, and what handing it out costs."""
+    if how == "static":
+        return static_seconds(loop[threads]), launch_seconds(threads)
+    if static_seconds(loop[threads]) >= LONG_SECONDS:
+        return dynamic_seconds(loop[parts_of_loop(threads)], threads), launch_seconds(threads)
+    fewer = threads_for(sum(loop[threads]), threads)
+    return static_seconds(loop[fewer]), launch_seconds(fewer)
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of a compiled function.
@@ -98,14 +102,10 @@ class Call:
         alone = self.serial + sum(static_seconds(loop[1]) for loop in self.loops)
         if threads == 1:
             return alone
-        computing = self.serial + sum(
-            dynamic_seconds(loop[parts_of_loop(threads)], threads)
-            if how == "dynamic" and static_seconds(loop[threads]) >= LONG_SECONDS
-            else static_seconds(loop[threads])
-            for loop in self.loops
-        )
+        loops = [loop_seconds(loop, threads, how) for loop in self.loops]
+        computing = self.serial + sum(seconds for seconds, _ in loops)
         memory = min(machine.seconds(self.moved, threads), alone)
-        return max(computing, memory) + len(self.loops) * launch_seconds(threads)
+        return max(computing, memory) + sum(launching for _, launching in loops)
 
 
 @dataclass(frozen=True)

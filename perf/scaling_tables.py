@@ -8,14 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from perf.scaling import (
-    BANDWIDTH_PER_CORE,
-    LAUNCH_SECONDS,
-    LAUNCH_SECONDS_PER_THREAD,
-    THREADS,
-    Machine,
-    Program,
-)
+from harness.targets.parallel import LAUNCH_NANOSECONDS, LAUNCH_NANOSECONDS_PER_THREAD
+from perf.scaling import BANDWIDTH_PER_CORE, THREADS, Machine, Program
 from perf.scaling_plot import draw
 from perf.tables import text
 
@@ -90,6 +84,6 @@ def _row(program: Program, machine: Machine) -> Iterator[str]:
 def _assumptions(machine: Machine) -> str:
     return (
         f"Assumed: every core and its caches are as this one's; memory gives {BANDWIDTH_PER_CORE / 1e9:g} GB/s "
-        f"to each core, and {machine.least / 1e9:.3g} GB/s at least; a loop costs {1e6 * LAUNCH_SECONDS:g} µs and "
-        f"{1e6 * LAUNCH_SECONDS_PER_THREAD:g} µs for each thread."
+        f"to each core, and {machine.least / 1e9:.3g} GB/s at least; a loop costs {LAUNCH_NANOSECONDS / 1e3:g} µs and "
+        f"{LAUNCH_NANOSECONDS_PER_THREAD / 1e3:g} µs for each thread."
     )

@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tvm
+from hypothesis import given
+from hypothesis import strategies as st
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -17,8 +21,8 @@ from harness.runtime.loading import HAND_OUT_PARTS, open_library
 from harness.schedules.common.kernel import Argument, prim_func
 from harness.targets import HOST
 from harness.targets.compiling import build_library
-from harness.targets.parallel import LONG_SECONDS, parts_of_loop
-from perf.launching import LAUNCH, PART, VARIABLE, launched_by, on_threads
+from harness.targets.parallel import LONG_SECONDS, launch_seconds, parts_of_loop, threads_for
+from perf.launching import LAUNCH, PART, VARIABLE, Loop, launched_by, on_threads
 
 TASKS = 64
 NAP_SECONDS = 0.01
@@ -65,6 +69,46 @@ def test_a_thread_that_is_free_takes_what_a_late_one_has_not_begun(threads: int,
         # All threads share the naps but for a part; TVM's own distribution leaves them to half of the threads.
         assert time.perf_counter() - start < naps / threads + 2 * naps / parts_of_loop(threads) + naps / 10
     assert result.numpy().tolist() == list(range(TASKS))
+
+
+def quick(result: tirx.Buffer) -> None:
+    with T.parallel(0, TASKS) as task:
+        T.buffer_store(result, tirx.Cast("float32", task), [task])
+
+
+@pytest.mark.parametrize(("body", "woken"), [(quick, False), (sleeping, True)])
+def test_a_loop_of_little_work_runs_on_the_calling_thread(body: Any, woken: bool, tmp_path: Path) -> None:
+    library, result = library_of(body, tmp_path), tensor()
+    seen: list[Loop] = []
+    module = tvm.runtime.load_module(str(library))
+    with on_threads(2) as launch:
+
+        def noted(loop: Loop) -> None:
+            seen.append(loop)
+            launch(loop)
+
+        with launched_by(library, noted):
+            module.get_function(HAND_OUT_PARTS, query_imports=True)()
+            loop = module.get_function("loop", query_imports=True)
+            for _ in range(3):  # the first tells how much work it is, and may be disturbed
+                seen.clear()
+                result.copyfrom(np.zeros(TASKS, "float32"))
+                loop(result)
+                if bool(seen) is woken:
+                    break
+    assert bool(seen) is woken
+    assert result.numpy().tolist() == list(range(TASKS))
+
+
+@given(st.floats(0, 1), st.sampled_from([1, 2, 3, 4, 12, 16, 64, 96, 128]))
+def test_threads_are_doubled_for_as_long_as_that_saves_time(work: float, threads: int) -> None:
+    count = threads_for(work, threads)
+    seconds = {n: work / n + launch_seconds(n) for n in (1, 2, 3, 4, 8, 12, 16, 32, 64, 96, 128) if n <= threads}
+    assert 1 <= count <= threads
+    assert seconds[count] <= min(seconds[1], seconds[threads]) + 1e-12
+    assert threads_for(work + 1e-6, threads) >= count
+    assert threads_for(1.0, threads) == threads
+    assert threads_for(1e-6, threads) == 1
 
 
 class Launched:

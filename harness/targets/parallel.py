@@ -4,6 +4,9 @@ TVM's pool gives each thread one equal part of a loop, which ends with its slowe
 process uses, too, or an efficiency core. The code that TVM compiles from a loop does any one of any number of equal
 parts. So a library cuts a long loop into more parts than there are threads, and each thread takes the next part until
 none is left. `harness.runtime.loading` asks a library for that when it is loaded.
+
+A short loop is not worth all threads of a machine that has many: each that is woken costs time. A library knows how
+much work a loop was when it last ran, and wakes as many threads as make it shorter.
 """
 
 from __future__ import annotations
@@ -17,10 +20,36 @@ LEAST_PARTS = 16
 LONG_SECONDS = 8e-3
 """A loop is long that took so long when it last ran; systems take a core from a thread about as often."""
 
+LAUNCH_NANOSECONDS, LAUNCH_NANOSECONDS_PER_THREAD = 2000, 100
+"""Assumed cost of handing a loop to threads that are awake: the calling thread fills one queue after the other."""
+
 
 def parts_of_loop(threads: int) -> int:
     """Returns how many parts a long loop is cut into; one thread does all of a loop at once."""
     return 1 if threads == 1 else max(LEAST_PARTS, PARTS_PER_THREAD * threads)
+
+
+def launch_seconds(threads: int) -> float:
+    """Returns what handing a loop to threads costs; one thread runs it itself."""
+    return 0.0 if threads == 1 else (LAUNCH_NANOSECONDS + LAUNCH_NANOSECONDS_PER_THREAD * threads) / 1e9
+
+
+def threads_for(work_seconds: float, threads: int) -> int:
+    """Returns on how many of a pool's threads a short loop runs: twice as many as long as that saves time.
+
+    The function of this name in `SOURCE` is the same in C.
+
+    Args:
+        work_seconds: Of all threads together, when it last ran.
+        threads: Of the pool.
+    """
+    count = 1
+    while count < threads:
+        more = min(2 * count, threads)
+        if work_seconds / count - work_seconds / more <= launch_seconds(more) - launch_seconds(count):
+            break
+        count = more
+    return count
 
 
 SOURCE = f"""\
@@ -47,11 +76,18 @@ typedef struct {{
   Body body;
   void *data;
   int is_long;
+  int threads;
   int next;
+  int64_t work;
 }} Loop;
 
-/* Nanoseconds that loops took last; two loops that share a place are only cut as the other would be. */
-static int64_t taken[256];
+/* Nanoseconds that loops took last, and of all threads together; two loops that share a place are cut alike. */
+static struct {{
+  int64_t taken, work;
+}} last[256];
+
+/* Threads of the pool of the calling thread; 0 until it has run a loop. */
+static __thread int pool = 0;
 
 static int64_t now(void) {{
   struct timespec time;
@@ -59,22 +95,50 @@ static int64_t now(void) {{
   return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }}
 
+static int threads_for(int64_t work, int threads) {{
+  int count = 1;
+  while (count < threads) {{
+    int more = 2 * count < threads ? 2 * count : threads;
+    int64_t costs = (int64_t){LAUNCH_NANOSECONDS_PER_THREAD} * (count == 1 ? more : more - count);
+    if (count == 1) costs += {LAUNCH_NANOSECONDS};
+    if (work / count - work / more <= costs) break;
+    count = more;
+  }}
+  return count;
+}}
+
 static int take_parts(int thread, Group *group, void *data) {{
   Loop *loop = (Loop *)data;
+  int64_t start = now();
   int threads = group->num_task, wanted = {PARTS_PER_THREAD} * threads;
   Group parts = {{group->sync_handle, wanted < {LEAST_PARTS} ? {LEAST_PARTS} : wanted}};
   int part, status = 0;
-  if (!loop->is_long || threads == 1) return loop->body(thread, group, loop->data);
-  while (status == 0 && (part = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED)) < parts.num_task)
-    status = loop->body(part, &parts, loop->data);
+  if (!loop->is_long || threads == 1) {{
+    status = loop->body(thread, group, loop->data);
+  }} else {{
+    while (status == 0 && (part = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED)) < parts.num_task)
+      status = loop->body(part, &parts, loop->data);
+  }}
+  if (thread == 0) loop->threads = threads;
+  __atomic_fetch_add(&loop->work, now() - start, __ATOMIC_RELAXED);
   return status;
 }}
 
 static int launch(Body body, void *data, int count) {{
-  int64_t *last = &taken[((uintptr_t)body >> 4) % 256], start = now();
-  Loop loop = {{body, data, __atomic_load_n(last, __ATOMIC_RELAXED) >= {round(LONG_SECONDS * 1e9)}, 0}};
-  int status = launch_of_tvm(take_parts, &loop, count);
-  __atomic_store_n(last, now() - start, __ATOMIC_RELAXED);
+  int place = ((uintptr_t)body >> 4) % 256;
+  int64_t start = now(), taken = __atomic_load_n(&last[place].taken, __ATOMIC_RELAXED);
+  int64_t work = __atomic_load_n(&last[place].work, __ATOMIC_RELAXED);
+  Loop loop = {{body, data, taken >= {round(LONG_SECONDS * 1e9)}, 0, 0, 0}};
+  Group alone = {{0, 1}};
+  int all = count == 0, status;
+  if (all && work && pool && !loop.is_long) {{
+    int fewer = threads_for(work, pool);
+    if (fewer < pool) count = fewer;
+  }}
+  status = all && count == 1 ? take_parts(0, &alone, &loop) : launch_of_tvm(take_parts, &loop, count);
+  if (count == 0) pool = loop.threads;
+  __atomic_store_n(&last[place].taken, now() - start, __ATOMIC_RELAXED);
+  __atomic_store_n(&last[place].work, loop.work, __ATOMIC_RELAXED);
   return status;
 }}
 
