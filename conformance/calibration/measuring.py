@@ -13,6 +13,7 @@ from typing import Any
 from conformance.calibration.faults import Fault
 from conformance.calibration.folders import run
 from conformance.calibration.layers import LAYERS, Injected, NoPlaceError, injected
+from conformance.calibration.mutation import RACE
 from conformance.calibration.preparing import Observed, Prepared, followed, prepared
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
@@ -109,7 +110,7 @@ def judged(verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
 
 def diagnosed(fault: Fault, made: Injected, found: Diagnosis) -> dict[str, Any]:
     """Returns what a diagnosis says of a fault, and whether that is right; None where it cannot be."""
-    causes = LAYERS[fault.layer].causes
+    causes = LAYERS[fault.layer].causes | ({Cause.SCHEDULE} if fault.kind == RACE else set())
     first = None if found.first is None else found.first.boundary
     cause = None if found.ablation is None else found.ablation.cause
     named = [] if first is None else [first.function, *first.between]

@@ -13,6 +13,8 @@ from tvm import ir, tirx
 _LARGEST = 1e38
 """Constants that are larger stand for the largest number, of which there is no 1 % more."""
 
+RACE = "memory shared by tasks"
+
 Change = Callable[[Any], Any]
 """Takes a node; returns the changed one, or None where there is nothing to change."""
 
@@ -100,10 +102,23 @@ def _shorter(node: tirx.For) -> Any:
     kind = tirx.ForKind(node.kind)
     if kind is tirx.ForKind.VECTORIZED or not isinstance(node.extent, tirx.IntImm) or int(node.extent) < 2:
         return None
-    extent = tirx.IntImm(str(node.extent.ty.dtype), int(node.extent) - 1)
+    return _loop(node, tirx.IntImm(str(node.extent.ty.dtype), int(node.extent) - 1), node.body)
+
+
+def _loop(node: tirx.For, extent: Any, body: Any) -> tirx.For:
     return tirx.For(
-        node.loop_var, node.min, extent, kind, node.body, node.thread_binding, node.annotations, node.step, node.span
+        node.loop_var, node.min, extent, node.kind, body, node.thread_binding, node.annotations, node.step, node.span
     )
+
+
+def _shared(node: tirx.For) -> Any:
+    """Moves the memory that each iteration of a parallel loop has for itself out of the loop."""
+    parts = list(node.body.seq) if isinstance(node.body, tirx.SeqStmt) else []
+    own = [part for part in parts if isinstance(part, tirx.AllocBuffer)]
+    if tirx.ForKind(node.kind) is not tirx.ForKind.PARALLEL or not own:
+        return None
+    body = tirx.SeqStmt([part for part in parts if not isinstance(part, tirx.AllocBuffer)])
+    return tirx.SeqStmt([*own, _loop(node, node.extent, body)])
 
 
 def _begun_with(value: float) -> Change:
@@ -164,6 +179,7 @@ MUTATIONS = {
     "swapped operands": Mutation((tirx.Sub, tirx.Div), _swapped),
     "dropped term": Mutation((tirx.Add, ir.Call), _without_term),
     "loop ends early": Mutation((tirx.For,), _shorter),
+    RACE: Mutation((tirx.For,), _shared),
     "begun with NaN": Mutation((tirx.BufferStore,), _begun_with(math.nan)),
     "begun with what was there": Mutation((tirx.BufferStore,), _begun_with(0.5)),
     "rounded to float16": Mutation((tirx.BufferStore,), _stored(_to_float16)),

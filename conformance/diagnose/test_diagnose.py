@@ -56,8 +56,18 @@ def rows_after_each_other() -> tirx.PrimFunc:
             with T.serial(0, WIDTH) as column:
                 T.buffer_store(out, x[row, column] * done[row + 1], [row, column])
 
-    square = (WIDTH, WIDTH)
-    return prim_func("rows_after_each_other", [Argument("x", square), Argument("out", square)], body)
+    return prim_func("rows_after_each_other", [Argument("x", SQUARE), Argument("out", SQUARE)], body)
+
+
+def after_softmax(monkeypatch: pytest.MonkeyPatch, function: tirx.PrimFunc) -> None:
+    """Has what softmax becomes call a function with its result."""
+    right = LEGALIZE["relax.nn.softmax"]
+
+    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        added = builder.add_func(function, "added")
+        return builder.emit(relax.call_tir(added, [builder.emit(right(builder, call))], call.ty))
+
+    monkeypatch.setitem(LEGALIZE, "relax.nn.softmax", legalized)
 
 
 class WithoutNaN(nn.Module):
@@ -73,6 +83,7 @@ class WithoutNaN(nn.Module):
         return Program("without_nan", WithoutNaN().eval(), {"x": x}, ("out",))
 
 
+SQUARE = (WIDTH, WIDTH)
 WAITING = 200_000
 """Steps of a row that waits: its task takes much longer than the start of another one."""
 
@@ -160,18 +171,26 @@ def test_a_legalization_that_is_wrong_is_the_cause(monkeypatch: pytest.MonkeyPat
 
 
 def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = LEGALIZE["relax.nn.softmax"]
-
-    def racing(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        rows = builder.add_func(rows_after_each_other(), "rows_after_each_other")
-        return builder.emit(relax.call_tir(rows, [builder.emit(right(builder, call))], call.ty))
-
-    monkeypatch.setitem(LEGALIZE, "relax.nn.softmax", racing)
+    after_softmax(monkeypatch, rows_after_each_other())
     found = on_threads(2, block)
     assert cause_of(found) is Cause.LEGALIZATION
     assert found.ablation is not None
     assert found.ablation.mended is Rerun.ONE_THREAD
     assert "right on one thread: tasks of a parallel loop" in found.ablation.reason
+
+
+def test_a_kernel_that_makes_other_bits_each_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(x: tirx.Buffer, out: tirx.Buffer) -> None:
+        with T.serial(0, WIDTH) as row, T.serial(0, WIDTH) as column:
+            by_chance = tirx.Cast("float32", tirx.bitwise_and(T.call_extern("int32", "rand"), 1))
+            T.buffer_store(out, x[row, column] + by_chance, [row, column])
+
+    after_softmax(monkeypatch, prim_func("by_chance", [Argument("x", SQUARE), Argument("out", SQUARE)], body))
+    found = block()
+    assert "_softmax" in first_of(found).operators
+    assert found.unsteady == (first_of(found).function,)
+    assert "makes other bits: tasks of a parallel loop disturb each other" in summary(found)
+    assert right_block().unsteady == ()
 
 
 def test_a_fault_of_llvms_optimizations_is_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.diagnose.deviation import Deviation
 
 
-def ablate(pieces: Pieces, before: Pieces, compiler: Compiler) -> Ablation:
+def ablate(pieces: Pieces, before: Pieces, compiler: Compiler, unsteady: bool = False) -> Ablation:
     """Computes the operators of a kernel in ways that have more and more of this project in them, until one is wrong.
 
     What is wrong runs again on one thread, and without LLVM's optimizations: loops whose tasks disturb each other and
@@ -32,6 +32,8 @@ def ablate(pieces: Pieces, before: Pieces, compiler: Compiler) -> Ablation:
         pieces: Cuts out the operators of the kernel.
         before: Cuts out these and those of the calls that make its inputs.
         compiler: What the program is compiled for.
+        unsteady: Whether the kernel does not always make the same bits of the same values; an experiment may be right
+            by chance then.
     """
     piece = pieces.cut()
     experiments: list[Experiment] = []
@@ -40,7 +42,7 @@ def ablate(pieces: Pieces, before: Pieces, compiler: Compiler) -> Ablation:
         experiments.append(Experiment(cause, result, problem))
         if result is not None and result.excess > 1:
             return _decided(experiments, pieces, piece, compiler)
-    otherwise = None if experiments[-1].result is None else Cause.RUNTIME
+    otherwise = None if experiments[-1].result is None else Cause.SCHEDULE if unsteady else Cause.RUNTIME
     if before.sources != pieces.sources:
         piece = before.cut()
         result, problem = _tried(piece, partial(compiler.result, piece, Cause.FUSION))

@@ -229,7 +229,7 @@ def _with_cause(
         return Pieces(module, holding, graph, imported.inputs, wrong.node, sources)
 
     kernel, before = pieces(flow.sources(wrong.position)[0]), pieces(flow.before(wrong.position))
-    ablation = ablate(kernel, before, imported.compiler)
+    ablation = ablate(kernel, before, imported.compiler, wrong.function in found.unsteady)
     told = replace(found, ablation=ablation)
     if announce is None:
         return told
@@ -291,6 +291,7 @@ def _diagnosis(
         for name, result in zip(program.outputs, compared.results, strict=True)
         if name in results and result.shape != result.expected
     )
+    unsteady = tuple(dict.fromkeys(flow.calls[n].function for n in compared.unsteady if n in calls))
     shapes = {name: result.shape for name, result in zip(program.outputs, compared.results, strict=True)}
     luck: tuple[str, ...] = ()
     luck_of_outputs: tuple[str, ...] = ()
@@ -308,6 +309,7 @@ def _diagnosis(
         changed,
         altered,
         misshapen,
+        unsteady,
         luck,
         luck_of_outputs,
     )

@@ -191,7 +191,8 @@ class Ablation:
     Attributes:
         experiments: In their order, up to the one that is wrong.
         cause: What makes the kernel wrong; `CODE_GENERATION` if the experiment that is wrong is right without LLVM's
-            optimizations, `RUNTIME` if no experiment is wrong, None if the last one could not be made.
+            optimizations; where no experiment is wrong, `RUNTIME`, or `SCHEDULE` if the kernel is unsteady; None if the
+            last one could not be made.
         reruns: The experiment that is wrong, made again, until it is right.
         imports: Other imports of the same nodes, if the cause is `IMPORTER`.
         passes: If the cause is `FUSION`, the pass of the pipeline before which it is right and after which it is wrong;
@@ -222,8 +223,10 @@ class Ablation:
         unknown = f" (not computed with {'; '.join(untold)})" if untold else ""
         if self.cause is None:
             return f"no experiment that could be made is wrong{unknown}"
-        if self.cause is Cause.RUNTIME:
-            return f"its operators are right in a module of their own{unknown}"
+        if self.wrong is None:
+            steady = self.cause is Cause.RUNTIME
+            told = "" if steady else ", and the kernel does not always make the same bits: its tasks disturb each other"
+            return f"its operators are right in a module of their own{unknown}{told}"
         before = [made.way for made in self.experiments if made.result and made.result.excess <= 1]
         right = f", right with {before[-1]}" if before else ""
         turned = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
@@ -311,6 +314,7 @@ class Diagnosis:
         changed: Functions whose inputs are not what was written: the memory of these was given away too early.
         altered: Nodes of the weights and inputs whose values in the run are not PyTorch's.
         misshapen: The outputs of a wrong shape.
+        unsteady: Functions that do not always make the same bits of the same values.
         luck: Nodes of few numbers that are beyond the limits in a half precision. One run of autocast, to which the
             limits are relative, says nothing about so few (`harness.parity.draws`): nothing is wrong by them.
         luck_of_outputs: The same of outputs.
@@ -327,6 +331,7 @@ class Diagnosis:
     changed: tuple[str, ...]
     altered: tuple[str, ...] = ()
     misshapen: tuple[Misshapen, ...] = ()
+    unsteady: tuple[str, ...] = ()
     luck: tuple[str, ...] = ()
     luck_of_outputs: tuple[str, ...] = ()
     ablation: Ablation | None = None
@@ -335,7 +340,7 @@ class Diagnosis:
     @property
     def faulty(self) -> bool:
         """Whether anything is wrong besides rounding."""
-        return self.first is not None or any((self.changed, self.altered, self.misshapen, self.beyond))
+        return self.first is not None or any((self.changed, self.altered, self.misshapen, self.unsteady, self.beyond))
 
     @property
     def beyond(self) -> list[str]:

@@ -13,6 +13,7 @@
      "changed": [functions],
      "altered": [nodes of weights and inputs],
      "misshapen": [{"output", "shape", "expected", "node", "source"}],
+     "unsteady": [functions],
      "luck": [nodes],
      "luck_of_outputs": [outputs],
      "ablation": {"cause": null if it is undecided, "reason": in words,

@@ -52,6 +52,11 @@ def summary(diagnosis: Diagnosis) -> str:
         lines.append(f"One run of autocast says nothing about so few numbers: {', '.join(luck)}.")
     if diagnosis.changed:
         lines.append(f"{diagnosis.changed[0]} does not read what was written: memory is given away too early.")
+    if diagnosis.unsteady:
+        lines.append(
+            f"Called again with the same values, {diagnosis.unsteady[0]} makes other bits: tasks of a parallel loop "
+            "disturb each other, or it reads memory that nobody wrote."
+        )
     if diagnosis.altered:
         others = f" and {len(diagnosis.altered) - 1} more" if len(diagnosis.altered) > 1 else ""
         lines.append(f"Another weight or input than PyTorch's is in the place of {diagnosis.altered[0]}{others}.")
@@ -78,7 +83,8 @@ def summary(diagnosis: Diagnosis) -> str:
 def _finding(diagnosis: Diagnosis) -> str:
     first = diagnosis.first
     if first is None and diagnosis.beyond:
-        grew = "" if diagnosis.changed or diagnosis.altered or diagnosis.misshapen else ", because rounding errors grow"
+        told = diagnosis.changed or diagnosis.altered or diagnosis.misshapen or diagnosis.unsteady
+        grew = "" if told else ", because rounding errors grow"
         return f"No kernel diverges by itself, but errors of {', '.join(diagnosis.beyond)} are beyond the limits{grew}."
     if first is None:
         return "No kernel diverges: each rounds like PyTorch or better when it is given PyTorch's own values."
