@@ -19,7 +19,16 @@ from tvm.script.ir_builder import tirx as T
 from typer.testing import CliRunner
 
 from conformance.calibration.mutation import mutated
-from conformance.support.diagnosed import CASE, WIDTH, block, block_in_bf16, cause_of
+from conformance.support.diagnosed import (
+    CASE,
+    SQUARE,
+    WIDTH,
+    after_softmax,
+    block,
+    block_in_bf16,
+    by_chance,
+    cause_of,
+)
 from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -59,17 +68,6 @@ def rows_after_each_other() -> tirx.PrimFunc:
     return prim_func("rows_after_each_other", [Argument("x", SQUARE), Argument("out", SQUARE)], body)
 
 
-def after_softmax(monkeypatch: pytest.MonkeyPatch, function: tirx.PrimFunc) -> None:
-    """Has what softmax becomes call a function with its result."""
-    right = LEGALIZE["relax.nn.softmax"]
-
-    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        added = builder.add_func(function, "added")
-        return builder.emit(relax.call_tir(added, [builder.emit(right(builder, call))], call.ty))
-
-    monkeypatch.setitem(LEGALIZE, "relax.nn.softmax", legalized)
-
-
 class WithoutNaN(nn.Module):
     """Numbers in the place of those that are none."""
 
@@ -83,7 +81,6 @@ class WithoutNaN(nn.Module):
         return Program("without_nan", WithoutNaN().eval(), {"x": x}, ("out",))
 
 
-SQUARE = (WIDTH, WIDTH)
 WAITING = 200_000
 """Steps of a row that waits: its task takes much longer than the start of another one."""
 
@@ -180,12 +177,7 @@ def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_kernel_that_makes_other_bits_each_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(x: tirx.Buffer, out: tirx.Buffer) -> None:
-        with T.serial(0, WIDTH) as row, T.serial(0, WIDTH) as column:
-            by_chance = tirx.Cast("float32", tirx.bitwise_and(T.call_extern("int32", "rand"), 1))
-            T.buffer_store(out, x[row, column] + by_chance, [row, column])
-
-    after_softmax(monkeypatch, prim_func("by_chance", [Argument("x", SQUARE), Argument("out", SQUARE)], body))
+    after_softmax(monkeypatch, by_chance())
     found = block()
     assert "_softmax" in first_of(found).operators
     assert found.unsteady == (first_of(found).function,)

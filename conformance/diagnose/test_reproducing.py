@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
 from safetensors.numpy import load_file
 from torch import nn
 from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 from typer.testing import CliRunner
 
-from conformance.support.diagnosed import CASE, WIDTH, block, cause_of
+from conformance.calibration.mutation import mutated
+from conformance.support.diagnosed import CASE, WIDTH, after_softmax, block, by_chance, cause_of
 from harness.cli.main import app
 from harness.core.errors import HarnessError
 from harness.core.program import Program
@@ -32,6 +34,7 @@ from harness.lowering.frontends.torch_export import defects
 from harness.report import read_report
 from harness.schedules.cpu import epilogue
 from harness.schedules.cpu.pipeline import LEGALIZE
+from harness.targets import compiling
 
 FAULTY = "conformance.support.faulty_block"
 
@@ -133,7 +136,7 @@ def test_operators_and_rows_that_the_fault_does_not_need_are_left_out(
     assert np.abs(right_value.reshape(3, 2, 2) - tensors["float64"]).max() < 1e-12
 
 
-def test_a_fault_of_the_program_alone_is_told_where_nothing_smaller_shows_it(
+def test_a_fault_of_the_program_alone_is_shown_by_its_own_functions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     right, calls = LEGALIZE["relax.nn.softmax"], []
@@ -146,8 +149,36 @@ def test_a_fault_of_the_program_alone_is_told_where_nothing_smaller_shows_it(
     found = block(reproduce=True)
     assert found.ablation is not None
     assert found.ablation.cause is Cause.RUNTIME
-    told = write_folder(found, tmp_path / "none")
-    assert told.startswith("No reproduction was written: it could not be cut out")
+    texts = written(found, tmp_path / "softmax")
+    assert "R.call_tir" in texts["module.py"]
+    assert "the compiled functions of the program itself" in texts["README.md"]
+    assert run(tmp_path / "softmax").returncode == 1
+
+
+def test_packed_weights_are_made_again_by_the_functions_of_a_reproduction(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def wrong(module: tvm.IRModule) -> tvm.IRModule:
+        (name,) = (variable for variable in module.get_global_vars() if variable.name_hint == "matmul_add_relu")
+        module = module.clone()
+        module[name] = mutated(module[name], "wrong element read", 0.9)
+        return module
+
+    right = compiling.lower_module
+    monkeypatch.setattr(compiling, "lower_module", lambda *arguments: wrong(right(*arguments)))
+    found = block(reproduce=True)
+    assert found.ablation is not None
+    assert found.ablation.cause is Cause.RUNTIME
+    texts = written(found, tmp_path / "product")
+    assert "pack" in texts["module.py"]
+    assert run(tmp_path / "product").returncode == 1
+
+
+def test_what_is_wrong_otherwise_each_time_is_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    after_softmax(monkeypatch, by_chance())
+    told = write_folder(block(reproduce=True), tmp_path / "none")
+    assert told.startswith("No reproduction was written: ")
+    assert "other elements are wrong" in told
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
 
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
 from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Cause, Diagnosis
+from harness.schedules.common.kernel import Argument, prim_func
+from harness.schedules.cpu.pipeline import LEGALIZE
 
 WIDTH = 64
+SQUARE = (WIDTH, WIDTH)
 CASE = Case("block", "real", "llvm")
 
 
@@ -53,3 +59,25 @@ def cause_of(diagnosis: Diagnosis) -> Cause | None:
     assert all(made.result is not None and made.result.excess <= 1 for made in before), diagnosis.ablation
     assert last.decides is diagnosis.ablation.cause
     return diagnosis.ablation.cause
+
+
+def after_softmax(monkeypatch: pytest.MonkeyPatch, function: tirx.PrimFunc) -> None:
+    """Has what softmax becomes call a function with its result."""
+    right = LEGALIZE["relax.nn.softmax"]
+
+    def legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        added = builder.add_func(function, "added")
+        return builder.emit(relax.call_tir(added, [builder.emit(right(builder, call))], call.ty))
+
+    monkeypatch.setitem(LEGALIZE, "relax.nn.softmax", legalized)
+
+
+def by_chance() -> tirx.PrimFunc:
+    """Returns a function that adds 0 or 1 to each element, other ones each time."""
+
+    def body(x: tirx.Buffer, out: tirx.Buffer) -> None:
+        with T.serial(0, WIDTH) as row, T.serial(0, WIDTH) as column:
+            added = tirx.Cast("float32", tirx.bitwise_and(T.call_extern("int32", "rand"), 1))
+            T.buffer_store(out, x[row, column] + added, [row, column])
+
+    return prim_func("by_chance", [Argument("x", SQUARE), Argument("out", SQUARE)], body)

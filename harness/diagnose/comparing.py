@@ -19,8 +19,9 @@ from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, P
 from harness.diagnose.deviation import Deviation, deviation
 from harness.diagnose.fault import Fault
 from harness.diagnose.flow import Flow, KernelCall
-from harness.diagnose.reference import Reference, region
+from harness.diagnose.reference import Reference, array_of, region
 from harness.diagnose.unwritten import tensors_of
+from harness.diagnose.wrong_calls import Written, WrongCalls
 from harness.execution.unwritten import fill
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
@@ -95,6 +96,7 @@ class Compared:
         altered: Nodes of the weights and inputs whose values in the run are not PyTorch's, with the number of the
             first call that reads them.
         unsteady: Numbers of the calls that do not always make the same bits of the same values.
+        wrong: The calls that make the first result that is wrong by itself; None if none is.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -103,6 +105,7 @@ class Compared:
     changed: tuple[int, ...]
     altered: Mapping[str, int]
     unsteady: tuple[int, ...]
+    wrong: WrongCalls | None
 
 
 def compare(
@@ -179,6 +182,10 @@ class _Observer:
         self.given = {value: node for value, node in flow.nodes.items() if graph.nodes[node].op == "placeholder"}
         self.altered: dict[str, int] = {}
         self.unsteady: list[int] = []
+        self.written: dict[int, Written] = {}
+        self.read: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self.with_numbers: set[int] = set()
+        self.wrong: WrongCalls | None = None
 
     def compared(self, outputs: Sequence[Array]) -> Compared:
         if self.position != len(self.flow.calls):
@@ -186,7 +193,8 @@ class _Observer:
         unnamed = tuple(n for n, node in self.results.items() if node is None)
         results = tuple(map(self._result, self.outputs, outputs))
         changed = tuple(dict.fromkeys(self.changed))
-        return Compared(tuple(self.found), results, unnamed, changed, self.altered, tuple(self.unsteady))
+        unsteady = tuple(self.unsteady)
+        return Compared(tuple(self.found), results, unnamed, changed, self.altered, unsteady, self.wrong)
 
     def note(self, function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         if name not in self.functions:
@@ -201,6 +209,11 @@ class _Observer:
         writes = tensors[len(call.inputs) :]
         for value, n in zip(call.outputs, writes, strict=True):
             self.sums[value] = _checksum(arguments[n].numpy())
+            self.written[value] = Written(tuple(arguments[n].shape), str(arguments[n].dtype))
+        for value, n in zip(call.inputs, tensors, strict=False):
+            self.read[value] = tuple(arguments[n].shape), _type_of(arguments[n])
+        if len(tensors) < len(arguments):
+            self.with_numbers.add(self.position)
         local = self._called_locally(function, call, arguments, tensors)
         self._judge(call, arguments[writes[0]], local)
         for value in call.inputs:
@@ -294,6 +307,8 @@ class _Observer:
         made, own = max(
             ((deviation(value, torch_value, near), value) for value in values), key=lambda each: each[0].excess
         )
+        if made.excess > 1 and self.wrong is None:
+            self.wrong = self._calls([*between, self.position], torch_value, near)
         self.found.append(
             Comparison(
                 self.position,
@@ -307,6 +322,20 @@ class _Observer:
             )
         )
 
+    def _calls(self, positions: Sequence[int], torch_value: Array, exact: Array) -> WrongCalls:
+        """Returns calls with what they read that none of them writes: values of nodes, and constants."""
+        calls = [self.flow.calls[n] for n in positions]
+        made = {value for call in calls for value in call.outputs}
+        given = dict.fromkeys(value for call in calls for value in call.inputs if value not in made)
+        values = {}
+        for value in given:
+            shape, dtype = self.read[value]
+            node = self.flow.nodes.get(value)
+            array = self.flow.constants[value] if node is None else array_of(self.reference.own(node))
+            values[value] = np.asarray(array.reshape(shape), dtype)
+        written = {value: self.written[value] for value in made}
+        return WrongCalls(calls, self.with_numbers.isdisjoint(positions), values, written, torch_value, exact)
+
 
 def _other(results: Sequence[Array], called: Callable[[], list[Array]]) -> list[Array] | None:
     """Makes a call again for a while; returns results of other bits, or None if they are always the same."""
@@ -317,15 +346,6 @@ def _other(results: Sequence[Array], called: Callable[[], list[Array]]) -> list[
             return again
         if time.perf_counter() - start > AGAIN_SECONDS:
             return None
-
-
-def array_of(value: torch.Tensor) -> Array:
-    """Returns a node's value as an array, a complex one as pairs."""
-    value = value.detach().resolve_conj().resolve_neg()
-    if value.is_complex():
-        value = torch.view_as_real(value)
-    array: Array = value.contiguous().numpy()
-    return array
 
 
 def _type_of(tensor: Any) -> np.dtype[Any]:

@@ -22,6 +22,7 @@ from harness.diagnose.diagnosis import (
     Coverage,
     Diagnosis,
     Misshapen,
+    Reproduction,
     first_divergence,
 )
 from harness.lowering.frontends import EXPORTING_PROGRAMS
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from harness.diagnose.comparing import Compared, Result
     from harness.diagnose.compiler import Compiler
     from harness.diagnose.flow import Flow
+    from harness.diagnose.pieces import Pieces
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
 
@@ -164,12 +166,16 @@ def diagnose_program(
             chosen_schedules(settings.database, case.target, settings.processors).schedules,
         ),
     )
-    flow, compared = _run(imported, PRECISIONS[case.precision], announce, compiled)
+    code, flow, compared = _run(imported, PRECISIONS[case.precision], announce, compiled)
     found = _diagnosis(program, case, imported, flow, compared, output)
     if found.first is None or PRECISIONS[case.precision].is_half:
         return found
     announce("cause")
-    return _with_cause(found, imported, flow, compared, announce if reproduce else None)
+    told, pieces = _with_cause(found, imported, flow)
+    if not reproduce:
+        return told
+    announce("reproduction")
+    return replace(told, reproduction=_reproduction(told, pieces, flow, compared, code, imported.compiler))
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ class _Imported:
 
 def _run(
     imported: _Imported, precision: Precision, announce: Callable[[str], None], compiled: Compiled
-) -> tuple[Flow, Compared]:
+) -> tuple[tvm.IRModule, Flow, Compared]:
     from harness.diagnose.comparing import compare
     from harness.diagnose.flow import BeforeMemory, flow_of
     from harness.schedules.common.origins import tagged
@@ -210,16 +216,13 @@ def _run(
         announce(Stage.RUN)
         compiled(code, library, weights)
         device = compiler.target.device()
-        return flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)
+        return code, flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)
 
 
-def _with_cause(
-    found: Diagnosis, imported: _Imported, flow: Flow, compared: Compared, announce: Callable[[str], None] | None
-) -> Diagnosis:
-    """Says why the first kernel diverges; if stages are announced, cuts it out as well."""
+def _with_cause(found: Diagnosis, imported: _Imported, flow: Flow) -> tuple[Diagnosis, Pieces]:
+    """Says why the first kernel diverges; returns also what cuts out operators that show it."""
     from harness.diagnose.ablation import ablate
     from harness.diagnose.pieces import Pieces
-    from harness.diagnose.reproducing import reproduce
 
     assert found.first is not None
     wrong = found.first.boundary
@@ -230,14 +233,21 @@ def _with_cause(
 
     kernel, before = pieces(flow.sources(wrong.position)[0]), pieces(flow.before(wrong.position))
     ablation = ablate(kernel, before, imported.compiler, wrong.function in found.unsteady)
-    told = replace(found, ablation=ablation)
-    if announce is None:
-        return told
-    announce("reproduction")
-    (fault,) = (made.fault for made in compared.comparisons if made.position == wrong.position)
+    return replace(found, ablation=ablation), pieces(imported.graph.inputs) if ablation.takes_before else kernel
+
+
+def _reproduction(
+    found: Diagnosis, pieces: Pieces, flow: Flow, compared: Compared, code: tvm.IRModule, compiler: Compiler
+) -> Reproduction:
+    from harness.diagnose.reproducing import reproduce
+
+    assert found.first is not None
+    position = found.first.boundary.position
+    (fault,) = (made.fault for made in compared.comparisons if made.position == position)
     assert fault is not None
-    shown = pieces(imported.graph.inputs) if ablation.takes_before else kernel
-    return replace(told, reproduction=reproduce(told, shown, fault, imported.compiler))
+    assert compared.wrong is not None
+    calls = compared.wrong.piece(code, flow.nodes, flow.sources(position)[0])
+    return reproduce(found, pieces, calls, fault, compiler)
 
 
 def _diagnosis(

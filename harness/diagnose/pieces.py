@@ -12,10 +12,9 @@ import torch
 from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
-from harness.diagnose.comparing import array_of
 from harness.diagnose.deviation import Deviation, deviation
 from harness.diagnose.fault import Fault
-from harness.diagnose.reference import Reference, region
+from harness.diagnose.reference import Reference, array_of, region
 from harness.schedules.common.origins import bindings_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,11 @@ from harness.parity.autocast import float32_of_half, sums_in_float, under_autoca
 from harness.parity.oracle import widened
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from harness.lowering.frontends.torch_export.graph import Graph
+
+    Array = npt.NDArray[Any]
 
 
 class Reference:
@@ -208,3 +212,12 @@ class _Values:
         args, kwargs = map_arg((node.args, node.kwargs), self._of)
         with torch.no_grad(), torch.autocast("cpu", enabled=False), self._arithmetic.mode():
             return self._arithmetic.compute(node, args, kwargs)
+
+
+def array_of(value: torch.Tensor) -> Array:
+    """Returns a node's value as an array, a complex one as pairs."""
+    value = value.detach().resolve_conj().resolve_neg()
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    array: Array = value.contiguous().numpy()
+    return array

@@ -19,11 +19,11 @@ import tvm
 from safetensors.numpy import save
 from tvm import ir, relax
 
-from harness.diagnose.comparing import array_of
 from harness.diagnose.compiler import Compiler
 from harness.diagnose.diagnosis import Cause, Diagnosis, Reproduction
 from harness.diagnose.pieces import Piece, Pieces, without_weights
 from harness.diagnose.reducing import Reduced, reduced
+from harness.diagnose.reference import array_of
 from harness.files import write_files
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.report.template import rendered
@@ -54,19 +54,22 @@ _ALONE = (
 _CONTENT = {
     "relax": "the operators as they were imported, which TVM compiles by its default pipeline",
     "loops": "the operators as loops and kernels, after this project's passes and before memory is planned",
+    "calls": "the compiled functions of the program itself, before memory is planned",
     "lowered": "all that this project's pipeline made of the operators, before code is generated",
 }
 
 
-def reproduce(found: Diagnosis, pieces: Pieces, fault: Fault, compiler: Compiler) -> Reproduction:
+def reproduce(found: Diagnosis, pieces: Pieces, calls: Piece | None, fault: Fault, compiler: Compiler) -> Reproduction:
     """Makes the files of a folder that shows what is wrong with the first divergent kernel.
 
     Operators are made fewer and smaller for as long as the fault is the same, then written as what TVM alone can
-    compile, and run once in a process that cannot import this project.
+    compile, and run once in a process that cannot import this project. Where operators are right outside of the
+    program, its compiled functions are written.
 
     Args:
         found: What diverges, and why.
         pieces: Cuts out the operators of the kernel; those before it as well, where the kernel is right by itself.
+        calls: The calls of the program's own functions; None if they cannot be written.
         fault: What is wrong with its result in the program.
         compiler: What the program is compiled for.
     """
@@ -79,16 +82,17 @@ def reproduce(found: Diagnosis, pieces: Pieces, fault: Fault, compiler: Compiler
         lambda piece: compiler.result(piece, way)[0],
         None if way is Cause.IMPORTER else lambda piece: compiler.result(piece, Cause.IMPORTER)[0],
     )
-    if small is None:
-        return Reproduction({}, "it could not be cut out: its operators are not wrong in the same way by themselves")
-    problems = []
-    for form, module in _forms(small, way, compiler):
-        files = _files(found, pieces, small, form, module, compiler)
-        problem = _problem(files, small)
+    problems = [] if small else ["it could not be cut out: its operators are not wrong in the same way by themselves"]
+    forms = [] if small is None else [(small, *form) for form in _forms(small, way, compiler)]
+    if calls is not None:
+        forms.append((Reduced(calls, fault), "calls", without_weights(calls.module)))
+    for shown, form, module in forms:
+        files = _files(found, pieces, shown, form, module, compiler)
+        problem = _problem(files, shown)
         if not problem:
-            return Reproduction(files, f"{_smaller(small)}; {_CONTENT[form]}")
-        problems.append(f"{_CONTENT[form]}: {problem}")
-    return Reproduction({}, f"it does not fail alike with TVM alone ({'; '.join(problems)})")
+            return Reproduction(files, f"{_smaller(shown)}; {_CONTENT[form]}")
+        problems.append(f"with TVM alone, {_CONTENT[form]} do not fail alike: {problem}")
+    return Reproduction({}, "; ".join(problems))
 
 
 def _forms(small: Reduced, way: Cause, compiler: Compiler) -> Iterator[tuple[str, tvm.IRModule]]:
