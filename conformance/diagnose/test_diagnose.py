@@ -177,12 +177,12 @@ def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_kernel_that_makes_other_bits_each_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert right_block().unsteady == ()
     after_softmax(monkeypatch, by_chance())
     found = block()
     assert "_softmax" in first_of(found).operators
     assert found.unsteady == (first_of(found).function,)
     assert "makes other bits: tasks of a parallel loop disturb each other" in summary(found)
-    assert right_block().unsteady == ()
 
 
 def test_a_fault_of_llvms_optimizations_is_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
