@@ -58,6 +58,10 @@ def compiled(folder: Path, processors: Processors) -> Path:
     return folder
 
 
+PIXELS = 1e-6
+"""The part of all pixels of all masks that two CPUs may decide otherwise; as between PyTorch and compiled code."""
+
+
 @dataclass(frozen=True)
 class Object:
     """An object that `segment` found: its score, and its pixels."""
@@ -122,6 +126,9 @@ def test_segment_on_a_folder_that_was_compiled_for_it(
     found = segmented(here.python, folder, tmp_path / "there")
     expected = segmented(Path(sys.executable), shallow_artifact, tmp_path / "here")
     assert len(found) == len(expected) > 0
+    differing = 0
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.score, other.score, rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(one.mask, other.mask)
+        differing += np.count_nonzero(one.mask != other.mask)
+    # A pixel whose logit is within rounding of the threshold may lie on either side of it.
+    assert differing <= PIXELS * sum(one.mask.size for one in found)
