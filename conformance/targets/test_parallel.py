@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.runtime.loading import HAND_OUT_PARTS, open_library
+from harness.runtime.threads import BINDING_VARIABLE, affinity, affinity_mask
 from harness.schedules.common.kernel import Argument, prim_func
 from harness.targets import HOST
 from harness.targets.compiling import build_library
@@ -139,6 +140,33 @@ def test_a_loop_that_was_long_has_more_parts_and_each_of_them_once(threads: int,
             done.clear()
             assert loop() == 0
             assert sorted(done) == [(number, count) for number in range(count)]
+
+
+@pytest.mark.skipif(affinity() < 2, reason="this process may use one CPU")
+@pytest.mark.parametrize("bound", [True, False])
+def test_threads_of_a_long_loop_are_bound_to_a_cpu_each_unless_that_is_forbidden(
+    bound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BINDING_VARIABLE, str(int(bound)))
+    library, threads, before = library_of(sleeping, tmp_path), affinity(), affinity_mask()
+    masks: list[frozenset[int] | None] = []
+
+    def part(number: int, count: int) -> int:
+        masks.append(affinity_mask())
+        time.sleep(2 * LONG_SECONDS if count == threads else LONG_SECONDS / 8)
+        return 0
+
+    with handed_out(library, threads):
+        loop = Launched(library, part)
+        for _ in range(2):
+            masks.clear()
+            assert loop() == 0
+            assert affinity_mask() == before
+    assert len(masks) == parts_of_loop(threads)
+    if before is not None and bound:
+        assert {frozenset([cpu]) for cpu in before} == set(masks)
+    else:
+        assert set(masks) == {before}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -5,6 +5,11 @@ process uses, too, or an efficiency core. The code that TVM compiles from a loop
 parts. So a library cuts a long loop into more parts than there are threads, and each thread takes the next part until
 none is left. `harness.runtime.loading` asks a library for that when it is loaded.
 
+In a long loop each thread is bound to a CPU of its own, where there is one for each. A busy neighbour then takes its
+share of one CPU, and the other threads take the parts that this one has no time for. Systems move threads about
+otherwise, or give a process with two threads one CPU and a process with one thread the other. The calling thread may go
+where it could before as soon as the loop ends.
+
 A short loop is not worth all threads of a machine that has many: each that is woken costs time. A library knows how
 much work a loop was when it last ran, and wakes as many threads as make it shorter.
 """
@@ -12,6 +17,7 @@ much work a loop was when it last ran, and wakes as many threads as make it shor
 from __future__ import annotations
 
 from harness.runtime.loading import HAND_OUT_PARTS
+from harness.runtime.threads import BINDING_VARIABLE
 
 PARTS_PER_THREAD = 4
 """Parts of a loop for each thread; more would be smaller than what a thread keeps from one task to the next."""
@@ -53,7 +59,15 @@ def threads_for(work_seconds: float, threads: int) -> int:
 
 
 SOURCE = f"""\
+#ifdef __linux__
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <sched.h>
+#endif
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #ifdef __cplusplus
@@ -71,15 +85,6 @@ typedef int (*Launch)(Body, void *, int);
 /* Through this variable of the library its loops find what runs them; TVM sets it to its own function on loading. */
 __attribute__((weak)) Launch __TVMBackendParallelLaunch = 0;
 static Launch launch_of_tvm = 0;
-
-typedef struct {{
-  Body body;
-  void *data;
-  int is_long;
-  int threads;
-  int next;
-  int64_t work;
-}} Loop;
 
 /* Nanoseconds that loops took last, and of all threads together; two loops that share a place are cut alike. */
 static struct {{
@@ -107,12 +112,51 @@ static int threads_for(int64_t work, int threads) {{
   return count;
 }}
 
+#ifdef __linux__
+typedef cpu_set_t Cpus;
+
+/* The CPUs that the calling thread may use, if there is one for each of the threads and binding is not forbidden. */
+static int cpu_for_each(int threads, Cpus *cpus) {{
+  const char *asked = getenv("{BINDING_VARIABLE}");
+  if (threads < 2 || (asked && strcmp(asked, "0") == 0)) return 0;
+  return sched_getaffinity(0, sizeof *cpus, cpus) == 0 && CPU_COUNT(cpus) == threads;
+}}
+
+static void bind_to_one(int thread, const Cpus *cpus) {{
+  Cpus own;
+  int cpu;
+  CPU_ZERO(&own);
+  for (cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, cpus) && thread-- == 0) CPU_SET(cpu, &own);
+  sched_setaffinity(0, sizeof own, &own);
+}}
+
+static void bind_to_all(const Cpus *cpus) {{ sched_setaffinity(0, sizeof *cpus, cpus); }}
+#else
+typedef int Cpus;
+
+static int cpu_for_each(int threads, Cpus *cpus) {{ return (void)threads, (void)cpus, 0; }}
+static void bind_to_one(int thread, const Cpus *cpus) {{ (void)thread, (void)cpus; }}
+static void bind_to_all(const Cpus *cpus) {{ (void)cpus; }}
+#endif
+
+typedef struct {{
+  Body body;
+  void *data;
+  int is_long;
+  const Cpus *cpus;
+  int threads;
+  int next;
+  int64_t work;
+}} Loop;
+
 static int take_parts(int thread, Group *group, void *data) {{
   Loop *loop = (Loop *)data;
   int64_t start = now();
   int threads = group->num_task, wanted = {PARTS_PER_THREAD} * threads;
   Group parts = {{group->sync_handle, wanted < {LEAST_PARTS} ? {LEAST_PARTS} : wanted}};
   int part, status = 0;
+  if (loop->cpus) bind_to_one(thread, loop->cpus);
   if (!loop->is_long || threads == 1) {{
     status = loop->body(thread, group, loop->data);
   }} else {{
@@ -128,14 +172,17 @@ static int launch(Body body, void *data, int count) {{
   int place = ((uintptr_t)body >> 4) % 256;
   int64_t start = now(), taken = __atomic_load_n(&last[place].taken, __ATOMIC_RELAXED);
   int64_t work = __atomic_load_n(&last[place].work, __ATOMIC_RELAXED);
-  Loop loop = {{body, data, taken >= {round(LONG_SECONDS * 1e9)}, 0, 0, 0}};
+  Loop loop = {{body, data, taken >= {round(LONG_SECONDS * 1e9)}, 0, 0, 0, 0}};
   Group alone = {{0, 1}};
+  Cpus cpus;
   int all = count == 0, status;
   if (all && work && pool && !loop.is_long) {{
     int fewer = threads_for(work, pool);
     if (fewer < pool) count = fewer;
   }}
+  if (all && loop.is_long && cpu_for_each(pool, &cpus)) loop.cpus = &cpus;
   status = all && count == 1 ? take_parts(0, &alone, &loop) : launch_of_tvm(take_parts, &loop, count);
+  if (loop.cpus) bind_to_all(loop.cpus);
   if (count == 0) pool = loop.threads;
   __atomic_store_n(&last[place].taken, now() - start, __ATOMIC_RELAXED);
   __atomic_store_n(&last[place].work, loop.work, __ATOMIC_RELAXED);
