@@ -17,7 +17,7 @@ from harness.runtime.system import ROOT, read_text
 
 VARIABLE = "TVM_NUM_THREADS"
 BINDING_VARIABLE = "TVM_BIND_THREADS"
-"""Whether TVM binds its threads to CPUs; it does unless this is 0. Read when the pool starts."""
+"""Whether threads are bound to CPUs, unless this is 0: by TVM when its pool starts, by a library in its long loops."""
 
 
 def use_default_threads() -> None:
