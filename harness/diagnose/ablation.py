@@ -11,10 +11,10 @@ import torch
 import tvm
 
 from harness.diagnose.compiler import Compiler
-from harness.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, Import, ImportWay, Rerun, RunAgain
+from harness.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, ImportWay, Rerun, Retrial
 from harness.diagnose.pieces import Piece, Pieces
 from harness.lowering.frontends.running import Arrays, run_module
-from harness.processes.threads import on_threads
+from harness.processes.threads import on_tvm_threads
 
 if TYPE_CHECKING:
     from harness.diagnose.deviation import Deviation
@@ -63,15 +63,15 @@ def _decided(experiments: list[Experiment], pieces: Pieces, piece: Piece, compil
     return replace(found, passes=_passes(piece, compiler)) if cause is Cause.FUSION else found
 
 
-def _reruns(piece: Piece, way: Cause, compiler: Compiler) -> Iterator[RunAgain]:
+def _reruns(piece: Piece, way: Cause, compiler: Compiler) -> Iterator[Retrial]:
     """Makes an experiment that is wrong again, until it is right."""
     runs = {
-        Rerun.ONE_THREAD: lambda: on_threads(1, partial(compiler.result, piece, way)),
+        Rerun.ONE_THREAD: lambda: on_tvm_threads(1, partial(compiler.result, piece, way)),
         Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().result(piece, way),
     }
     for how, run in runs.items():
         result, problem = _tried(piece, run)
-        yield RunAgain(how, result, problem)
+        yield Retrial(how, result, problem)
         if result is not None and result.excess <= 1:
             return
 
@@ -84,7 +84,7 @@ def _tried(piece: Piece, run: Callable[[], Arrays]) -> tuple[Deviation | None, s
         return None, (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
-def _imports(pieces: Pieces, piece: Piece, compiler: Compiler) -> Iterator[Import]:
+def _imports(pieces: Pieces, piece: Piece, compiler: Compiler) -> Iterator[Retrial]:
     from harness.lowering.frontends import onnx
     from harness.lowering.frontends.torch_export.running import import_raw
 
@@ -98,8 +98,8 @@ def _imports(pieces: Pieces, piece: Piece, compiler: Compiler) -> Iterator[Impor
         module, weights = onnx.import_module(program, given)
         return _run(module, (*given, *map(torch.from_numpy, weights.values())), compiler)
 
-    yield Import(ImportWay.RAW, *_tried(piece, raw))
-    yield Import(ImportWay.ONNX, *_tried(piece, by_onnx))
+    yield Retrial(ImportWay.RAW, *_tried(piece, raw))
+    yield Retrial(ImportWay.ONNX, *_tried(piece, by_onnx))
 
 
 def _run(module: tvm.IRModule, given: tuple[torch.Tensor, ...], compiler: Compiler) -> Arrays:

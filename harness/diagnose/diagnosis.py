@@ -155,31 +155,16 @@ class Rerun(StrEnum):
 
 
 @dataclass(frozen=True)
-class RunAgain:
-    """The experiment that decides, made once more from the very same module.
+class Retrial:
+    """What is wrong, computed once more: the same module is run otherwise, or the nodes are imported otherwise.
 
     Attributes:
-        how: What is different.
-        result: Its error; None if it could not be made so.
+        way: What is different.
+        result: The error, given PyTorch's values; None if it could not be made so.
         problem: Why it could not be, in one line.
     """
 
-    how: Rerun
-    result: Deviation | None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Import:
-    """The nodes of a kernel, imported in another way and compiled by TVM alone.
-
-    Attributes:
-        way: How they are imported.
-        result: Their error, given PyTorch's values; None if they could not be imported or compiled so.
-        problem: Why they could not be, in one line.
-    """
-
-    way: ImportWay
+    way: Rerun | ImportWay
     result: Deviation | None
     problem: str = ""
 
@@ -201,8 +186,8 @@ class Ablation:
 
     experiments: tuple[Experiment, ...]
     cause: Cause | None
-    reruns: tuple[RunAgain, ...] = ()
-    imports: tuple[Import, ...] = ()
+    reruns: tuple[Retrial, ...] = ()
+    imports: tuple[Retrial, ...] = ()
     passes: tuple[str, ...] = ()
 
     @property
@@ -212,9 +197,9 @@ class Ablation:
         return last.decides if last.result is not None and last.result.excess > 1 else None
 
     @property
-    def mended(self) -> Rerun | None:
+    def mended(self) -> Rerun | ImportWay | None:
         """How the experiment that is wrong is right; None if it stays wrong."""
-        return next((again.how for again in self.reruns if again.result and again.result.excess <= 1), None)
+        return next((again.way for again in self.reruns if again.result and again.result.excess <= 1), None)
 
     @property
     def reason(self) -> str:

@@ -18,7 +18,7 @@
      "luck_of_outputs": [outputs],
      "ablation": {"cause": null if it is undecided, "reason": in words,
                   "experiments": [{"decides": a cause, "result": deviation or null, "problem", "with_before"}],
-                  "reruns": [{"how", "result": deviation or null, "problem"}],
+                  "reruns": [{"way", "result": deviation or null, "problem"}],
                   "imports": [{"way", "result": deviation or null, "problem"}], "whose": in words, or "",
                   "passes": [names]} or null,
      "budget": {kind of call: share of the squared errors}}

@@ -93,7 +93,7 @@ def configure_threads(count: int | None = None) -> int:
     return count
 
 
-def on_threads(count: int, run: Callable[[], Result]) -> Result:
+def on_tvm_threads(count: int, run: Callable[[], Result]) -> Result:
     """Calls a function whose parallel loops of TVM run on `count` threads, or on as many as there are CPUs.
 
     It is called in a thread of its own, whose pool TVM starts with the number that the environment has at that time;
