@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.processes.threads import on_tvm_threads
 from harness.runtime.loading import HAND_OUT_PARTS, open_library
 from harness.runtime.threads import BINDING_VARIABLE, affinity, affinity_mask
 from harness.schedules.common.kernel import Argument, prim_func
@@ -174,6 +175,23 @@ def test_threads_of_a_long_loop_are_bound_to_a_cpu_each_unless_that_is_forbidden
         assert {frozenset([cpu]) for cpu in before} == set(masks)
     else:
         assert set(masks) == {before}
+
+
+@pytest.mark.skipif(affinity() < 2, reason="this process may use one CPU")
+def test_the_calling_thread_may_go_where_it_could_before_when_a_long_loop_ends(tmp_path: Path) -> None:
+    library, result = library_of(sleeping, tmp_path), tensor()
+
+    def masks() -> list[frozenset[int] | None]:
+        loop = open_library(library).get_function("loop", query_imports=True)
+        found = []
+        for _ in range(3):  # the first tells that it is long
+            loop(result)
+            found.append(affinity_mask())
+        return found
+
+    first, *later = on_tvm_threads(affinity(), masks)
+    assert later == [first, first]
+    assert first is None or len(first) == affinity()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
