@@ -426,7 +426,7 @@ def test_in_half_precision_errors_are_held_to_those_of_autocast() -> None:
     found = block_in_bf16()
     assert not found.faulty
     assert found.coverage.skipped == {}
-    assert {"matmul_bf16_add_relu", "matmul_bf16_add"} <= {boundary.function for boundary in found.boundaries}
+    assert {"matmul_bf16_add_relu_astype", "matmul_bf16_add"} <= {boundary.function for boundary in found.boundaries}
     assert all(boundary.local.r_rms < 1.5 for boundary in found.boundaries)
     half, single = found.boundaries[0].local, right_block().boundaries[0].local
     assert half.error > 1000 * single.error and half.torch_error > 1000 * single.torch_error

@@ -131,6 +131,65 @@ def test_both_arithmetics_agree_where_nothing_is_denormal() -> None:
     np.testing.assert_array_equal(*results)
 
 
+# --- what is rounded anyway is stored so ---
+
+
+def in_turn(x: relax.Expr, first: relax.Expr, second: relax.Expr) -> relax.Expr:
+    return linear(linear(x, first), second)
+
+
+@executed
+@few
+@given(rows=EXTENTS, columns=EXTENTS, hidden=DEPTHS, depth=DEPTHS)
+def test_two_layers_in_turn(cpu: str, processor: Processor, rows: int, columns: int, hidden: int, depth: int) -> None:
+    x, first, second = normal((rows, depth)), rounded(normal((hidden, depth), 1)), rounded(normal((columns, hidden), 2))
+    assert "matmul_bf16_astype" in functions_of(lowered(in_turn, [x], [first, second], target_for(cpu)))
+    actual = run(in_turn, [x], [first, second], target_for(cpu))
+    np.testing.assert_array_equal(actual, product(product(x, first, processor), second, processor))
+
+
+@executed
+def test_denormals_infinities_and_nan_between_layers(cpu: str, processor: Processor) -> None:
+    """Weights are positive, so that what is infinite stays so."""
+    x = extreme((600, 2), 0)
+    first, second = (rounded(np.abs(normal(shape, 1))) for shape in ((4, 2), (70, 4)))
+    expected = product(product(x, first, processor), second, processor)
+    assert np.isnan(expected).any() and np.isinf(expected).any()
+    np.testing.assert_array_equal(run(in_turn, [x], [first, second], target_for(cpu)), expected)
+
+
+@executed
+@pytest.mark.parametrize("axes", [None, (0, 2, 1, 3), (0, 3, 1, 2)], ids=["reshaped", "rows moved", "columns moved"])
+def test_layers_with_a_move_between(cpu: str, processor: Processor, axes: tuple[int, ...] | None) -> None:
+    """Rows are read where they were; columns have to be copied, which is done before anything is rounded."""
+    x, first, second = normal((24, 66)), rounded(normal((32, 66), 1)), rounded(normal((20, 32), 2))
+
+    def moved_between(x: relax.Expr, first: relax.Expr, second: relax.Expr) -> relax.Expr:
+        between = relax.op.reshape(linear(x, first), (2, 3, 4, 32))
+        between = between if axes is None else relax.op.permute_dims(between, axes)
+        return linear(relax.op.reshape(between, (24, 32)), second)
+
+    names = functions_of(lowered(moved_between, [x], [first, second], target_for(cpu)))
+    assert ("matmul_bf16_astype" in names) == (axes != (0, 3, 1, 2)), names
+    between = product(x, first, processor).reshape(2, 3, 4, 32)
+    between = between if axes is None else between.transpose(axes)
+    actual = run(moved_between, [x], [first, second], target_for(cpu))
+    np.testing.assert_array_equal(actual, product(between.reshape(24, 32), second, processor))
+
+
+@executed
+def test_what_something_else_reads_is_not_rounded(cpu: str, processor: Processor) -> None:
+    x, first, second = normal((24, 66)), rounded(normal((32, 66), 1)), rounded(normal((32, 32), 2))
+
+    def residual(x: relax.Expr, first: relax.Expr, second: relax.Expr) -> relax.Expr:
+        hidden = linear(x, first)
+        return relax.op.add(hidden, linear(hidden, second))
+
+    hidden = product(x, first, processor)
+    actual = run(residual, [x], [first, second], target_for(cpu))
+    np.testing.assert_array_equal(actual, hidden + product(hidden, second, processor))
+
+
 # --- what LLVM makes of it ---
 
 SHAPES = [(96, 384, 512), (37, 65, 4736), (1, 260, 256), (2, 260, 256), (96, 8, 256)]
@@ -171,7 +230,7 @@ def test_a_sum_of_an_odd_number_of_terms_has_fp32_products() -> None:
 
     module = lower(Layer().eval(), (torch.randn(5, 33),), Route(precision="bf16")).module
     names = functions_of(cpu_pipeline(target_for("x86-64-v3"))(module))
-    assert {name for name in names if name.startswith("matmul")} == {"matmul_add", "matmul_bf16_add"}
+    assert {name for name in names if name.startswith("matmul")} == {"matmul_add_astype", "matmul_bf16_add"}
 
 
 class Mixed(nn.Module):
@@ -220,7 +279,7 @@ def test_with_the_instruction_everything_that_is_multiplied_is_half() -> None:
 
 def test_an_epilogue_is_as_long_as_in_fp32() -> None:
     layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
-    assert names_in_bf16(layers, torch.randn(9, 64)) == {"pack", "matmul_bf16_add_relu", "matmul_bf16_add"}
+    assert names_in_bf16(layers, torch.randn(9, 64)) == {"pack", "matmul_bf16_add_relu_astype", "matmul_bf16_add"}
 
 
 class PackedProjections(nn.Module):

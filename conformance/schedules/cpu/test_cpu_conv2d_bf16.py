@@ -96,6 +96,28 @@ def test_transposed_2x2_stride_2(size: tuple[int, int]) -> None:
 
 
 @executed
+@pytest.mark.parametrize("size", [(5, 7), (9, 36)])
+def test_convolutions_in_turn_store_what_the_next_one_rounds(size: tuple[int, int]) -> None:
+    """As where the neck enlarges the image's features: transposed, 1x1, and 3x3, whose result is fp32."""
+    x, wider, mixed, near = (
+        normal((1, 64, *size)),
+        normal((64, 24, 2, 2), 1),
+        filters(16, 24, 1, 1),
+        filters(32, 16, 3, 3),
+    )
+    around = Geometry(padding=(1, 1))
+
+    def in_turn(x: relax.Expr, wider: relax.Expr, mixed: relax.Expr, near: relax.Expr) -> relax.Expr:
+        return rounding(around)(rounding()(conv2d_transpose(x, wider), mixed), near)
+
+    names = functions_of(lowered(in_turn, [x], [wider, mixed, near], EXECUTED))
+    assert {"conv2d_transpose_bf16_astype", "conv2d_bf16_astype", "conv2d_bf16"} <= set(names), names
+    alone = (run(conv2d_transpose, [x], [wider], EXECUTED), mixed)
+    expected = emulated(emulated(*alone), near, around)
+    np.testing.assert_array_equal(run(in_turn, [x], [wider, mixed, near], EXECUTED), expected)
+
+
+@executed
 def test_denormals_infinities_and_nan() -> None:
     x, weight = extreme((1, 2, 20, 30), 0), extreme((70, 2, 1, 1), 1)
     expected = emulated(x, weight)

@@ -156,10 +156,15 @@ def _terms(pair: Any) -> tuple[Any, Any]:
     return tirx.reinterpret("float32", low), tirx.reinterpret("float32", high)
 
 
+def to_bf16(value: Any) -> Any:
+    """Returns the nearest bfloat16 of an fp32 number, the even one of two; NaN becomes the quiet one."""
+    return tirx.reinterpret(BF16, tirx.Cast("uint16", tirx.shift_right(_rounded(value), _bits(16))))
+
+
 def _rounded(value: Any) -> Any:
     """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; NaN becomes the quiet one."""
     if str(value.ty.dtype) == BF16:
-        return tirx.reinterpret("uint32", tirx.Cast("float32", value))
+        return tirx.shift_left(tirx.Cast("uint32", tirx.reinterpret("uint16", value)), _bits(16))
     bits = tirx.reinterpret("uint32", value)
     last = tirx.bitwise_and(tirx.shift_right(bits, _bits(16)), _bits(1))
     nearest = tirx.bitwise_and(bits + _bits(0x7FFF) + last, _bits(0xFFFF0000))

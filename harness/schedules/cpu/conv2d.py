@@ -136,13 +136,14 @@ def _columns(
 
         name = kernel_name("conv2d", arithmetic, epilogue)
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        operands = [Argument("image", window.image), Argument("packed", packed_shape, arithmetic.dtype)]
+        pixels = Argument("image", window.image, str(inputs[0].ty.dtype))
+        operands = [pixels, Argument("packed", packed_shape, arithmetic.dtype)]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
-        arguments = [*operands, *epilogue.arguments, Argument("result", window.result)]
+        arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
         function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
-    return Lowering((data, weights), layout, build)
+    return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)
 
 
 def _columns_of(rows: tirx.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
@@ -260,13 +261,14 @@ def _scatter(
 
         name = kernel_name("conv2d_transpose", arithmetic, epilogue)
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        operands = [Argument("image", image), Argument("packed", packed_shape, arithmetic.dtype)]
+        source = Argument("image", image, str(inputs[0].ty.dtype))
+        operands = [source, Argument("packed", packed_shape, arithmetic.dtype)]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d_transpose", writes=epilogue.operators)
-        arguments = [*operands, *epilogue.arguments, Argument("result", result)]
+        arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
         function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
-    return Lowering((data, weights), layout, build)
+    return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)
 
 
 def _depthwise(
@@ -317,7 +319,7 @@ def _depthwise(
             writes=epilogue.operators,
             flop=2 * math.prod((*window.result, *window.kernel)),
         )
-        function = prim_func(name, [*arguments, Argument("result", window.result)], body, info)
+        function = prim_func(name, [*arguments, epilogue.result(layout)], body, info)
         return call(builder, name, function, inputs)
 
     return Lowering((data, weights), layout, build)

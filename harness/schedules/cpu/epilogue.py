@@ -7,7 +7,7 @@ the write-back of the register tile, so that the product's result does not trave
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
@@ -16,6 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.folding import BINARY
 from harness.schedules.common.kernel import Argument, fp32, view
 from harness.schedules.cpu import math as elementary
+from harness.schedules.cpu.bf16 import BF16, to_bf16
 
 UNARY: dict[str, Callable[[Any], Any]] = {
     "relax.nn.relu": lambda x: tirx.Select(x < fp32(0.0), fp32(0.0), x),
@@ -24,6 +25,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "relax.sigmoid": elementary.sigmoid,
     "relax.negative": lambda x: fp32(0.0) - x,
 }
+_ROUND = "relax.astype"
+"""The step that rounds to bfloat16, always the last one."""
 _Reader = Callable[[Any, Any, Any], Any]
 """(batch, row, column) → element of an operand."""
 
@@ -100,6 +103,10 @@ class Epilogue:
     steps: tuple[Step, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
 
+    def rounded(self) -> Epilogue:
+        """The same chain, whose result is stored in bfloat16."""
+        return replace(self, steps=(*self.steps, Step(_ROUND)))
+
     @property
     def arguments(self) -> list[Argument]:
         """The kernel's parameters for the tensor operands."""
@@ -120,6 +127,11 @@ class Epilogue:
         for step in self.steps:
             layout = step.moved(layout)
         return layout
+
+    def result(self, layout: ResultLayout) -> Argument:
+        """Returns the kernel's parameter for what it stores."""
+        rounds = bool(self.steps) and self.steps[-1].op == _ROUND
+        return Argument("result", self.final(layout).shape, BF16 if rounds else "float32")
 
     def write_back(
         self, layout: ResultLayout, operands: Sequence[tirx.Buffer], result: tirx.Buffer
@@ -162,6 +174,9 @@ class Epilogue:
         waiting = iter(operands)
         for step in self.steps:
             if step.shape is not None:
+                continue
+            if step.op == _ROUND:
+                value = to_bf16(value)
                 continue
             if step.op in UNARY:
                 value = UNARY[step.op](value)

@@ -82,7 +82,7 @@ def feed_forward(first: Lowering, activation: Epilogue, second: Lowering, count:
             Argument("streamed", one.shape),
             *(Argument(name, shape) for name, shape in zip(("packed1", "packed2"), shapes, strict=True)),
             *(Argument(f"extra{n}", extra.shape) for n, extra in enumerate(extras)),
-            Argument("result", epilogue.final(other.layout).shape),
+            epilogue.result(other.layout),
         ]
 
         def body(*buffers: tirx.Buffer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax, sym, tirx
@@ -113,7 +113,8 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     extents = Extents(math.prod(batch), rows, columns, depth)
     if rounded is not None and context.bf16_tiles is not None and not left.transposed and amx.takes(extents):
         arithmetic = context.bf16_tiles
-    return matrix_product(context, left, right, batch, extents, shape, arithmetic)
+    lowering = matrix_product(context, left, right, batch, extents, shape, arithmetic)
+    return lowering if rounded is None else replace(lowering, rounds=True)
 
 
 def rounded_left(context: Context, matmul: ir.Call) -> relax.Expr | None:
@@ -225,10 +226,10 @@ def matrix_product(
             streaming,
             blocking,
             [
-                Argument("streamed", moving.shape),
+                Argument("streamed", moving.shape, str(inputs[0].ty.dtype)),
                 Argument("packed", packed_shape, arithmetic.dtype),
                 *epilogue.arguments,
-                Argument("result", epilogue.final(layout).shape),
+                epilogue.result(layout),
             ],
             body,
             KernelInfo(Kind.KERNEL, "matmul", writes=epilogue.operators),

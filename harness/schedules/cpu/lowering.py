@@ -55,6 +55,7 @@ class Lowering:
         build: Emits packing and kernel.
         permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well.
         linear: The product, if it is one with weights on the right and rows on the left.
+        rounds: Whether the kernel rounds its first input to bfloat16, and takes it rounded as well.
     """
 
     inputs: tuple[relax.Expr, ...]
@@ -62,6 +63,7 @@ class Lowering:
     build: Build
     permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
     linear: LinearLayer | None = None
+    rounds: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

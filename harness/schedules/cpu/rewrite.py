@@ -179,6 +179,7 @@ def _plan(context: Context, facts: Facts) -> _Plan:
             covers += between(context.bindings, argument, lowering.inputs)
         kernels[last] = _Fused(lowering, tuple(operands), Epilogue(tuple(steps), shapes), tuple(covers))
     _join_linear_layers(context, facts, kernels, covered)
+    _store_rounded(context, facts, kernels)
     return _Plan(kernels, frozenset(covered))
 
 
@@ -201,6 +202,43 @@ def _join_linear_layers(
         kernels[last] = _Fused(lowering, operands, second.epilogue, (*first.covers, *second.covers))
         covered.update(moves)
         del kernels[hidden]
+
+
+def _store_rounded(context: Context, facts: Facts, kernels: dict[relax.Var, _Fused]) -> None:
+    """Makes kernels store in bfloat16 what others round anyway: the same numbers in half the memory."""
+    readers = {fused.covers[0]: fused.lowering.inputs[0] for fused in kernels.values() if fused.lowering.rounds}
+    for last, fused in list(kernels.items()):
+        if fused.lowering.layout is not None and _all_round(context, facts, readers, last, (last,)):
+            kernels[last] = replace(fused, epilogue=fused.epilogue.rounded())
+
+
+def _all_round(
+    context: Context,
+    facts: Facts,
+    readers: Mapping[relax.Var, relax.Expr],
+    variable: relax.Var,
+    same: tuple[relax.Var, ...],
+) -> bool:
+    """Returns whether whatever reads a variable is a kernel that rounds it.
+
+    Args:
+        context: The function.
+        facts: Of its variables.
+        readers: What kernels read first and round, by the operator that they begin with.
+        variable: The result of a kernel, or what was made of it without computing.
+        same: The result, and those on the way to the variable that are views of it.
+    """
+
+    def rounds(user: relax.Var | None) -> bool:
+        value = None if user is None else context.bindings[user]
+        if user is None or user in readers:
+            return user is not None and any(readers[user].same_as(one) for one in same)
+        is_view = variable in same and is_call(value, "relax.reshape", "relax.astype")
+        moves = is_call(value, "relax.reshape", "relax.permute_dims", "relax.astype")
+        return moves and _all_round(context, facts, readers, user, (*same, user) if is_view else same)
+
+    users = facts.users.get(variable, [])
+    return bool(users) and all(map(rounds, users))
 
 
 def _only_user(facts: Facts, variable: relax.Var) -> relax.Var | None:

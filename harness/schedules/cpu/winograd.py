@@ -46,7 +46,7 @@ def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
         packed = builder.emit(call(builder, "pack", _pack(plan, weight), [inputs[1]]))
         shape = tuple(int(extent) for extent in packed.ty.shape)
         arguments = [Argument("image", window.image), Argument("packed", shape), Argument("weight", weight)]
-        arguments += [*epilogue.arguments, Argument("result", window.result)]
+        arguments += [*epilogue.arguments, epilogue.result(window.layout)]
         name = "winograd" + epilogue.label
         function = prim_func(name, arguments, lambda *buffers: _emit(plan, epilogue, *buffers), _info(plan, epilogue))
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
