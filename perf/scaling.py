@@ -7,7 +7,7 @@ short loop runs on as many threads as make it shorter. Static distribution, for 
 itself: each thread has one part, and the longest counts.
 What is assumed, because one machine cannot tell: every core is as fast as the one that measured, and its caches too;
 a kernel moves each of its operands through memory once; memory serves so many bytes a second for each core
-(`Machine`); and a loop costs what `launch_seconds` says.
+(`Machine`); and a loop costs what `launch_nanoseconds` says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.targets.parallel import LONG_SECONDS, launch_seconds, parts_of_loop, threads_for
+from harness.targets.parallel import LONG_SECONDS, launch_nanoseconds, parts_of_loop, threads_for
 
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of threads that programs are replayed on."""
@@ -74,11 +74,11 @@ Loop = Mapping[int, Sequence[float]]
 def loop_seconds(loop: Loop, threads: int, how: Distribution) -> tuple[float, float]:
     """Returns how long a loop computes on threads, and what handing it out costs."""
     if how == "static":
-        return static_seconds(loop[threads]), launch_seconds(threads)
+        return static_seconds(loop[threads]), launch_nanoseconds(threads) / 1e9
     if static_seconds(loop[threads]) >= LONG_SECONDS:
-        return dynamic_seconds(loop[parts_of_loop(threads)], threads), launch_seconds(threads)
-    fewer = threads_for(sum(loop[threads]), threads)
-    return static_seconds(loop[fewer]), launch_seconds(fewer)
+        return dynamic_seconds(loop[parts_of_loop(threads)], threads), launch_nanoseconds(threads) / 1e9
+    fewer = threads_for(round(sum(loop[threads]) * 1e9), threads)
+    return static_seconds(loop[fewer]), launch_nanoseconds(fewer) / 1e9
 
 
 @dataclass(frozen=True)

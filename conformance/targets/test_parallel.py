@@ -22,7 +22,8 @@ from harness.runtime.threads import BINDING_VARIABLE, affinity, affinity_mask
 from harness.schedules.common.kernel import Argument, prim_func
 from harness.targets import HOST
 from harness.targets.compiling import build_library
-from harness.targets.parallel import LONG_SECONDS, launch_seconds, parts_of_loop, threads_for
+from harness.targets.linking import link
+from harness.targets.parallel import LONG_SECONDS, SOURCE, launch_nanoseconds, parts_of_loop, threads_for
 from perf.launching import LAUNCH, PART, VARIABLE, Loop, launched_by, on_threads
 
 TASKS = 64
@@ -109,15 +110,38 @@ def test_a_loop_of_much_work_runs_on_all_threads(tmp_path: Path) -> None:
     assert all(launches(sleeping, tmp_path, 3))
 
 
-@given(st.floats(0, 1), st.sampled_from([1, 2, 3, 4, 12, 16, 64, 96, 128]))
-def test_threads_are_doubled_for_as_long_as_that_saves_time(work: float, threads: int) -> None:
+WORK = st.one_of(st.integers(0, 10**6), st.integers(0, 10**9))
+"""Nanoseconds: short loops, where it is decided, and any."""
+
+
+@given(WORK, st.sampled_from([1, 2, 3, 4, 12, 16, 64, 96, 128]))
+def test_threads_are_doubled_for_as_long_as_that_saves_time(work: int, threads: int) -> None:
     count = threads_for(work, threads)
-    seconds = {n: work / n + launch_seconds(n) for n in (1, 2, 3, 4, 8, 12, 16, 32, 64, 96, 128) if n <= threads}
+    taken = {n: work // n + launch_nanoseconds(n) for n in (1, 2, 3, 4, 8, 12, 16, 32, 64, 96, 128) if n <= threads}
     assert 1 <= count <= threads
-    assert seconds[count] <= min(seconds[1], seconds[threads]) + 1e-12
-    assert threads_for(work + 1e-6, threads) >= count
-    assert threads_for(1.0, threads) == threads
-    assert threads_for(1e-6, threads) == 1
+    assert taken[count] <= min(taken[1], taken[threads])
+    assert threads_for(work + 1000, threads) >= count
+    assert threads_for(10**9, threads) == threads
+    assert threads_for(1000, threads) == 1
+
+
+@pytest.fixture(scope="module")
+def threads_in_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], int]:
+    """The function `threads_for` of the source that each library brings along."""
+    folder = tmp_path_factory.mktemp("parallel")
+    exported = "int exported(int64_t work, int threads) { return threads_for(work, threads); }"
+    (folder / "source.c").write_text(f'{SOURCE}\n#ifdef __cplusplus\nextern "C"\n#endif\n{exported}\n')
+    link(str(folder / "source.so"), [str(folder / "source.c")])
+    function = ctypes.CDLL(str(folder / "source.so")).exported
+    function.argtypes = (ctypes.c_int64, ctypes.c_int)
+    return function
+
+
+@given(WORK, st.integers(1, 128))
+def test_the_model_of_scaling_wakes_the_threads_that_libraries_wake(
+    threads_in_c: Callable[[int, int], int], work: int, threads: int
+) -> None:
+    assert threads_in_c(work, threads) == threads_for(work, threads)
 
 
 class Launched:

@@ -35,24 +35,24 @@ def parts_of_loop(threads: int) -> int:
     return 1 if threads == 1 else max(LEAST_PARTS, PARTS_PER_THREAD * threads)
 
 
-def launch_seconds(threads: int) -> float:
+def launch_nanoseconds(threads: int) -> int:
     """Returns what handing a loop to threads costs; one thread runs it itself."""
-    return 0.0 if threads == 1 else (LAUNCH_NANOSECONDS + LAUNCH_NANOSECONDS_PER_THREAD * threads) / 1e9
+    return 0 if threads == 1 else LAUNCH_NANOSECONDS + LAUNCH_NANOSECONDS_PER_THREAD * threads
 
 
-def threads_for(work_seconds: float, threads: int) -> int:
+def threads_for(work: int, threads: int) -> int:
     """Returns on how many of a pool's threads a short loop runs: twice as many as long as that saves time.
 
     The function of this name in `SOURCE` is the same in C.
 
     Args:
-        work_seconds: Of all threads together, when it last ran.
+        work: Nanoseconds of all threads together, when it last ran.
         threads: Of the pool.
     """
     count = 1
     while count < threads:
         more = min(2 * count, threads)
-        if work_seconds / count - work_seconds / more <= launch_seconds(more) - launch_seconds(count):
+        if work // count - work // more <= launch_nanoseconds(more) - launch_nanoseconds(count):
             break
         count = more
     return count
