@@ -70,7 +70,7 @@ class KeptEncodings:
     def __init__(self, artifact: Artifact, every: int) -> None:
         """Takes the model, and of how many frames one is encoded again."""
         self.folder, self.manifest = artifact.folder, artifact.manifest
-        self.fetch, self.release = artifact.fetch, artifact.release
+        self.fetch, self.reading_once = artifact.fetch, artifact.reading_once
         self._artifact, self._every = artifact, every
         self._frames = 0
         self._kept: dict[bytes, tuple[Tensors, Tensors]] = {}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -160,10 +161,36 @@ def test_encoders_are_the_models(artifact: Artifact) -> None:
     np.testing.assert_allclose(features(artifact), text_features_of(0), rtol=1e-5, atol=1e-5)
 
 
-def test_released_weights_are_read_again(artifact: Artifact) -> None:
+def resident(file: str) -> int:
+    """Bytes of a file that are in this process's memory, by way of all that have mapped it."""
+    found, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            found = bool(rest) and rest[-1].endswith(file)
+        elif found and first == "Rss:":
+            total += 1024 * int(rest[0])
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not say what is in memory")
+def test_weights_that_are_read_once_go_as_they_are_read(shallow_artifact: Path) -> None:
+    artifact, file = Artifact.load(shallow_artifact, check=False), weights_file("encode_text")
+    of_others = resident(file)
     before = features(artifact)
-    artifact.release("encode_text")
-    assert np.array_equal(features(artifact), before)
+    of_layers = resident(file) - of_others
+    with artifact.reading_once("encode_text"):
+        assert np.array_equal(features(artifact), before)
+        assert resident(file) - of_others < of_layers / 10
+        assert np.array_equal(features(artifact), before)
+    features(artifact)
+    assert resident(file) - of_others > 0.9 * of_layers, "weights are kept as before"
+    with artifact.reading_once("encode_text"):
+        pass
+    assert resident(file) <= of_others
+    gone = weakref.ref(artifact)
+    del artifact
+    assert gone() is None, "nothing that observes its kernels holds it"
 
 
 def test_threads_and_models_do_not_disturb_each_other(artifact: Artifact, shallow_artifact: Path) -> None:

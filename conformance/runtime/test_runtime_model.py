@@ -121,7 +121,7 @@ class Recording:
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact, self.folder, self.manifest = artifact, artifact.folder, artifact.manifest
-        self.fetch, self.release = artifact.fetch, artifact.release
+        self.fetch, self.reading_once = artifact.fetch, artifact.reading_once
         self.called: list[str] = []
 
     def call(self, entry: str, **inputs: Any) -> Tensors:

@@ -53,7 +53,7 @@ def call(request: tuple[str, Path, Calls], _announce: object) -> tuple[dict[str,
     results: dict[str, Any] = {}
     for entry, inputs in calls:
         given = {name: results[value] if isinstance(value, str) else value for name, value in inputs.items()}
-        results |= artifact.call(entry, **given)
-        artifact.release(entry)
+        with artifact.reading_once(entry):
+            results |= artifact.call(entry, **given)
     where = {tensor.device.type for tensor in results.values()}
     return {name: artifact.fetch(tensor) for name, tensor in results.items()}, where

@@ -12,6 +12,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class VirtualMachine:
     """`kDLCPU` of DLPack, `AllocatorType::kPooled` of TVM's memory manager."""
 
     def __init__(self, module: Any, device: tvm_ffi.Device) -> None:
+        self._library, self._device = module, device
         self._module = module["vm_load_executable"]()
         places = [(device.dlpack_device_type(), device.index)]
         if places[0][0] != self._CPU:
@@ -66,6 +68,16 @@ class VirtualMachine:
 
     def __contains__(self, name: str) -> bool:
         return bool(self._module.implements_function(name))
+
+    def observed(self, note: Callable[..., None]) -> VirtualMachine:
+        """Returns another machine with the same library, which calls a function before and after each kernel.
+
+        Args:
+            note: Gets the kernel, its name, whether it will run or has run, its result, and its arguments.
+        """
+        machine = VirtualMachine(self._library, self._device)
+        machine["set_instrument"](note)
+        return machine
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Calls a function.

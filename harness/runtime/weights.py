@@ -102,13 +102,25 @@ class MappedWeights:
             self.tensors: dict[str, Array]
             self.dtypes: dict[str, str]
             self.tensors, self.dtypes = _tensors(self._map)
+            self._begin = np.frombuffer(self._map, np.uint8).ctypes.data
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise ArtifactError(f"{path} cannot be read as weights ({error}): compile the model again") from error
 
     def release(self) -> None:
         """Gives the memory back; pages that are used later are read again, mostly from the system's cache."""
-        with contextlib.suppress(AttributeError, OSError):  # not on every system
-            self._map.madvise(mmap.MADV_DONTNEED)
+        self._release(0, len(self._map))
+
+    def release_at(self, address: int, size: int) -> None:
+        """Gives back whole pages of so many bytes in memory, if they are the file's."""
+        begin = address - self._begin
+        if begin >= 0 and begin + size <= len(self._map):
+            page = mmap.PAGESIZE
+            self._release(-(-begin // page) * page, (begin + size) // page * page)
+
+    def _release(self, begin: int, end: int) -> None:
+        if begin < end:
+            with contextlib.suppress(AttributeError, OSError):  # not on every system
+                self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def _tensors(mapped: mmap.mmap) -> tuple[dict[str, Array], dict[str, str]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.execution.remote.client import Content, DeviceSession, RemoteTensor
+from harness.execution.remote.description import READING_ONCE
 from harness.runtime.artifact import Tensors, check_inputs
 from harness.runtime.checking import check_files
 from harness.runtime.manifest import LIBRARY, MANIFEST, read_manifest, weights_file
@@ -42,6 +46,7 @@ class RemoteArtifact:
         files = {name: self.manifest.files[name] for name in names}
         session.keep([Content(file.sha256, file.bytes, self.folder / name) for name, file in files.items()])
         self._session = session
+        self._read_once: Counter[str] = Counter()
         self._loaded = session.load(
             {
                 "files": {name: file.sha256 for name, file in files.items()},
@@ -61,13 +66,19 @@ class RemoteArtifact:
         check_inputs(entry, signature, inputs)
         given = [inputs[spec.name] for spec in signature.inputs]
         tensors = [value if isinstance(value, RemoteTensor) else self._session.put(value) for value in given]
-        results, _seconds = self._session.call(self._loaded, entry, tensors)
+        function = f"{READING_ONCE}{entry}" if self._read_once[entry] else entry
+        results, _seconds = self._session.call(self._loaded, function, tensors)
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
 
     def fetch(self, tensor: RemoteTensor) -> npt.NDArray[np.generic]:
         """Returns a tensor's values, on this machine."""
         return self._session.fetch(tensor)
 
-    def release(self, entry: str) -> None:
-        """Gives back the memory of an entry point's weights over there."""
-        self._session.call(self._loaded, f"release {entry}", [])
+    @contextmanager
+    def reading_once(self, entry: str) -> Iterator[None]:
+        """Gives back the memory of an entry point's weights over there as its calls in the context read them."""
+        self._read_once[entry] += 1
+        try:
+            yield
+        finally:
+            self._read_once[entry] -= 1

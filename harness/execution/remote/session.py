@@ -27,6 +27,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.processors import Processors
-from harness.execution.remote.description import DESCRIBE, describe
+from harness.execution.remote.description import DESCRIBE, READING_ONCE, describe
 from harness.execution.remote.store import Store
 from harness.processes.child import die_with_parent
 from harness.processes.threads import configure_threads
@@ -143,11 +144,10 @@ class Session:
 
 
 def _entry(artifact: Artifact, entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
-    if entry.startswith("release "):
-        artifact.release(entry.removeprefix("release "))
-        return ()
-    names = (spec.name for spec in artifact.manifest.entries[entry].inputs)
-    return list(artifact.call(entry, **dict(zip(names, tensors, strict=True))).values())
+    name = entry.removeprefix(READING_ONCE)
+    names = (spec.name for spec in artifact.manifest.entries[name].inputs)
+    with nullcontext() if name == entry else artifact.reading_once(name):
+        return list(artifact.call(name, **dict(zip(names, tensors, strict=True))).values())
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:

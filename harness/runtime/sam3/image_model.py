@@ -94,8 +94,8 @@ class ImageModel:
         """
         pixels = to_pixels(image)
         (prepared,) = self._artifact.call("preprocess", image=pixels).values()
-        features = self._artifact.call("encode_image", pixels=prepared)
-        self._artifact.release("encode_image")
+        with self._artifact.reading_once("encode_image"):
+            features = self._artifact.call("encode_image", pixels=prepared)
         return EncodedImage(self, pixels, features)
 
     @property
@@ -113,8 +113,8 @@ class ImageModel:
             known = {key: self._texts[key] for key in keys if key in self._texts}
         new = {key: tokens for key, tokens in zip(keys, texts, strict=True) if key not in known}
         if new:
-            encoded = dict(zip(new, self._encoded(list(new.values())), strict=True))
-            self._artifact.release("encode_text")
+            with self._artifact.reading_once("encode_text"):
+                encoded = dict(zip(new, self._encoded(list(new.values())), strict=True))
             known |= encoded
             with self._lock:
                 self._texts |= encoded
@@ -171,9 +171,8 @@ class ImageModel:
 
     def interactive_features(self, features: Tensors) -> Tensors:
         """What `predict_masks` reads of an image, from its features."""
-        computed = self._artifact.call("interactive_features", trunk=features["trunk"])
-        self._artifact.release("interactive_features")
-        return computed
+        with self._artifact.reading_once("interactive_features"):
+            return self._artifact.call("interactive_features", trunk=features["trunk"])
 
     def predict_masks(self, features: Tensors, prompt: EncodedObjectPrompt) -> Tensors:
         """The outputs of the entry point `predict_masks`, by name."""

@@ -130,7 +130,7 @@ class _ObservedMemories:
     def __init__(self, artifact: Loaded) -> None:
         self._artifact = artifact
         self.folder, self.manifest = artifact.folder, artifact.manifest
-        self.fetch, self.release = artifact.fetch, artifact.release
+        self.fetch, self.reading_once = artifact.fetch, artifact.reading_once
         self.memories: list[Floats] = []
 
     def call(self, entry: str, **inputs: Any) -> Tensors:
