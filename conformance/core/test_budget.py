@@ -90,3 +90,11 @@ def test_a_group_that_nothing_has_is_one_sentence() -> None:
     check_known({"a", "b"}, [{"a"}, {"b"}], "box_head")
     with pytest.raises(HarnessError, match=r"keeps 'b' in float32, and box_head has no such group .*nor 1 others"):
         check_known({"a", "b", "c"}, [{"a"}], "box_head")
+
+
+def test_a_whole_model_need_not_have_every_group_of_its_components() -> None:
+    """What makes the smallest map of features is not compiled, because nothing reads it there."""
+    check_known({"a", "b", "c"}, [{"a"}, set()], "what is compiled", some=True)
+    check_known((), [set()], "what is compiled", some=True)
+    with pytest.raises(HarnessError, match=r"keeps 'b' in float32, and what is compiled has no such group"):
+        check_known({"b", "c"}, [set()], "what is compiled", some=True)

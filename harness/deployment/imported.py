@@ -93,7 +93,7 @@ def to_compile(contents: Contents, announce: Announce) -> list[Imported]:
     """Returns the entry points of what is to be compiled.
 
     Raises:
-        HarnessError: The machine cannot compile for the target, the checkpoint does not fit, or no entry point has one
+        HarnessError: The machine cannot compile for the target, the checkpoint does not fit, or no entry point has any
             of the groups that stay float32.
         Exception: Whatever the strategy `none` makes the importer raise.
     """
@@ -102,7 +102,7 @@ def to_compile(contents: Contents, announce: Announce) -> list[Imported]:
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
     items = list(contents.imported(announce))
-    check_known(contents.float32, [item.float32 for item in items], "what is compiled")
+    check_known(contents.float32, [item.float32 for item in items], "what is compiled", some=True)
     return items
 
 
