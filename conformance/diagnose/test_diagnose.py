@@ -426,10 +426,23 @@ def test_in_half_precision_errors_are_held_to_those_of_autocast() -> None:
     found = block_in_bf16()
     assert not found.faulty
     assert found.coverage.skipped == {}
-    assert {"matmul_bf16_add_relu_astype", "matmul_bf16_add"} <= {boundary.function for boundary in found.boundaries}
+    assert {"matmul_bf16_add_relu", "matmul_bf16_add"} <= {boundary.function for boundary in found.boundaries}
     assert all(boundary.local.r_rms < 1.5 for boundary in found.boundaries)
     half, single = found.boundaries[0].local, right_block().boundaries[0].local
     assert half.error > 1000 * single.error and half.torch_error > 1000 * single.torch_error
+
+
+def test_what_a_kernel_stores_in_half_precision_is_held_to_what_autocast_rounds() -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    program = Program("layers", layers.eval(), {"x": torch.randn(WIDTH, WIDTH)}, ("y",))
+    found = diagnose_program(program, replace(CASE, precision="bf16"), SEEDED)
+    assert not found.faulty
+    first, last = found.boundaries
+    assert (first.function, last.function) == ("matmul_bf16_add_relu_astype", "matmul_bf16_add")
+    assert 0.5 < first.local.r_rms < 1.5
+    assert last.local.r_rms < 1e-3, "it was given what is rounded already"
+    assert last.accumulated.r_rms < 1.5
 
 
 def test_a_fault_in_half_precision_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
