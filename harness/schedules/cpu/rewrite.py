@@ -230,12 +230,15 @@ def _all_round(
     """
 
     def rounds(user: relax.Var | None) -> bool:
-        value = None if user is None else context.bindings[user]
-        if user is None or user in readers:
-            return user is not None and any(readers[user].same_as(one) for one in same)
-        is_view = variable in same and is_call(value, "relax.reshape", "relax.astype")
-        moves = is_call(value, "relax.reshape", "relax.permute_dims", "relax.astype")
-        return moves and _all_round(context, facts, readers, user, (*same, user) if is_view else same)
+        if user is None:
+            return False
+        if user in readers:
+            return any(readers[user].same_as(one) for one in same)
+        value = context.bindings[user]
+        if is_call(value, "relax.permute_dims"):  # a kernel may read through it; what is copied stays fp32
+            return _all_round(context, facts, readers, user, same)
+        views = (*same, user) if variable in same else same
+        return is_call(value, "relax.reshape", "relax.astype") and _all_round(context, facts, readers, user, views)
 
     users = facts.users.get(variable, [])
     return bool(users) and all(map(rounds, users))
