@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.execution.remote.client import Content, DeviceSession, RemoteTensor
-from harness.execution.remote.description import READING_ONCE
 from harness.runtime.artifact import Tensors, check_inputs
 from harness.runtime.checking import check_files
 from harness.runtime.manifest import LIBRARY, MANIFEST, read_manifest, weights_file
@@ -66,8 +65,8 @@ class RemoteArtifact:
         check_inputs(entry, signature, inputs)
         given = [inputs[spec.name] for spec in signature.inputs]
         tensors = [value if isinstance(value, RemoteTensor) else self._session.put(value) for value in given]
-        function = f"{READING_ONCE}{entry}" if self._read_once[entry] else entry
-        results, _seconds = self._session.call(self._loaded, function, tensors)
+        once = self._read_once[entry] > 0
+        results, _seconds = self._session.call(self._loaded, entry, tensors, reading_once=once)
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
 
     def fetch(self, tensor: RemoteTensor) -> npt.NDArray[np.generic]:

@@ -189,8 +189,16 @@ class DeviceSession:
         values = np.ascontiguousarray(array).tobytes()
         return RemoteTensor(self, int(self._ask("input", json.dumps(shape), dtype, values)), shape, dtype)
 
-    def call(self, loaded: int, function: str, tensors: Sequence[RemoteTensor]) -> tuple[list[RemoteTensor], float]:
+    def call(
+        self, loaded: int, function: str, tensors: Sequence[RemoteTensor], *, reading_once: bool = False
+    ) -> tuple[list[RemoteTensor], float]:
         """Calls a function of what was loaded; returns its results and the seconds that it took over there.
+
+        Args:
+            loaded: Number of what was loaded.
+            function: Its name.
+            tensors: Its arguments.
+            reading_once: Whether a model's weights are given back as they are read.
 
         Raises:
             RemoteError: It raised.
@@ -198,7 +206,7 @@ class DeviceSession:
         """
         self._tell_dropped("release")
         numbers = json.dumps([tensor.number for tensor in tensors])
-        done = self._ask("call", loaded, function, numbers)
+        done = self._ask("call", loaded, function, numbers, int(reading_once))
         results = []
         for number in done["results"]:
             shape, dtype = self._ask("fetch", number)

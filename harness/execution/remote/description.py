@@ -15,8 +15,6 @@ PROTOCOL = 3
 """Version of what clients and `sam3-tvm serve-device` say to each other."""
 INFO = "sam3_tvm"
 """Where a server's description stands among what it tells the tracker."""
-READING_ONCE = "reading once "
-"""Before the name of an entry point whose weights are given back as they are read."""
 DESCRIBE = "describe"
 """The request of a server to the process of its first session, before there is a client; a line of JSON answers.
 

@@ -9,7 +9,8 @@ session, loading a module from there), these functions can be called, with text,
     sam3_tvm.receive(digest, size, offset, part)
     sam3_tvm.load(what) → number of a library or model that is loaded from the store; sam3_tvm.unload(numbers)
     sam3_tvm.input(shape, dtype, bytes) → number of a tensor
-    sam3_tvm.call(number of what was loaded, function, numbers of tensors) → numbers of its results, and seconds
+    sam3_tvm.call(number of what was loaded, function, numbers of tensors, whether its weights are read once)
+        → numbers of its results, and seconds
     sam3_tvm.fetch(number of a tensor) → shape and dtype; then sam3_tvm.bytes(number) → its values
     sam3_tvm.release(numbers of tensors)
 
@@ -28,6 +29,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.processors import Processors
-from harness.execution.remote.description import DESCRIBE, READING_ONCE, describe
+from harness.execution.remote.description import DESCRIBE, describe
 from harness.execution.remote.store import Store
 from harness.processes.child import die_with_parent
 from harness.processes.threads import configure_threads
@@ -100,10 +102,10 @@ class Session:
             (folder / MANIFEST).write_text(what["manifest"], encoding="utf-8")
             # Files in the store were checked when they arrived.
             artifact = Artifact.load(folder, check=False)
-            self._loaded[number] = lambda entry, tensors: _entry(artifact, entry, tensors)
+            self._loaded[number] = partial(_entry, artifact)
         else:
             executable = self._executable(folder / what["library"], what["target"], what["parameters"])
-            self._loaded[number] = lambda _function, tensors: executable.run(tensors)
+            self._loaded[number] = lambda _function, tensors, _reading_once: executable.run(tensors)
         return number
 
     def _unload(self, numbers: str) -> None:
@@ -122,10 +124,10 @@ class Session:
     def _input(self, shape: str, dtype: str, values: bytes) -> int:
         return self._add(np.frombuffer(bytearray(values), dtype).reshape(json.loads(shape)))
 
-    def _call(self, loaded: int, function: str, arguments: str) -> dict[str, Any]:
+    def _call(self, loaded: int, function: str, arguments: str, reading_once: int) -> dict[str, Any]:
         tensors = [self._tensors[number] for number in json.loads(arguments)]
         start = time.perf_counter()
-        results = self._loaded[loaded](function, tensors)
+        results = self._loaded[loaded](function, tensors, bool(reading_once))
         return {"seconds": time.perf_counter() - start, "results": [self._add(result) for result in results]}
 
     def _fetch(self, number: int) -> tuple[Sequence[int], str]:
@@ -143,11 +145,10 @@ class Session:
         return self._made
 
 
-def _entry(artifact: Artifact, entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
-    name = entry.removeprefix(READING_ONCE)
-    names = (spec.name for spec in artifact.manifest.entries[name].inputs)
-    with nullcontext() if name == entry else artifact.reading_once(name):
-        return list(artifact.call(name, **dict(zip(names, tensors, strict=True))).values())
+def _entry(artifact: Artifact, entry: str, tensors: Sequence[Any], reading_once: bool) -> Sequence[Any]:
+    names = (spec.name for spec in artifact.manifest.entries[entry].inputs)
+    with artifact.reading_once(entry) if reading_once else nullcontext():
+        return list(artifact.call(entry, **dict(zip(names, tensors, strict=True))).values())
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
