@@ -60,7 +60,7 @@ class _Reading:
     weights: MappedWeights | None = None
 
     def note(self, _kernel: Any, _name: str, before: bool, _result: Any, *arguments: Any) -> None:
-        """Gives back what a kernel has read of them; see `VirtualMachine.observed`."""
+        """Gives back what a kernel has read of them; see `VirtualMachine.instrumented`."""
         import tvm_ffi
 
         if before or self.weights is None:
@@ -189,7 +189,7 @@ class Artifact:
     @cached_property
     def _releasing(self) -> VirtualMachine:
         """A machine that gives back what a kernel has read of the weights of the entry point that it runs."""
-        return self._machine.observed(self._reading.note)
+        return self._machine.instrumented(self._reading.note)
 
 
 def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Device) -> list[Any]:

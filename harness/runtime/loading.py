@@ -69,14 +69,14 @@ class VirtualMachine:
     def __contains__(self, name: str) -> bool:
         return bool(self._module.implements_function(name))
 
-    def observed(self, note: Callable[..., None]) -> VirtualMachine:
-        """Returns another machine with the same library, which calls a function before and after each kernel.
+    def instrumented(self, instrument: Callable[..., None]) -> VirtualMachine:
+        """Returns another machine with the same library, which calls an instrument before and after each kernel.
 
         Args:
-            note: Gets the kernel, its name, whether it will run or has run, its result, and its arguments.
+            instrument: Gets the kernel, its name, whether it is to run or has run, its result, and its arguments.
         """
         machine = VirtualMachine(self._library, self._device)
-        machine["set_instrument"](note)
+        machine["set_instrument"](instrument)
         return machine
 
     def call(self, name: str, *arguments: Any) -> Any:
