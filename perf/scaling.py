@@ -73,12 +73,13 @@ Loop = Mapping[int, Sequence[float]]
 
 def loop_seconds(loop: Loop, threads: int, how: Distribution) -> tuple[float, float]:
     """Returns how long a loop computes on threads, and what handing it out costs."""
-    if how == "static":
-        return static_seconds(loop[threads]), launch_nanoseconds(threads) / 1e9
-    if static_seconds(loop[threads]) >= LONG_SECONDS:
-        return dynamic_seconds(loop[parts_of_loop(threads)], threads), launch_nanoseconds(threads) / 1e9
-    fewer = threads_for(round(sum(loop[threads]) * 1e9), threads)
-    return static_seconds(loop[fewer]), launch_nanoseconds(fewer) / 1e9
+    seconds = static_seconds(loop[threads])
+    if how == "dynamic" and seconds >= LONG_SECONDS:
+        seconds = dynamic_seconds(loop[parts_of_loop(threads)], threads)
+    elif how == "dynamic":
+        threads = threads_for(round(sum(loop[threads]) * 1e9), threads)
+        seconds = static_seconds(loop[threads])
+    return seconds, launch_nanoseconds(threads) / 1e9
 
 
 @dataclass(frozen=True)
