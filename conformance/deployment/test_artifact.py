@@ -173,6 +173,13 @@ def resident(file: str) -> int:
     return total
 
 
+def test_weights_that_are_read_once_are_read_again(artifact: Artifact) -> None:
+    before = features(artifact)
+    with artifact.reading_once("encode_text"):
+        assert np.array_equal(features(artifact), before)
+    assert np.array_equal(features(artifact), before)
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not say what is in memory")
 def test_weights_that_are_read_once_go_as_they_are_read(shallow_artifact: Path) -> None:
     artifact, file = Artifact.load(shallow_artifact, check=False), weights_file("encode_text")
