@@ -64,7 +64,7 @@ class Session:
         self._work = work
         self._store = store
         self._description = description
-        self._loaded: dict[int, Callable[[str, Sequence[Any]], Sequence[Any]]] = {}
+        self._loaded: dict[int, Callable[[str, Sequence[Any], bool], Sequence[Any]]] = {}
         self._tensors: dict[int, Any] = {}
         self._made = 0
 
