@@ -16,11 +16,11 @@ from filelock import FileLock
 from conformance.aarch64.environment import CPU, machine_for
 from conformance.support.tuning import record
 from harness.core.errors import HarnessError
-from harness.core.processors import Processors
+from harness.core.processors import Processors, chosen_processors
 from harness.processes.memory import give_back_freed_memory
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
-from harness.tuned.database import store
+from harness.tuned.database import current_conditions, store
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: every command that is interrupted by a test would inherit that.
@@ -148,7 +148,9 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tuned = shared_folder(tmp_path_factory) / "tuned"
     with FileLock(folder.parent.with_suffix(".lock")):
         if not folder.exists():
-            store(tuned, "llvm", record("product 1x400x256x256 left", {"rows": 3, "vectors": 1}))
+            conditions = current_conditions("llvm", chosen_processors())
+            schedule = {"rows": 3, "vectors": 1}
+            store(tuned, "llvm", record("product 1x400x256x256 left", schedule, conditions=conditions))
             command = [sys.executable, "-m", "harness", "compile", "--scale", "shallow", "--video"]
             command += ["--out", str(folder), "--db", str(tuned)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
