@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from conformance.aarch64.place import EmulatedPlace
         from conformance.support.place import choose
 
-        config.stash[PLACE] = EmulatedPlace(machine, Processors(config.getoption("cpu") or CPU))
+        config.stash[PLACE] = EmulatedPlace(Processors(config.getoption("cpu") or CPU))
         config.stash[EXECUTED] = []
         choose(config.stash[PLACE])
 

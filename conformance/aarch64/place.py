@@ -14,24 +14,25 @@ from typing import Any
 import numpy as np
 import tvm
 
-from conformance.aarch64.environment import Machine, environment
+from conformance.aarch64.environment import Machine, environment, machine_for
 from harness.core.processors import Processors
 from harness.targets import TARGETS
 from harness.targets.compiling import export_library
 
 
 class EmulatedPlace:
-    """Compiles for the processors of an AArch64 machine, and calls what was compiled there.
+    """Compiles for the processors of AArch64 machines, and calls what was compiled there.
+
+    Code for a processor that has more than the usual one runs on the machine that has it.
 
     Attributes:
         calls: How many calls there were.
     """
 
-    def __init__(self, machine: Machine, processors: Processors) -> None:
+    def __init__(self, processors: Processors) -> None:
         self.calls = 0
-        self._machine = machine
         self._processors = processors
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: dict[Path, subprocess.Popen[bytes]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="sam3-tvm-aarch64-")
         self._made = 0
 
@@ -43,30 +44,34 @@ class EmulatedPlace:
         return str(target.attrs.get("mtriple", "")).startswith("aarch64-linux")
 
     def virtual_machine(self, executable: Any, target: tvm.target.Target) -> Functions:
-        return Functions(self, self._loaded("machine", executable, target))
+        return self._loaded("machine", executable, target)
 
     def module(self, compiled: Any, target: tvm.target.Target) -> Functions:
-        return Functions(self, self._loaded("module", compiled, target))
+        return self._loaded("module", compiled, target)
 
-    def _loaded(self, kind: str, compiled: Any, target: tvm.target.Target) -> int:
+    def _loaded(self, kind: str, compiled: Any, target: tvm.target.Target) -> Functions:
         self._made += 1
-        library = Path(self._folder.name) / f"{self._made}.so"
+        library, python = Path(self._folder.name) / f"{self._made}.so", _machine_of(target).python
         export_library(compiled, target, library)
-        number = self.ask(kind, str(library))
+        number = self.ask(python, kind, str(library))
         library.unlink()
-        return int(number)
+        return Functions(self, python, int(number))
 
-    def ask(self, *request: Any) -> Any:
-        """Sends a request to the worker, which is started for the first one.
+    def ask(self, python: Path, *request: Any) -> Any:
+        """Sends a request to the worker of a machine, which is started for the first one.
+
+        Args:
+            python: The machine's Python.
+            request: What `conformance.aarch64.worker` takes.
 
         Raises:
             RuntimeError: What was called raised there, or the worker died of it.
         """
-        if self._process is None:
-            command = [str(self._machine.python), "-m", "conformance.aarch64.worker"]
+        if python not in self._processes:
+            command = [str(python), "-m", "conformance.aarch64.worker"]
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment())
-        process = self._process
+            self._processes[python] = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment())
+        process = self._processes[python]
         assert process.stdin is not None and process.stdout is not None
         try:
             pickle.dump(request, process.stdin, protocol=5)
@@ -74,32 +79,38 @@ class EmulatedPlace:
             kind, value = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError):
             code = process.wait()
-            self._end()
+            self._end(python)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise RuntimeError(f"the AArch64 process died of {how}; machines made before this are gone") from None
         except BaseException:  # interrupted: its next answer would be this one's
-            self._end()
+            self._end(python)
             raise
         if kind == "error":
             raise RuntimeError(f"on AArch64: {value}")
         return value
 
     def close(self) -> None:
-        self._end()
+        for python in list(self._processes):
+            self._end(python)
         self._folder.cleanup()
 
-    def _end(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.kill()
-            process.communicate()
+    def _end(self, python: Path) -> None:
+        process = self._processes.pop(python)
+        process.kill()
+        process.communicate()
+
+
+def _machine_of(target: tvm.target.Target) -> Machine:
+    """The machine that runs code for a target."""
+    return machine_for(str(target.attrs["mcpu"]) if "mcpu" in target.attrs else None)
 
 
 class Functions:
     """The functions of a library there, by name; they take and give tensors of this machine."""
 
-    def __init__(self, place: EmulatedPlace, number: int) -> None:
+    def __init__(self, place: EmulatedPlace, python: Path, number: int) -> None:
         self._place = place
+        self._python = python
         self._number = number
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
@@ -107,7 +118,8 @@ class Functions:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         self._place.calls += 1
-        result, after = self._place.ask("call", self._number, name, [_sent(argument) for argument in arguments])
+        sent = [_sent(argument) for argument in arguments]
+        result, after = self._place.ask(self._python, "call", self._number, name, sent)
         for argument, values in zip(arguments, after, strict=True):
             if isinstance(argument, tvm.runtime.Tensor) and argument.numpy().tobytes() != values.tobytes():
                 argument.copyfrom(values)

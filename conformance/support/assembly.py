@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-_FUSED = re.compile(r"vdpbf16ps|vfn?m(add|sub)\d+[ps]s|fml[as](\.4s)?|fn?m(add|sub)")
+_FUSED = re.compile(r"vdpbf16ps|bf(dot|mmla)(\.4s)?|vfn?m(add|sub)\d+[ps]s|fml[as](\.4s)?|fn?m(add|sub)")
 """Mnemonics of fused multiply-adds, vector or scalar, that add into one of their operands."""
 _BRANCH = re.compile(r"(?:j\w+|b(?:\.\w+)?|cbn?z|tbn?z)\s(?:.*,)?\s*(\.?L\w+)$")
 _FULL_VECTOR = {"x86-64-v4": r"%zmm\d+$", "x86-64-v3": r"%ymm\d+$"}
@@ -25,6 +25,11 @@ class Instruction:
 
     mnemonic: str
     operands: tuple[str, ...]
+
+    @property
+    def operation(self) -> str:
+        """The mnemonic without the arrangement of vectors, which macOS writes behind it."""
+        return self.mnemonic.partition(".")[0]
 
     @property
     def text(self) -> str:

@@ -20,6 +20,7 @@ from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
 from harness.parity.verdict import judge
 from harness.schedules.common.kernel import chunk_length
+from harness.schedules.cpu.bfmmla import LEAST_ROWS, TERMS
 
 SMALLEST = 2.0**-126
 """The smallest positive normal number, of fp32 and of bfloat16."""
@@ -47,10 +48,17 @@ class Processor:
     Attributes:
         flushes: Whether denormal numbers, operands and results, are zero, as for `vdpbf16ps`.
         fuses: Whether a product is not rounded by itself, which only shows where it is beyond fp32's range.
+        odd: Whether both products of a pair are added first, and sums are rounded to odd, as by `bfdot`; four terms are
+            two pairs in turn where there are as many, as for `bfmmla`.
     """
 
     flushes: bool = False
     fuses: bool = True
+    odd: bool = False
+
+
+ARM = Processor(flushes=True, fuses=False, odd=True)
+"""One with FEAT_BF16."""
 
 
 def multiply_add(sums: np.ndarray, left: np.ndarray, right: np.ndarray, processor: Processor) -> np.ndarray:
@@ -74,20 +82,70 @@ def multiply_add(sums: np.ndarray, left: np.ndarray, right: np.ndarray, processo
     return flushed(result) if processor.flushes else result
 
 
-def product(x: np.ndarray, weight: np.ndarray, processor: Processor) -> np.ndarray:
-    """What the kernels make of `linear` of matrices [m, k] and [n, k]: chunks of pairs, then the sum of the chunks."""
+def added_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b of fp32 numbers as BFDotAdd of Arm's manual adds them: cut off, with an odd last bit if not exact; flushed.
+
+    A float64 sum and its error (Knuth's TwoSum) tell on which side of an fp32 number the exact sum is.
+    """
+    a, b = (flushed(array).astype(np.float64) for array in (a, b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = a + b
+        part = total - a
+        error = (a - (total - part)) + (b - part)
+        nearest = total.astype(np.float32)
+        wide = nearest.astype(np.float64)
+    beyond = (np.abs(wide) > np.abs(total)) | ((wide == total) & (np.sign(error) == -np.sign(total)) & (error != 0))
+    inexact = ((wide != total) | (error != 0)) & (np.abs(total) < 2.0**128)
+    cut = np.where(beyond & inexact, np.nextafter(nearest, np.float32(0)), nearest)
+    odd = (cut.view(np.uint32) | 1).view(np.float32)
+    return flushed(np.where(inexact & np.isfinite(cut), odd, cut))
+
+
+def pair_added(sums: np.ndarray, left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> np.ndarray:
+    """sums + the products of two terms, as `bfdot` adds them; the terms are bfloat16, broadcast to the sums."""
+    terms = [[flushed(term.astype(np.float32)) for term in side] for side in (left, right)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        products = [a * b for a, b in zip(*terms, strict=True)]
+    return added_to_odd(sums, added_to_odd(*map(flushed, products)))
+
+
+def product(x: np.ndarray, weight: np.ndarray, processor: Processor, channels: int = 0) -> np.ndarray:
+    """What the kernels make of matrices [m, k] and [n, k]: chunks of pairs, then the sum of the chunks.
+
+    Args:
+        x: The activations.
+        weight: The weights, in bfloat16.
+        processor: The one that computes it.
+        channels: Of a convolution, whose left operand are the weights; 0 for a linear layer.
+    """
     left, right = rounded(x)[:, None, :], weight[None]
+    rows, terms = (len(weight), channels) if channels else x.shape
+    if processor.odd and rows >= LEAST_ROWS and terms % TERMS == 0:
+        return _product_of_fours(left, right)
     pairs = x.shape[1] // 2
     chunk = chunk_length(pairs)
     totals = np.zeros((x.shape[0], weight.shape[0]), np.float32)
     for first in range(0, pairs, chunk):
         sums = np.zeros_like(totals)
         for k in range(first, min(first + chunk, pairs)):
+            if processor.odd:
+                sums = pair_added(sums, *([side[..., k], side[..., k + pairs]] for side in (left, right)))
+                continue
             for term in (k + pairs, k):
                 sums = multiply_add(sums, left[..., term], right[..., term], processor)
         with np.errstate(invalid="ignore", over="ignore"):
             totals = totals + sums
     return totals
+
+
+def _product_of_fours(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """What `bfmmla` makes of rows, [m, 1, k], and columns, [1, n, k]."""
+    quarter = left.shape[-1] // TERMS
+    sums = np.zeros(np.broadcast_shapes(left.shape, right.shape)[:2], np.float32)
+    for k in range(quarter):
+        for first in (k, k + 2 * quarter):
+            sums = pair_added(sums, *([side[..., first], side[..., first + quarter]] for side in (left, right)))
+    return sums
 
 
 def hold_to_upstream(

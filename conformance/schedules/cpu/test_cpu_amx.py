@@ -1,4 +1,4 @@
-"""Linear layers on the matrix unit of x86: what is emitted computes what the instruction does, and LLVM emits it."""
+"""The matrix unit of x86: what is emitted computes what the instruction does, and LLVM emits it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
+from tvm import relax
 from tvm.target import codegen
 
+from conformance.schedules.cpu.test_cpu_attention_bf16 import hold_rounded, masks_of
 from conformance.support.amx import product_in_tiles, target_with_tiles, without_unit
 from conformance.support.assembly import assembly
+from conformance.support.attention import attention_bf16, operands
 from conformance.support.bf16 import linear, rounded
-from conformance.support.kernels import functions_of, lowered, machine_of, run
+from conformance.support.convolutions import AROUND, PLAIN, Geometry, filters
+from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run
 from conformance.support.operators import normal, rms
 from conformance.support.place import executes
 from harness.core.case import Case
@@ -31,18 +36,27 @@ from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.amx import matrix_unit
+from harness.schedules.cpu.bf16 import with_half_products
 
 few = settings(max_examples=6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")
 emulated = pytest.mark.skipif(not executes(ANY), reason="this machine does not execute code for x86-64-v3")
 
 
+def in_tiles(operator: Operator, inputs: Arrays, weights: Arrays = ()) -> np.ndarray:
+    """The result of an operator in tiles, whose instructions are functions that this machine runs."""
+    module = lowered(operator, inputs, weights, WITH_TILES)
+    assert any("_amx" in name for name in functions_of(module)), functions_of(module)
+    machine = machine_of(without_unit(module), ANY)
+    arguments, loaded = ([tvm.runtime.tensor(array) for array in group] for group in (inputs, weights))
+    if loaded:
+        loaded = list(machine["main_transform_params"](loaded))
+    return machine["main"](*arguments, *loaded).numpy()
+
+
 def multiplied(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The layer in tiles, whose instructions are functions that this machine runs."""
-    module = without_unit(lowered(linear, [x], [weight], WITH_TILES))
-    machine = machine_of(module, ANY)
-    loaded = machine["main_transform_params"]([tvm.runtime.tensor(weight)])
-    return machine["main"](tvm.runtime.tensor(x), *loaded).numpy()
+    """The layer in tiles."""
+    return in_tiles(linear, [x], [weight])
 
 
 @emulated
@@ -72,6 +86,78 @@ def test_sums_are_a_thousand_times_as_accurate_as_operands() -> None:
     assert rms(multiplied(x, weight) - exact) <= 1e-3 * rms(exact - x.astype(np.float64) @ right)
 
 
+# --- convolutions ---
+
+
+def convolved(x: np.ndarray, weight: np.ndarray, at: Geometry) -> np.ndarray:
+    """What the unit makes of the columns that PyTorch gathers."""
+    columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], at.dilation, at.padding, at.stride).numpy()
+    shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
+    shape = functional.conv2d(*shapes, None, at.stride, at.padding, at.dilation).shape
+    rows = rounded(weight.reshape(len(weight), -1))
+    return np.stack([product_in_tiles(image.T, rows).T for image in columns]).reshape(shape)
+
+
+@emulated
+@few
+@given(
+    channels=st.sampled_from([32, 64, 96]),
+    outer=st.sampled_from([9, 16, 33, 70]),
+    size=st.tuples(st.integers(3, 9), st.integers(3, 40)),
+    geometry=st.sampled_from([PLAIN, AROUND, Geometry(stride=(2, 2), padding=(1, 0)), Geometry(dilation=(2, 1))]),
+    kernel=st.sampled_from([(1, 1), (3, 3), (2, 3)]),
+)
+def test_a_convolution_is_what_numpy_emulates(
+    channels: int, outer: int, size: tuple[int, int], geometry: Geometry, kernel: tuple[int, int]
+) -> None:
+    assume(
+        all(extent > reach * (taps - 1) for extent, reach, taps in zip(size, geometry.dilation, kernel, strict=True))
+    )
+    x, weight = normal((2, channels, *size)), filters(outer, channels, *kernel)
+    actual = in_tiles(lambda *operands: with_half_products(geometry.conv2d(*operands)), [x], [weight])
+    np.testing.assert_array_equal(actual, convolved(x, weight, geometry))
+
+
+@emulated
+def test_a_transposed_convolution_is_what_numpy_emulates() -> None:
+    x, weight = normal((2, 64, 5, 33)), normal((64, 24, 2, 2), 1, scale=1 / 16)
+    actual = in_tiles(lambda x, w: with_half_products(relax.op.nn.conv2d_transpose(x, w, (2, 2))), [x], [weight])
+    # A kernel pixel is a convolution of its own.
+    taps = [convolved(x, weight[..., i, j].T[..., None, None], PLAIN) for i in range(2) for j in range(2)]
+    expected = np.stack(taps, -1).reshape(2, 24, 5, 33, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(actual.shape)
+    np.testing.assert_array_equal(actual, expected)
+
+
+# --- attention ---
+
+
+@emulated
+@few
+@given(
+    queries=st.sampled_from([9, 32, 33, 97]),
+    keys=st.sampled_from([9, 37, 201, 576, 1155]),
+    extents=st.sampled_from([(32, 32), (64, 64), (96, 20), (256, 64)]),
+    masked=st.sampled_from([None, 0.5]),
+)
+def test_attention_rounds_operands_and_weights_alone(
+    queries: int, keys: int, extents: tuple[int, int], masked: float | None
+) -> None:
+    arrays = operands(2, queries, keys, 2, *extents)
+    bias = None if masked is None else masks_of((1, 2, queries, keys), masked)
+    actual = in_tiles(attention_bf16(), [*arrays, *([] if bias is None else [bias])])
+    hold_rounded(actual, arrays, bias)
+    assert bias is None or (actual[:, 0] == 0).all()
+
+
+@emulated
+@pytest.mark.parametrize(("corner", "queries", "keys"), [("TopLeft", 20, 41), ("BottomRight", 41, 17)])
+def test_causal_attention(corner: str, queries: int, keys: int) -> None:
+    arrays = operands(2, queries, keys, 2, 64)
+    offset = 0 if corner == "TopLeft" else keys - queries
+    seen = np.arange(keys) <= np.arange(queries)[:, None] + offset
+    hold_rounded(in_tiles(attention_bf16(corner), arrays), arrays, np.where(seen, 0.0, -np.inf))
+
+
 @pytest.mark.skipif(not set(MATRIX_UNIT) <= (cpu_features() or set()), reason="this machine has no matrix unit")
 def test_the_unit_computes_it() -> None:
     if refusal := matrix_unit_problem():
@@ -80,6 +166,11 @@ def test_the_unit_computes_it() -> None:
     for rows, columns, depth in ((96, 384, 1024), (17, 31, 96)):
         x, weight = normal((rows, depth)), rounded(normal((columns, depth), 1, scale=depth**-0.5))
         np.testing.assert_array_equal(run(linear, [x], [weight], target), product_in_tiles(x, weight))
+    x, weight = normal((1, 64, 20, 30)), filters(70, 64, 3, 3)
+    actual = run(lambda *operands: with_half_products(AROUND.conv2d(*operands)), [x], [weight], target)
+    np.testing.assert_array_equal(actual, convolved(x, weight, AROUND))
+    arrays = operands(1, 96, 576, 2, 64)
+    hold_rounded(run(attention_bf16(), arrays, target=target), arrays)
 
 
 @pytest.mark.parametrize("cpu", ["sapphirerapids", "graniterapids"])
@@ -95,6 +186,20 @@ def test_sums_stay_in_tiles(cpu: str, rows: int, sums: int, operands: int) -> No
     assert re.fullmatch(f"(s{{{sums}}}(o{{{operands}}}p{{{sums}}})+w{{{sums}}})+", letters), letters
     assert text.index("ldtilecfg") < text.index("tileloadd") and text.rindex("tilestored") < text.index("tilerelease")
     assert "multiply_bf16_tiles" not in re.sub(r"#.*", "", text), "it is not called, but part of the loop"
+
+
+@pytest.mark.parametrize("kind", ["convolution", "attention"])
+def test_a_task_has_the_unit_while_it_multiplies(kind: str) -> None:
+    target = target_with_tiles("sapphirerapids")
+    if kind == "attention":
+        module = lowered(attention_bf16(), operands(1, 96, 576, 2, 64), target=target)
+    else:
+        image, weight = normal((1, 64, 24, 72)), filters(96, 64, 3, 3)
+        module = lowered(lambda *pair: with_half_products(AROUND.conv2d(*pair)), [image], [weight], target)
+    text = assembly(module, target)
+    assert text.count("tdpbf16ps") >= 4 * (2 if kind == "attention" else 1)
+    assert text.index("ldtilecfg") < text.index("tileloadd") and text.rindex("tilestored") < text.rindex("tilerelease")
+    assert "vdpbf16ps" not in text
 
 
 def functions_in_bf16(module: nn.Module, target: tvm.target.Target, *args: torch.Tensor) -> set[str]:

@@ -17,7 +17,14 @@ from torch.nn import functional
 from tvm import relax, tirx
 
 from conformance.schedules.cpu.test_cpu_attention_streaming import workspace
-from conformance.schedules.cpu.test_cpu_bf16 import DOT_PRODUCTS, SHIFTS, runs, target_for
+from conformance.schedules.cpu.test_cpu_bf16 import (
+    ARM_PRODUCTS,
+    DOT_PRODUCTS,
+    SHIFTS,
+    runs,
+    target_for,
+    with_instruction,
+)
 from conformance.schedules.cpu.test_cpu_threads import hold as hold_on_threads
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.attention import attention, attention_bf16, hold_beyond_the_last_key, operands
@@ -31,8 +38,6 @@ from harness.lowering.route import Route, lower
 from harness.schedules.common.graph import is_call
 from harness.schedules.cpu import cpu_pipeline
 
-executed = runs("cooperlake")
-EXECUTED = target_for("cooperlake")
 HALF_STEP = 2.0**-8
 """How far, in relation to itself, a number is from the nearest bfloat16 at most."""
 
@@ -79,7 +84,7 @@ def masks_of(shape: tuple[int, ...], share: float) -> np.ndarray:
 # --- against float64 ---
 
 
-@executed
+@with_instruction
 @settings(max_examples=6)
 @given(
     batch=st.integers(1, 2),
@@ -90,83 +95,83 @@ def masks_of(shape: tuple[int, ...], share: float) -> np.ndarray:
     masked=st.sampled_from([None, 0.5]),
 )
 def test_any_size(
-    batch: int, queries: int, keys: int, heads: int, extents: tuple[int, int], masked: float | None
+    cpu: str, batch: int, queries: int, keys: int, heads: int, extents: tuple[int, int], masked: float | None
 ) -> None:
     """Odd numbers of keys in one block, in equal blocks and streamed; the first query has no key."""
     arrays = operands(batch, queries, keys, heads, *extents)
     bias = None if masked is None else masks_of((1, heads, queries, keys), masked)
-    actual = run(attention_bf16(), [*arrays, *([] if bias is None else [bias])], target=EXECUTED)
+    actual = run(attention_bf16(), [*arrays, *([] if bias is None else [bias])], target=target_for(cpu))
     hold_rounded(actual, arrays, bias)
     assert bias is None or (actual[:, 0] == 0).all()
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize(("keys", "channels"), [(576, 64), (201, 32)])
-def test_weights_are_rounded_to_the_nearest(keys: int, channels: int) -> None:
+def test_weights_are_rounded_to_the_nearest(cpu: str, keys: int, channels: int) -> None:
     """Of one block of keys, which has one highest score: but for ties, what float64 gives of rounded weights."""
     arrays = operands(2, 96, keys, 2, channels)
     exponentials, value = softmax_of(arrays)
     expected = attended(exponentials, rounded(exponentials), value)
     rounding = rms(expected - attended(exponentials, exponentials, value))
-    assert rms(run(attention_bf16(), arrays, target=EXECUTED) - expected) < 0.1 * rounding
+    assert rms(run(attention_bf16(), arrays, target=target_for(cpu)) - expected) < 0.1 * rounding
 
 
-@executed
-def test_values_are_rounded_to_the_nearest_and_ties_to_even() -> None:
+@with_instruction
+def test_values_are_rounded_to_the_nearest_and_ties_to_even(cpu: str) -> None:
     """One key has the weight one: what is left of a value is what `ml_dtypes` rounds it to."""
     bits = np.arange(0x3F800000, 0x3F830000, 0x0FFF, np.uint32)
     value = np.concatenate([bits, bits | 0x8000, [0x7F7FFFFF, 0xFF800000]]).astype(np.uint32).view(np.float32)
     arrays = [*operands(1, 20, 1, 1, 16)[:2], value.reshape(1, 1, 1, -1)]
-    actual = run(attention_bf16(), arrays, target=EXECUTED)
+    actual = run(attention_bf16(), arrays, target=target_for(cpu))
     with np.errstate(over="ignore"):
         expected = value.astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(actual, np.broadcast_to(expected, actual.shape))
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize(
     ("corner", "queries", "keys"),
     [("TopLeft", 32, 32), ("TopLeft", 5, 41), ("BottomRight", 41, 17), ("BottomRight", 30, 1183)],
 )
-def test_causal(corner: str, queries: int, keys: int) -> None:
+def test_causal(cpu: str, corner: str, queries: int, keys: int) -> None:
     arrays = operands(2, queries, keys, 2, 64)
     offset = 0 if corner == "TopLeft" else keys - queries
     seen = np.arange(keys) <= np.arange(queries)[:, None] + offset
-    actual = run(attention_bf16(corner), arrays, target=EXECUTED)
+    actual = run(attention_bf16(corner), arrays, target=target_for(cpu))
     hold_rounded(actual, arrays, np.where(seen, 0.0, -np.inf))
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize("keys", [36, 1183])
-def test_boolean_mask(keys: int) -> None:
+def test_boolean_mask(cpu: str, keys: int) -> None:
     seen = np.random.default_rng(0).random((2, 1, 20, keys)) < 0.5
     seen[:, :, 7] = False
     arrays = operands(2, 20, keys, 3, 32)
-    actual = run(attention_bf16(), [*arrays, seen], target=EXECUTED)
+    actual = run(attention_bf16(), [*arrays, seen], target=target_for(cpu))
     hold_rounded(actual, arrays, np.where(seen, 0.0, -np.inf))
     assert (actual[:, 7] == 0).all()
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize("keys", [37, 1183])
-def test_nan_stays_in_its_query_and_head(keys: int) -> None:
+def test_nan_stays_in_its_query_and_head(cpu: str, keys: int) -> None:
     arrays = operands(1, 40, keys, 2, 32)
     arrays[0][0, 5, 1, 3] = np.nan
-    actual = run(attention_bf16(), arrays, target=EXECUTED)
+    actual = run(attention_bf16(), arrays, target=target_for(cpu))
     assert np.isnan(actual[0, 5, 1]).all() and np.isnan(actual).sum() == 32
 
 
 # --- numbers of keys that are not known, and what lies behind the last one ---
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize("biased", [False, True])
-def test_any_number_of_keys(biased: bool) -> None:
+def test_any_number_of_keys(cpu: str, biased: bool) -> None:
     n = tirx.Var("n", "int64")
     bias = ((1, 1, 1, n),) if biased else ()
-    module = lowered_for(attention_bf16(), [(2, 30, 1, 72), (2, n, 1, 72), (2, n, 1, 40), *bias], EXECUTED)
+    module = lowered_for(attention_bf16(), [(2, 30, 1, 72), (2, n, 1, 72), (2, n, 1, 40), *bias], target_for(cpu))
     assert functions_of(module) == ["attention_bf16"]
-    machine = machine_of(module, EXECUTED)
+    machine = machine_of(module, target_for(cpu))
     for keys in (1, 63, 65, 601, 1400):
         arrays = operands(2, 30, keys, 1, 72, 40)
         extra = [normal((1, 1, 1, keys), 3)] if biased else []
@@ -174,22 +179,22 @@ def test_any_number_of_keys(biased: bool) -> None:
         hold_rounded(actual, arrays, *extra)
 
 
-@executed
-def test_what_lies_behind_the_last_key_changes_nothing() -> None:
+@with_instruction
+def test_what_lies_behind_the_last_key_changes_nothing(cpu: str) -> None:
     """NaN in the tensors, and in the workspace where the keys of a longer call lay."""
     n = tirx.Var("n", "int64")
     machine = machine_of(
-        lowered_for(attention_bf16(), [(1, 30, 1, 72), (1, n, 1, 72), (1, n, 1, 72)], EXECUTED), EXECUTED
+        lowered_for(attention_bf16(), [(1, 30, 1, 72), (1, n, 1, 72), (1, n, 1, 72)], target_for(cpu)), target_for(cpu)
     )
     hold_beyond_the_last_key(machine, (1, 131, 601))
 
 
-@executed
-def test_padding_with_a_mask_changes_nothing() -> None:
+@with_instruction
+def test_padding_with_a_mask_changes_nothing(cpu: str) -> None:
     """Keys beyond `count` are masked, and there are none: the same numbers, bit by bit."""
     n = tirx.Var("n", "int64")
     shapes = [(1, 30, 2, 64), (1, n, 2, 64), (1, n, 2, 64), (1, 1, 1, n)]
-    machine = machine_of(lowered_for(attention_bf16(), shapes, EXECUTED), EXECUTED)
+    machine = machine_of(lowered_for(attention_bf16(), shapes, target_for(cpu)), target_for(cpu))
     arrays = operands(1, 30, 1300, 2, 64)
     for count in (5, 601, 1200):
         mask = np.zeros((1, 1, 1, 1300), np.float32)
@@ -202,14 +207,14 @@ def test_padding_with_a_mask_changes_nothing() -> None:
         np.testing.assert_array_equal(*results)
 
 
-@executed
+@runs("cooperlake")
 @pytest.mark.parametrize("keys", [576, 1155, 1183])
 def test_threads_do_not_change_a_number(keys: int, tmp_path: Path) -> None:
     arrays = operands(1, 200, keys, 2, 72)
-    library = tmp_path / "kernel.so"
-    module = lowered(attention_bf16(), arrays, target=EXECUTED)
-    relax.build(module, EXECUTED, relax_pipeline=None).export_library(str(library))
-    machine = virtual_machine(tvm.runtime.load_module(str(library)), EXECUTED)
+    target, library = target_for("cooperlake"), tmp_path / "kernel.so"
+    module = lowered(attention_bf16(), arrays, target=target)
+    relax.build(module, target, relax_pipeline=None).export_library(str(library))
+    machine = virtual_machine(tvm.runtime.load_module(str(library)), target)
     hold_on_threads(library, lambda: [machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()])
 
 
@@ -218,8 +223,8 @@ def test_threads_do_not_change_a_number(keys: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cpu", "biased"),
-    [("znver4", False), ("znver4", True), ("sapphirerapids", False)],
-    ids=["znver4", "znver4 with a bias", "sapphirerapids"],
+    [("znver4", False), ("znver4", True), ("sapphirerapids", False), ("neoverse-v1", True), ("apple-m2", False)],
+    ids=["znver4", "znver4 with a bias", "sapphirerapids", "neoverse-v1 with a bias", "apple-m2"],
 )
 @pytest.mark.parametrize("shape", [(576, 576, 64, 64), (200, 201, 32, 32), (200, 5184, 256, 256), (48, 1183, 256, 64)])
 def test_sums_stay_in_registers(cpu: str, shape: tuple[int, int, int, int], biased: bool) -> None:
@@ -227,17 +232,18 @@ def test_sums_stay_in_registers(cpu: str, shape: tuple[int, int, int, int], bias
     queries, keys, channels, width = shape
     target = target_for(cpu)
     shapes = [(1, queries, 2, channels), (1, keys, 2, channels), (1, keys, 2, width)]
-    text = assembly(
-        lowered_for(attention_bf16(), [*shapes, *([(1, 1, queries, keys)] if biased else [])], target), target
-    )
-    loops = [loop for loop in product_loops(text) if any(i.mnemonic == "vdpbf16ps" for i in loop.fused)]
+    module = lowered_for(attention_bf16(), [*shapes, *([(1, 1, queries, keys)] if biased else [])], target)
+    # Keys and values that are packed a block at a time are multiplied with vectors.
+    streams = functions_of(module) == ["attention_bf16"]
+    wanted = "vdpbf16ps" if cpu not in ARM_PRODUCTS else "bfdot" if streams else "bfmmla"
+    loops = [loop for loop in product_loops(assembly(module, target)) if any(i.operation == wanted for i in loop.fused)]
     assert len(loops) >= 2
     for loop in loops:
         shown = "\n".join(instruction.text for instruction in loop.instructions)
         assert not loop.spills, shown
-        assert {i.mnemonic for i in loop.fused} == {"vdpbf16ps"}, shown
+        assert {i.operation for i in loop.fused} == {wanted}, shown
         assert len(loop.accumulators) >= 8 and len(loop.fused) % len(loop.accumulators) == 0, shown
-        assert all(i.written[0].startswith("%zmm") for i in loop.fused), shown
+        assert cpu in ARM_PRODUCTS or all(i.written[0].startswith("%zmm") for i in loop.fused), shown
 
 
 # --- where fp32 stays ---
@@ -264,19 +270,22 @@ def test_the_kernel_is_that_of_fp32(cpu: str, shape: tuple[int, int, int]) -> No
     assert tvm_ffi.structural_equal(half["attention"], single["attention"], map_free_vars=True)
 
 
-@pytest.mark.parametrize("cpu", DOT_PRODUCTS)
+@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *ARM_PRODUCTS])
 def test_the_kernel_is_that_of_bf16(cpu: str) -> None:
-    assert functions_of(module_of(cpu, MANY, half=True)) == ["attention_bf16"]
+    wanted = "attention_bf16_bfmmla" if cpu in ARM_PRODUCTS else "attention_bf16"
+    assert functions_of(module_of(cpu, MANY, half=True)) == [wanted]
 
 
-@executed
-def test_what_falls_to_tvm_is_as_in_fp32() -> None:
+@with_instruction
+def test_what_falls_to_tvm_is_as_in_fp32(cpu: str) -> None:
     """An attention whose queries are counted when it runs, for which there is no kernel here."""
     n = tirx.Var("n", "int64")
     shapes = [(1, n, 1, 32), (1, 40, 1, 32), (1, 40, 1, 32)]
     arrays = operands(1, 9, 40, 1, 32)
     half, single = (
-        machine_of(lowered_for(operator, shapes, EXECUTED), EXECUTED)["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+        machine_of(lowered_for(operator, shapes, target_for(cpu)), target_for(cpu))["main"](
+            *map(tvm.runtime.tensor, arrays)
+        ).numpy()
         for operator in (attention_bf16(), attention())
     )
     np.testing.assert_array_equal(half, single)

@@ -13,7 +13,7 @@ from torch import nn
 from tvm import relax
 
 from conformance.support.assembly import assembly, product_loops
-from conformance.support.bf16 import SMALLEST, Processor, hold_to_upstream, linear, product, rounded
+from conformance.support.bf16 import ARM, SMALLEST, Processor, hold_to_upstream, linear, product, rounded
 from conformance.support.kernels import functions_of, lowered, machine_of, run
 from conformance.support.operators import normal
 from conformance.support.place import cpu_target, executes
@@ -27,9 +27,11 @@ few = settings(max_examples=4)
 EXTENTS = st.sampled_from([1, 2, 7, 13, 32, 33, 65])
 DEPTHS = st.sampled_from([2, 16, 62, 130, 256])
 
-TRIPLES = {"neoverse-n1": "aarch64-linux-gnu", "apple-m1": "arm64-apple-macos"}
+LINUX, MACOS = "aarch64-linux-gnu", "arm64-apple-macos"
+TRIPLES = {"neoverse-n1": LINUX, "neoverse-v1": LINUX, "neoverse-n2": LINUX, "apple-m1": MACOS, "apple-m2": MACOS}
 DOT_PRODUCTS = ("znver5", "cooperlake", "sapphirerapids")
-SHIFTS = ("x86-64-v4", "x86-64-v3", *TRIPLES)
+ARM_PRODUCTS = ("neoverse-v1", "neoverse-n2", "apple-m2")
+SHIFTS = ("x86-64-v4", "x86-64-v3", "neoverse-n1", "apple-m1")
 
 
 def target_for(cpu: str) -> tvm.target.Target:
@@ -47,8 +49,13 @@ EXECUTED = [
     pytest.param("x86-64-v3", Processor(), marks=runs("x86-64-v3"), id="shifts with AVX2"),
     pytest.param("x86-64", Processor(fuses=False), marks=runs("x86-64"), id="shifts with SSE"),
     pytest.param("neoverse-n1", Processor(), marks=runs("neoverse-n1"), id="shifts with NEON"),
+    pytest.param("neoverse-v1", ARM, marks=runs("neoverse-v1"), id="Arm's products"),
 ]
 executed = pytest.mark.parametrize(("cpu", "processor"), EXECUTED)
+
+WITH_INSTRUCTION = {"cooperlake": Processor(flushes=True), "neoverse-v1": ARM}
+"""Processors by CPU, one of each instruction set whose instructions multiply more than linear layers."""
+with_instruction = pytest.mark.parametrize("cpu", [pytest.param(cpu, marks=runs(cpu)) for cpu in WITH_INSTRUCTION])
 
 
 # --- bit for bit ---
@@ -106,10 +113,12 @@ def test_activations_are_rounded_to_the_nearest_and_ties_to_even(cpu: str) -> No
         np.testing.assert_array_equal(one, x[:, 1].astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-@runs("cooperlake")
+@with_instruction
 @pytest.mark.parametrize(("rows", "columns"), [(37, 90), (90, 37), (1, 20)])
 @pytest.mark.parametrize("swapped", [(False, False), (True, False), (False, True)])
-def test_a_product_of_activations_is_what_numpy_emulates(rows: int, columns: int, swapped: tuple[bool, bool]) -> None:
+def test_a_product_of_activations_is_what_numpy_emulates(
+    cpu: str, rows: int, columns: int, swapped: tuple[bool, bool]
+) -> None:
     """Of which the larger one streams, whichever way round it is stored."""
     x, y = normal((3, rows, 66)), normal((3, 66, columns), 1)
 
@@ -118,8 +127,9 @@ def test_a_product_of_activations_is_what_numpy_emulates(rows: int, columns: int
         return with_half_products(relax.op.matmul(*turned))
 
     stored = [array.swapaxes(1, 2) if s else array for array, s in zip((x, y), swapped, strict=True)]
-    expected = np.stack([product(a, rounded(b.T), Processor(flushes=True)) for a, b in zip(x, y, strict=True)])
-    np.testing.assert_array_equal(run(operator, stored, target=target_for("cooperlake")), expected)
+    processor = WITH_INSTRUCTION[cpu]
+    expected = np.stack([product(a, rounded(b.T), processor) for a, b in zip(x, y, strict=True)])
+    np.testing.assert_array_equal(run(operator, stored, target=target_for(cpu)), expected)
 
 
 @runs("cooperlake", "x86-64-v4")
@@ -138,12 +148,17 @@ def in_turn(x: relax.Expr, first: relax.Expr, second: relax.Expr) -> relax.Expr:
     return linear(linear(x, first), second)
 
 
+def stored_rounded(names: list[str]) -> bool:
+    """Whether one of these kernels multiplies bfloat16 and stores it."""
+    return any(name.startswith("matmul_bf16") and name.endswith("_astype") for name in names)
+
+
 @executed
 @few
 @given(rows=EXTENTS, columns=EXTENTS, hidden=DEPTHS, depth=DEPTHS)
 def test_two_layers_in_turn(cpu: str, processor: Processor, rows: int, columns: int, hidden: int, depth: int) -> None:
     x, first, second = normal((rows, depth)), rounded(normal((hidden, depth), 1)), rounded(normal((columns, hidden), 2))
-    assert "matmul_bf16_astype" in functions_of(lowered(in_turn, [x], [first, second], target_for(cpu)))
+    assert stored_rounded(functions_of(lowered(in_turn, [x], [first, second], target_for(cpu))))
     actual = run(in_turn, [x], [first, second], target_for(cpu))
     np.testing.assert_array_equal(actual, product(product(x, first, processor), second, processor))
 
@@ -170,7 +185,7 @@ def test_layers_with_a_move_between(cpu: str, processor: Processor, axes: tuple[
         return linear(relax.op.reshape(between, (24, 32)), second)
 
     names = functions_of(lowered(moved_between, [x], [first, second], target_for(cpu)))
-    assert ("matmul_bf16_astype" in names) == (axes != (0, 3, 1, 2)), names
+    assert stored_rounded(names) == (axes != (0, 3, 1, 2)), names
     between = product(x, first, processor).reshape(2, 3, 4, 32)
     between = between if axes is None else between.transpose(axes)
     actual = run(moved_between, [x], [first, second], target_for(cpu))
@@ -192,10 +207,18 @@ def test_what_something_else_reads_is_not_rounded(cpu: str, processor: Processor
 
 # --- what LLVM makes of it ---
 
+
+def instructions_of(cpu: str, rows: int) -> set[str]:
+    """Instructions for bfloat16 that multiply a left operand of so many rows."""
+    if cpu in ARM_PRODUCTS:
+        return {"bfmmla" if rows > 1 else "bfdot"}
+    return {"vdpbf16ps"} if cpu in DOT_PRODUCTS else set()
+
+
 SHAPES = [(96, 384, 512), (37, 65, 4736), (1, 260, 256), (2, 260, 256), (96, 8, 256)]
 
 
-@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *SHIFTS])
+@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *ARM_PRODUCTS, *SHIFTS])
 @pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
 def test_sums_stay_in_registers(cpu: str, rows: int, columns: int, depth: int) -> None:
     target = target_for(cpu)
@@ -206,13 +229,15 @@ def test_sums_stay_in_registers(cpu: str, rows: int, columns: int, depth: int) -
     for loop in loops:
         shown = "\n".join(instruction.text for instruction in loop.instructions)
         assert not loop.spills, shown
-        products = [i for i in loop.fused if i.mnemonic == "vdpbf16ps"]
-        assert len(products) == (len(loop.fused) if cpu in DOT_PRODUCTS else 0), shown
+        operations = {i.operation for i in loop.fused}
+        products = operations & {"vdpbf16ps", "bfdot", "bfmmla"}
+        assert products == instructions_of(cpu, rows), shown
+        assert not products or products == operations, shown
         assert len(loop.fused) % len(loop.accumulators) == 0, shown
 
 
 def test_the_arithmetic_follows_from_the_processor() -> None:
-    assert {arithmetic(target_for(cpu)).shapes for cpu in DOT_PRODUCTS} == {None}
+    assert {arithmetic(target_for(cpu)).shapes for cpu in (*DOT_PRODUCTS, *ARM_PRODUCTS)} == {None}
     assert None not in {arithmetic(target_for(cpu)).shapes for cpu in SHIFTS}
 
 

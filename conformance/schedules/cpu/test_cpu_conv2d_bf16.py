@@ -14,10 +14,19 @@ from torch import nn
 from torch.nn import functional
 from tvm import relax
 
-from conformance.schedules.cpu.test_cpu_bf16 import DOT_PRODUCTS, SHIFTS, extreme, runs, target_for
+from conformance.schedules.cpu.test_cpu_bf16 import (
+    ARM_PRODUCTS,
+    DOT_PRODUCTS,
+    SHIFTS,
+    WITH_INSTRUCTION,
+    extreme,
+    runs,
+    target_for,
+    with_instruction,
+)
 from conformance.schedules.cpu.test_cpu_threads import hold as hold_on_threads
 from conformance.support.assembly import assembly, product_loops
-from conformance.support.bf16 import Processor, hold_to_upstream, product, rounded
+from conformance.support.bf16 import hold_to_upstream, product, rounded
 from conformance.support.convolutions import AROUND, PLAIN, Geometry, convolutions, filters
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
@@ -27,8 +36,6 @@ from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.bf16 import with_half_products
 
-executed = runs("cooperlake")
-EXECUTED = target_for("cooperlake")
 few = settings(max_examples=15)
 
 
@@ -41,13 +48,14 @@ def conv2d_transpose(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
     return with_half_products(relax.op.nn.conv2d_transpose(x, weight, (2, 2)))
 
 
-def emulated(x: np.ndarray, weight: np.ndarray, at: Geometry = PLAIN) -> np.ndarray:
+def emulated(cpu: str, x: np.ndarray, weight: np.ndarray, at: Geometry = PLAIN) -> np.ndarray:
     """The products of `conformance.support.bf16` with the columns that PyTorch gathers."""
+    processor = WITH_INSTRUCTION[cpu]
     columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], at.dilation, at.padding, at.stride).numpy()
     shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
     shape = functional.conv2d(*shapes, None, at.stride, at.padding, at.dilation, at.groups).shape
     of_groups = [
-        np.stack([product(image.T, rows.reshape(len(rows), -1), Processor(flushes=True)).T for image in images])
+        np.stack([product(image.T, rows.reshape(len(rows), -1), processor, weight.shape[1]).T for image in images])
         for images, rows in zip(np.split(columns, at.groups, 1), np.split(rounded(weight), at.groups), strict=True)
     ]
     return np.concatenate(of_groups, 1).reshape(shape)
@@ -56,16 +64,16 @@ def emulated(x: np.ndarray, weight: np.ndarray, at: Geometry = PLAIN) -> np.ndar
 # --- bit for bit ---
 
 
-@executed
+@with_instruction
 @few
 @given(convolutions(batch=2, groups=[1, 1, 2], inner=[2, 6, 16], height=20, width=40))
-def test_any_convolution(convolution: tuple[np.ndarray, np.ndarray, Geometry]) -> None:
+def test_any_convolution(cpu: str, convolution: tuple[np.ndarray, np.ndarray, Geometry]) -> None:
     x, weight, geometry = convolution
-    actual = run(rounding(geometry), [x], [weight], EXECUTED)
-    np.testing.assert_array_equal(actual, emulated(x, weight, geometry))
+    actual = run(rounding(geometry), [x], [weight], target_for(cpu))
+    np.testing.assert_array_equal(actual, emulated(cpu, x, weight, geometry))
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize(
     ("channels", "size", "outer", "kernel", "padding"),
     [
@@ -76,28 +84,28 @@ def test_any_convolution(convolution: tuple[np.ndarray, np.ndarray, Geometry]) -
     ],
     ids=["3x3-72", "3x3-288", "1x1", "7x7-whole"],
 )
-def test_shapes_of_sam3(channels: int, size: tuple[int, int], outer: int, kernel: int, padding: int) -> None:
+def test_shapes_of_sam3(cpu: str, channels: int, size: tuple[int, int], outer: int, kernel: int, padding: int) -> None:
     """Sums of several chunks among them."""
     x, weight = normal((2, channels, *size)), filters(outer, channels, kernel, kernel)
     geometry = Geometry(padding=(padding, padding))
-    actual = run(rounding(geometry), [x], [weight], EXECUTED)
-    np.testing.assert_array_equal(actual, emulated(x, weight, geometry))
+    actual = run(rounding(geometry), [x], [weight], target_for(cpu))
+    np.testing.assert_array_equal(actual, emulated(cpu, x, weight, geometry))
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize("size", [(1, 1), (5, 7), (9, 36)])
-def test_transposed_2x2_stride_2(size: tuple[int, int]) -> None:
+def test_transposed_2x2_stride_2(cpu: str, size: tuple[int, int]) -> None:
     x, weight = normal((2, 64, *size)), normal((64, 24, 2, 2), 1, scale=1 / 16)
-    actual = run(conv2d_transpose, [x], [weight], EXECUTED)
+    actual = run(conv2d_transpose, [x], [weight], target_for(cpu))
     # A kernel pixel is a convolution of its own.
-    taps = np.stack([emulated(x, weight[..., i, j].T[..., None, None]) for i in range(2) for j in range(2)], -1)
+    taps = np.stack([emulated(cpu, x, weight[..., i, j].T[..., None, None]) for i in range(2) for j in range(2)], -1)
     expected = taps.reshape(2, 24, *size, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(actual.shape)
     np.testing.assert_array_equal(actual, expected)
 
 
-@executed
+@with_instruction
 @pytest.mark.parametrize("size", [(5, 7), (9, 36)])
-def test_convolutions_in_turn_store_what_the_next_one_rounds(size: tuple[int, int]) -> None:
+def test_convolutions_in_turn_store_what_the_next_one_rounds(cpu: str, size: tuple[int, int]) -> None:
     """As where the neck enlarges the image's features: transposed, 1x1, and 3x3, whose result is fp32."""
     x, wider, mixed, near = (
         normal((1, 64, *size)),
@@ -110,41 +118,42 @@ def test_convolutions_in_turn_store_what_the_next_one_rounds(size: tuple[int, in
     def in_turn(x: relax.Expr, wider: relax.Expr, mixed: relax.Expr, near: relax.Expr) -> relax.Expr:
         return rounding(around)(rounding()(conv2d_transpose(x, wider), mixed), near)
 
-    names = functions_of(lowered(in_turn, [x], [wider, mixed, near], EXECUTED))
-    assert {"conv2d_transpose_bf16_astype", "conv2d_bf16_astype", "conv2d_bf16"} <= set(names), names
-    alone = (run(conv2d_transpose, [x], [wider], EXECUTED), mixed)
-    expected = emulated(emulated(*alone), near, around)
-    np.testing.assert_array_equal(run(in_turn, [x], [wider, mixed, near], EXECUTED), expected)
+    functions = functions_of(lowered(in_turn, [x], [wider, mixed, near], target_for(cpu)))
+    names = {name.replace("_bfmmla", "") for name in functions}
+    assert {"conv2d_transpose_bf16_astype", "conv2d_bf16_astype", "conv2d_bf16"} <= names, names
+    alone = (run(conv2d_transpose, [x], [wider], target_for(cpu)), mixed)
+    expected = emulated(cpu, emulated(cpu, *alone), near, around)
+    np.testing.assert_array_equal(run(in_turn, [x], [wider, mixed, near], target_for(cpu)), expected)
 
 
-@executed
-def test_denormals_infinities_and_nan() -> None:
+@with_instruction
+def test_denormals_infinities_and_nan(cpu: str) -> None:
     x, weight = extreme((1, 2, 20, 30), 0), extreme((70, 2, 1, 1), 1)
-    expected = emulated(x, weight)
+    expected = emulated(cpu, x, weight)
     assert np.isnan(expected).any() and np.isinf(expected).any()
-    np.testing.assert_array_equal(run(rounding(), [x], [weight], EXECUTED), expected)
+    np.testing.assert_array_equal(run(rounding(), [x], [weight], target_for(cpu)), expected)
 
 
-@executed
-def test_padding_is_zero_beside_infinities() -> None:
+@with_instruction
+def test_padding_is_zero_beside_infinities(cpu: str) -> None:
     """An infinite pixel reaches its neighbours alone; what lies beyond the edge is no pixel of another line."""
     x = np.zeros((1, 2, 9, 40), np.float32)
     x[0, :, 4, -1] = np.inf
     weight = np.ones((16, 2, 3, 3), np.float32)
-    actual = run(rounding(AROUND), [x], [weight], EXECUTED)
+    actual = run(rounding(AROUND), [x], [weight], target_for(cpu))
     expected = np.zeros_like(actual)
     expected[:, :, 3:6, -2:] = np.inf
     np.testing.assert_array_equal(actual, expected)
 
 
-@executed
+@runs("cooperlake")
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_threads_do_not_change_a_number(kernel: int, tmp_path: Path) -> None:
     x, weight = normal((1, 64, 30, 50)), filters(96, 64, kernel, kernel)
-    library = tmp_path / "kernel.so"
-    module = lowered(rounding(), [x, weight], target=EXECUTED)
-    relax.build(module, EXECUTED, relax_pipeline=None).export_library(str(library))
-    machine = virtual_machine(tvm.runtime.load_module(str(library)), EXECUTED)
+    target, library = target_for("cooperlake"), tmp_path / "kernel.so"
+    module = lowered(rounding(), [x, weight], target=target)
+    relax.build(module, target, relax_pipeline=None).export_library(str(library))
+    machine = virtual_machine(tvm.runtime.load_module(str(library)), target)
     hold_on_threads(library, lambda: [machine["main"](*map(tvm.runtime.tensor, (x, weight))).numpy()])
 
 
@@ -167,8 +176,8 @@ def test_without_the_instruction_minimal_filtering_in_fp32_is_faster(cpu: str) -
     assert kernels[0] == kernels[1]
 
 
-@pytest.mark.parametrize("cpu", DOT_PRODUCTS)
-@pytest.mark.parametrize(("channels", "outer", "kernel"), [(256, 256, 3), (256, 32, 1), (64, 8, 3)])
+@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *ARM_PRODUCTS])
+@pytest.mark.parametrize(("channels", "outer", "kernel"), [(256, 256, 3), (256, 32, 1), (64, 8, 3), (2, 8, 3)])
 def test_sums_stay_in_registers(cpu: str, channels: int, outer: int, kernel: int) -> None:
     target = target_for(cpu)
     x, weight = normal((1, channels, 24, 72)), filters(outer, channels, kernel, kernel)
@@ -177,7 +186,8 @@ def test_sums_stay_in_registers(cpu: str, channels: int, outer: int, kernel: int
     for loop in loops:
         shown = "\n".join(instruction.text for instruction in loop.instructions)
         assert not loop.spills, shown
-        assert {instruction.mnemonic for instruction in loop.fused} == {"vdpbf16ps"}, shown
+        wanted = "vdpbf16ps" if cpu in DOT_PRODUCTS else "bfmmla" if channels % 4 == 0 else "bfdot"
+        assert {instruction.operation for instruction in loop.fused} == {wanted}, shown
 
 
 class Pyramid(nn.Module):

@@ -142,13 +142,12 @@ def each_thread_keeps(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterato
 
     Args:
         tasks: How many.
-        dtype: Type of the buffers' elements, of four bytes.
+        dtype: Type of the buffers' elements.
         shapes: Their shapes.
 
     Yields:
         The number of the task, and the buffers.
     """
-    assert int(tvm.DataType(dtype).itemsize) == 4
     if tasks == 1:
         # TVM removes a loop of one iteration, and refuses code for threads without a loop.
         number = registers((1,), "int32")
@@ -156,18 +155,19 @@ def each_thread_keeps(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterato
         with T.serial(0, 1) as task:
             yield task, Kept(tuple(T.alloc_buffer(shape, dtype) for shape in shapes), number)
         return
-    words = _LINE_BYTES // 4
-    sizes = [ceil_div(math.prod(shape), words) * words for shape in shapes]
-    total = sum(sizes)
+    bytes_each = int(tvm.DataType(dtype).itemsize)
+    in_line = _LINE_BYTES // bytes_each
+    sizes = [ceil_div(math.prod(shape), in_line) * in_line for shape in shapes]
+    total = bytes_each * sum(sizes)
     with T.attr(tirx.const(0, "int32"), "pragma_parallel_launch_point", 1):
-        memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(4 * (total + words), "uint64"), 2, 32)
-        line = T.decl_buffer((total + words,), "int32", data=memory)
+        memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(total + _LINE_BYTES, "uint64"), 2, 32)
+        line = T.decl_buffer(((total + _LINE_BYTES) // 4,), "int32", data=memory)
         with T.If(tirx.isnullptr(line.data)), T.Then():
             T.evaluate(T.tvm_throw_last_error())
         buffers = tuple(
             T.decl_buffer(shape, dtype, data=line.data, elem_offset=sum(sizes[:n])) for n, shape in enumerate(shapes)
         )
-        number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=total)
+        number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=total // 4)
         T.buffer_store(number, tirx.const(_NOTHING, "int32"), [0])
         with T.parallel(0, tasks) as task:
             yield task, Kept(buffers, number)

@@ -25,7 +25,6 @@ from tvm.script.ir_builder import tirx as T
 from harness.runtime.cpu import MATRIX_UNIT
 from harness.runtime.matrix_unit import REQUEST, SYSTEM_CALL, TILE_DATA
 from harness.schedules.cpu.emit import Arithmetic, Tiles
-from harness.schedules.cpu.product import Blocking, Extents, choose_partition
 from harness.schedules.cpu.tile import Tile
 
 PAIRS = 16
@@ -55,11 +54,6 @@ def matrix_unit(target: tvm.target.Target) -> bool:
     return {f"+{feature}" for feature in MATRIX_UNIT} <= attributes
 
 
-def takes(extents: Extents) -> bool:
-    """Returns whether the matrix unit is worth its tiles, and the depth, in terms, fills them."""
-    return extents.rows >= _LEAST_ROWS and extents.depth % (2 * PAIRS) == 0
-
-
 def with_tiles(vectors: Arithmetic) -> Arithmetic:
     """Returns the arithmetic of the matrix unit, with the pairs of that of vectors."""
     return Arithmetic(
@@ -70,23 +64,16 @@ def with_tiles(vectors: Arithmetic) -> Arithmetic:
         vectors.joined,
         vectors.multiply_add,
         functions="\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)]),
-        tiles=Tiles(_BEGIN, _END, _multiply),
+        tiles=Tiles(
+            [(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES],
+            _LEAST_ROWS,
+            PAIRS,
+            _STEPS * PAIRS,
+            _multiply,
+            _BEGIN,
+            _END,
+        ),
     )
-
-
-def blocking(extents: Extents, lanes: int) -> Blocking:
-    """Chooses the blocking of a product that streams its left operand.
-
-    Args:
-        extents: The extents; the depth counts pairs.
-        lanes: fp32 numbers in a vector register, by which results are stored.
-    """
-    down, across = _SHAPES[0] if extents.rows > _ROWS else _SHAPES[1]
-    tile = Tile(down * _ROWS, across * _COLUMNS, lanes)
-    steps = extents.depth // PAIRS
-    # Chunks of equal length, because a row of a packed block is as long as a chunk.
-    longest = max(length for length in range(1, _STEPS + 1) if steps % length == 0)
-    return Blocking(tile, choose_partition(extents, "left", tile), longest * PAIRS)
 
 
 def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any) -> None:

@@ -32,6 +32,7 @@ from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.attention_per_head import Cut, per_head_kernel
 from harness.schedules.cpu.attention_streaming import Tiles, streaming_kernel
+from harness.schedules.cpu.bf16 import multiplies_half
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, Step
 from harness.schedules.cpu.few_queries import few_queries_kernel
@@ -106,9 +107,14 @@ def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | 
 
 
 def _arithmetic(context: Context, attention: ir.Call, found: Problem) -> Arithmetic:
-    """What a kernel multiplies: pairs of bfloat16 where an instruction does; shifts would take as long as fp32."""
-    rounds = context.rounds(attention, found.channels) and not _workload(found).few(context.unit)
-    return context.bf16 if rounds else FP32
+    """What a kernel multiplies: bfloat16 where an instruction does; shifts would take as long as fp32."""
+    problem = _workload(found)
+    if problem.few(context.unit):
+        return FP32
+    tiled = context.in_tiles(problem.keys, found.channels) if multiplies_half(attention) else None
+    if tiled is not None and not problem.streams:
+        return tiled
+    return context.bf16 if context.rounds(attention, found.channels) else FP32
 
 
 def _workload(found: Problem) -> schedule.Attention:
@@ -133,6 +139,10 @@ def _choose(context: Context, found: Problem, arithmetic: Arithmetic) -> tuple[_
     if problem.few(context.unit):
         parts = context.decide(problem)["parts"]
         return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
+    if arithmetic.tiles is not None:
+        tile = arithmetic.tiles.tile(problem.keys, context.unit.lanes)
+        cut = Cut(tile, tile, problem.parts_in_tiles(tile))
+        return lambda attention: per_head_kernel(cut, attention), tile
     problem = replace(problem, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.
     decided = context.decide(problem) if static else schedule.decided(problem, context.unit, {})

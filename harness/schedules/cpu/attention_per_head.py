@@ -6,7 +6,11 @@ it takes a block of keys past some blocks of queries, so that what it reads agai
 cache.
 
 Where an element of the arithmetic has several terms, those of scores are channels and those of results are keys that
-follow each other: two rows of the strip, so that joining them moves no lane. Copies are of elements.
+follow each other: rows of the strip, so that joining them moves no lane. Copies are of elements.
+
+Where the arithmetic multiplies whole panels, whose left one lies row by row, keys are left panels as they are copied.
+The strip of exponentials is a right panel as it is, so that results are transposed, too: values are copied channel by
+channel, and are the left panels.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from harness.schedules.common.kernel import (
 )
 from harness.schedules.common.kernel_info import ATTENTION
 from harness.schedules.cpu.attention_operands import Attention
-from harness.schedules.cpu.emit import columns_after, for_each_vector, multiply, multiply_panels
+from harness.schedules.cpu.emit import Arithmetic, columns_after, for_each_vector, multiply, multiply_panels
 from harness.schedules.cpu.online_softmax import State, exponentials_of, fill, pack_channels, pack_keys
 from harness.schedules.cpu.schedule import key_blocks, query_group
 from harness.schedules.cpu.tile import Tile
@@ -42,7 +46,7 @@ class Cut:
 
     Attributes:
         scores: Register tile of the scores, keys × queries.
-        output: Register tile of the result, queries × channels.
+        output: Register tile of the result, queries × channels; channels × queries for whole panels.
         parts: Parts of the queries of a head.
     """
 
@@ -60,20 +64,26 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
     blocks = ceil_div(length, columns)
     per_part = ceil_div(blocks, cut.parts)
     parts = ceil_div(blocks, per_part)
-    channel_panels = ceil_div(width, output.columns)
-    padded = channel_panels * output.columns
+    arithmetic, depth = attention.arithmetic, attention.depth
+    tiles = arithmetic.tiles
+    panel_width = output.columns if tiles is None else output.rows
+    channel_panels = ceil_div(width, panel_width)
+    padded = channel_panels * panel_width
     blocks_of_keys = key_blocks(count)
     keys_here = count // blocks_of_keys
-    arithmetic, depth = attention.arithmetic, attention.depth
-    elements = ceil_div(keys_here, arithmetic.terms)
+    step = 1 if tiles is None else tiles.step
+    elements = ceil_div(keys_here, arithmetic.terms * step) * step
     padding = elements * arithmetic.terms - keys_here
     group = min(per_part, query_group(count, columns, channels, padded))
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
-        copies = (count + scores.rows, depth), (blocks_of_keys * elements, padded)
-        with arithmetic.imported(), each_thread_keeps(batch * heads * parts, arithmetic.dtype, *copies) as (task, kept):
+        all_elements = blocks_of_keys * elements
+        copies = (count + scores.rows, depth), (all_elements, padded) if tiles is None else (padded, all_elements)
+        results_shape = (columns, padded) if tiles is None else (padded, columns)
+        tasks = each_thread_keeps(batch * heads * parts, arithmetic.dtype, *copies)
+        with arithmetic.imported(), tasks as (task, kept), arithmetic.held():
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
             keys, values = kept.buffers
@@ -83,12 +93,14 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                 pack_keys(attention.value, sources[2], (b, h), values, lanes, keys_here, arithmetic)
             rotated = T.alloc_buffer((columns, depth), arithmetic.dtype)
             queries = T.alloc_buffer((group, depth, columns), arithmetic.dtype)
-            state = State(
-                *(T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), (columns, padded)))
+            highest_of, sums, results = (
+                T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), results_shape)
             )
+            state = State(highest_of, sums, results, by_channel=tiles is not None)
             strip = T.alloc_buffer((keys_here + padding, columns), "float32")
             weights = strip if arithmetic.terms == 1 else T.alloc_buffer((elements, columns), arithmetic.dtype)
-            totals = T.alloc_buffer((columns // output.rows, output.size), "float32")
+            result_panels = columns // output.rows if tiles is None else channel_panels
+            totals = T.alloc_buffer((result_panels, output.size), "float32")
             if padding:
                 # Keys that do not exist weigh nothing.
                 with T.serial(keys_here, keys_here + padding) as key:
@@ -127,29 +139,9 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                             attention, scores, strip, weights, top, total, (first, here), padded=padding > 0
                         )
 
-                    if channel_panels > 1:
-                        chunk = chunk_length(elements)
-                        with T.serial(0, ceil_div(elements, chunk)) as c:
-                            exponentials(c * chunk, at_most(chunk, elements, c * chunk))
-                    with T.serial(0, channel_panels) as panel:
-                        channel = T.Bind(panel * output.columns)
-
-                        def value_of(
-                            first: Any, k: Any, j: Any, channel: Any = channel, begin: Any = first_element
-                        ) -> Any:
-                            return values[begin + first + k, columns_after(channel, j)]
-
-                        multiply_panels(
-                            output,
-                            elements,
-                            columns // output.rows,
-                            lambda p, first, k, i: weights[first + k, p * output.rows + i],
-                            value_of,
-                            totals,
-                            before=exponentials if channel_panels == 1 else None,
-                            arithmetic=arithmetic,
-                        )
-                        state.add(q, output, totals, factor, channel)
+                    _add_results(
+                        output, arithmetic, state, (q, first_element), values, weights, totals, factor, exponentials
+                    )
                     state.add_sums(q, total, factor, lanes)
                 with T.serial(0, group_here) as q:
                     first, rows = rows_of(q)
@@ -157,7 +149,7 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                         weight = T.Bind(state.sums[q, i])
 
                         def write(c: Any, i: Any = i, weight: Any = weight, q: Any = q, first: Any = first) -> None:
-                            value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.results[q, i, c] / weight)
+                            value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.result(q, i, c) / weight)
                             T.buffer_store(result, value, attention.place(b, first + i, h, c))
 
                         for_each_vector(width, lanes, write)
@@ -223,12 +215,73 @@ def _scores(
                 scores_of(i)
 
 
+def _add_results(
+    tile: Tile,
+    arithmetic: Arithmetic,
+    state: State,
+    place: tuple[Any, Any],
+    values: tirx.Buffer,
+    weights: tirx.Buffer,
+    totals: tirx.Buffer,
+    factor: tirx.Buffer,
+    exponentials: Callable[[Any, Any], None],
+) -> None:
+    """Emits results = factor · results + weights · values, for a block of queries and of keys.
+
+    Args:
+        tile: The register tile.
+        arithmetic: What is multiplied.
+        state: Has the results.
+        place: Number of the block of queries, first element of the keys.
+        values: Those of the head.
+        weights: The exponentials, [element, query].
+        totals: Workspace for the products, [panel, tile].
+        factor: One for each query.
+        exponentials: (first element, number of elements): emits the exponentials of a chunk.
+    """
+    (q, first_element), elements, columns = place, int(weights.shape[0]), int(weights.shape[1])
+    if arithmetic.tiles is not None:
+        channels, stride = (int(extent) for extent in values.shape)
+        multiply_panels(
+            tile,
+            elements,
+            channels // tile.rows,
+            lambda p, first, k, i: values[p * tile.rows + i, first_element + first + k],
+            lambda first, k, j: weights[first + k, j],
+            totals,
+            before=exponentials,
+            longest=arithmetic.tiles.chunk(elements),
+            arithmetic=arithmetic,
+            stride=stride,
+        )
+        state.add_by_channel(q, tile, totals, factor)
+        return
+    panels = int(values.shape[1]) // tile.columns
+    if panels > 1:
+        chunk = chunk_length(elements)
+        with T.serial(0, ceil_div(elements, chunk)) as c:
+            exponentials(c * chunk, at_most(chunk, elements, c * chunk))
+    with T.serial(0, panels) as panel:
+        channel = T.Bind(panel * tile.columns)
+        multiply_panels(
+            tile,
+            elements,
+            columns // tile.rows,
+            lambda p, first, k, i: weights[first + k, p * tile.rows + i],
+            lambda first, k, j: values[first_element + first + k, columns_after(channel, j)],
+            totals,
+            before=exponentials if panels == 1 else None,
+            arithmetic=arithmetic,
+        )
+        state.add(q, tile, totals, factor, channel)
+
+
 def _tile_of_scores(
     tile: Tile, attention: Attention, left: Callable[[Any, int], Any], right: Callable[[Any, Any], Any]
 ) -> Callable[[int, Any], Any]:
     """Emits one register tile of scores; returns (row, column) → element."""
     depth, arithmetic = attention.depth, attention.arithmetic
-    if chunk_length(depth) >= depth:
+    if arithmetic.tiles is None and chunk_length(depth) >= depth:
         rows = multiply(tile, depth, left, right, arithmetic=arithmetic)
         return lambda i, j: rows[i][j]
     totals = T.alloc_buffer((1, tile.size), "float32")
@@ -239,6 +292,8 @@ def _tile_of_scores(
         lambda p, first, k, i: left(first + k, i),
         lambda first, k, j: right(first + k, j),
         totals,
+        longest=None if arithmetic.tiles is None else arithmetic.tiles.chunk(depth),
         arithmetic=arithmetic,
+        stride=depth,
     )
     return lambda i, j: totals[0, i * tile.columns + j]

@@ -8,15 +8,18 @@ those of fp32. Attention, convolutions and products of activations make pairs of
 pairs of keys from rows that follow each other.
 
 TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
-two forms, each with the product of the high halves first:
+three forms:
 
-- AVX512-BF16: the instruction `vdpbf16ps`. It rounds after each of the two products, to nearest and ties to even, and
-  takes and gives zero for every denormal number, whatever the mode of the processor is;
+- AVX512-BF16: the instruction `vdpbf16ps`. It adds the product of the high halves first, rounds after each of the two
+  products, to nearest and ties to even, and takes and gives zero for every denormal number, whatever the mode of the
+  processor is;
+- Arm's FEAT_BF16: the instruction `bfdot`. It adds both products, and that to the sum. Both additions round to odd:
+  what is not exact is cut off and gets an odd last bit. Denormal numbers are zero as above (Arm's manual, BFDotAdd);
 - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
   Those of the left operand are made while it is packed: each is used with every vector of a row of the right one. It
-  rounds at the same places and keeps denormal numbers. Where the processor has no fused multiply-add, a product
-  beyond fp32's range is infinite or zero before it is added. What is no linear layer would gain nothing, and stays
-  fp32 there.
+  adds and rounds as `vdpbf16ps` does and keeps denormal numbers. Where the processor has no fused multiply-add, a
+  product beyond fp32's range is infinite or zero before it is added. What is no linear layer would gain nothing, and
+  stays fp32 there.
 """
 
 from __future__ import annotations
@@ -52,16 +55,11 @@ Sums, both halves of a row of the right operand and both terms of the left one m
 memory as it multiplies.
 """
 
-_DOT_PRODUCTS = f"""
-declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-
-define linkonce_odr <16 x float> @{_NAME}(<16 x float> %sums, <16 x i32> %left, <16 x i32> %right) alwaysinline {{
-  %a = bitcast <16 x i32> %left to <32 x bfloat>
-  %b = bitcast <16 x i32> %right to <32 x bfloat>
-  %result = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %a, <32 x bfloat> %b)
-  ret <16 x float> %result
-}}
-"""
+_INSTRUCTIONS = {
+    16: ("avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.512"),
+    4: ("bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"),
+}
+"""By fp32 lanes of a vector register: LLVM's feature and intrinsic of an instruction for pairs."""
 
 
 def has_pairs(weight: relax.Expr) -> bool:
@@ -87,14 +85,17 @@ def multiplies_half(value: relax.Expr) -> bool:
 
 def has_instruction(target: tvm.target.Target) -> bool:
     """Returns whether a CPU has an instruction for pairs: then more than linear layers multiply them."""
-    return vector_unit(target).lanes == 16 and bool(codegen.llvm_cpu_has_features("avx512bf16", target))
+    unit = vector_unit(target)
+    feature, _ = _INSTRUCTIONS.get(unit.lanes, ("", ""))
+    # Registers tell NEON from SSE.
+    return unit.registers == 32 and bool(codegen.llvm_cpu_has_features(feature, target))
 
 
 def arithmetic(target: tvm.target.Target) -> Arithmetic:
     """Returns the arithmetic of bfloat16 products for a CPU, from the features that LLVM knows of it."""
-    if has_instruction(target):
-        return _arithmetic(_DOT_PRODUCTS)
     unit = vector_unit(target)
+    if has_instruction(target):
+        return _arithmetic(_dot_products(unit.lanes))
     return _arithmetic(_shifts(unit.lanes), _SHAPES[unit], Split("float32", 2, _terms))
 
 
@@ -103,6 +104,22 @@ def _arithmetic(
 ) -> Arithmetic:
     multiply_add = _multiply_add if split is None else _multiply_add_parts
     return Arithmetic("bf16", BF16, "int32", PAIR, _joined, multiply_add, functions, shapes, split)
+
+
+def _dot_products(lanes: int) -> str:
+    """Returns the function for a processor with an instruction for pairs."""
+    _, intrinsic = _INSTRUCTIONS[lanes]
+    floats, pairs, halves = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
+    return f"""
+declare {floats} @{intrinsic}({floats}, {halves}, {halves})
+
+define linkonce_odr {floats} @{_NAME}({floats} %sums, {pairs} %left, {pairs} %right) alwaysinline {{
+  %a = bitcast {pairs} %left to {halves}
+  %b = bitcast {pairs} %right to {halves}
+  %result = call {floats} @{intrinsic}({floats} %sums, {halves} %a, {halves} %b)
+  ret {floats} %result
+}}
+"""
 
 
 def _shifts(lanes: int) -> str:
@@ -145,8 +162,12 @@ def _multiply_add_parts(
 
 
 def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
-    low, high = _rounded(read(k)), _rounded(read(k + depth))
-    return tirx.reinterpret("int32", tirx.bitwise_or(tirx.shift_right(low, _bits(16)), high))
+    return tirx.reinterpret("int32", pair_bits(read(k), read(k + depth)))
+
+
+def pair_bits(low: Any, high: Any) -> Any:
+    """Returns the bits of a pair of terms, each rounded to the nearest bfloat16, the even one of two."""
+    return tirx.bitwise_or(tirx.shift_right(_rounded(low), _bits(16)), _rounded(high))
 
 
 def _terms(pair: Any) -> tuple[Any, Any]:

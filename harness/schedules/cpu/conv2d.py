@@ -8,7 +8,8 @@ transposed convolution whose stride is its kernel scatters a product over input 
 kernel of its own.
 
 In bfloat16 two channels are a pair, the second of them half of all channels after the first, so that pixels stay
-neighbours. Where no instruction multiplies pairs, fp32 and minimal filtering are faster.
+neighbours; where whole panels are multiplied, an element may be four channels, each a quarter of all after the one
+before. Where no instruction multiplies pairs, fp32 and minimal filtering are faster.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
+from harness.schedules.cpu.bf16 import multiplies_half
 from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product
@@ -37,9 +39,16 @@ from harness.schedules.cpu.product import (
     Read,
     pack_function,
     product_function,
+    read_left,
     stream,
 )
-from harness.schedules.cpu.schedule import Convolution, TransposedConvolution, blocking_of, plan_of
+from harness.schedules.cpu.schedule import (
+    Convolution,
+    TransposedConvolution,
+    blocking_in_tiles,
+    blocking_of,
+    plan_of,
+)
 from harness.schedules.cpu.tile import Tile
 from harness.schedules.cpu.window import Window
 from harness.schedules.cpu.winograd import filtered
@@ -62,14 +71,20 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         int(attributes.groups),
     )
     data, weights = conv.args
-    arithmetic = context.bf16 if context.rounds(conv, window.channels) else FP32
+    taps = math.prod(window.kernel)
     if window.covers_image:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
         extents = Extents(1, image[0], weight[0], window.depth)
+        arithmetic = _arithmetic(context, conv, image[0], window.channels, taps)
         return matrix_product(context, left, right, (), extents, result, arithmetic)
     if window.channels == window.filters == 1:
         return _depthwise(context, window, data, weights, weight)
+    arithmetic = _arithmetic(context, conv, window.filters, window.channels, taps)
+    if arithmetic.tiles is not None:
+        extents = Convolution(window).extents.packed(arithmetic.terms)
+        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
+        return _columns(blocking, extents, window, data, weights, weight, arithmetic)
     convolution = Convolution(window, context.is_parameter(weights), arithmetic.multiplies)
     decided = context.decide(convolution)
     if decided.get("filtering"):
@@ -92,8 +107,16 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         and _pair(attributes.dilation) == (1, 1)
         and int(attributes.groups) == 1
     )
-    arithmetic = context.bf16 if context.rounds(conv, image[1]) else FP32
+    arithmetic = _arithmetic(context, conv, math.prod(weight[1:]), image[1], 1)
     return _scatter(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
+
+
+def _arithmetic(context: Context, conv: ir.Call, rows: int, channels: int, taps: int) -> Arithmetic:
+    """Returns what a convolution multiplies, of whose terms each element has channels of one place in the kernel."""
+    tiled = context.in_tiles(rows, channels * taps) if multiplies_half(conv) else None
+    if tiled is not None and channels % tiled.terms == 0:
+        return tiled
+    return context.bf16 if context.rounds(conv, channels) else FP32
 
 
 def _pair(values: Sequence[Any]) -> tuple[int, int]:
@@ -120,7 +143,7 @@ def _columns(
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)
         packing = pack_function(
-            "left", source, window.groups, window.filters, extents.depth, tile, weight_reader, arithmetic.dtype
+            "left", source, window.groups, window.filters, extents.depth, tile, weight_reader, arithmetic
         )
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
@@ -132,7 +155,8 @@ def _columns(
                 pack = stream(_columns_of(rows, arithmetic, extents), window.pixels, tile.columns, tile.lanes)
             else:
                 pack = _gather(window, tile, image, arithmetic)
-            return Access(pack, lambda b, p, k, i: panels[b % window.groups, p, k, i], store, touched)
+            packed_weights = read_left(panels, arithmetic)
+            return Access(pack, lambda b, p, k, i: packed_weights(b % window.groups, p, k, i), store, touched)
 
         name = kernel_name("conv2d", arithmetic, epilogue)
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
@@ -226,7 +250,10 @@ def _scatter(
     _, filters, kernel_height, kernel_width = weight
     convolution = TransposedConvolution(image, weight, context.is_parameter(weights), arithmetic.multiplies)
     extents = convolution.extents.packed(arithmetic.terms)
-    blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
+    if arithmetic.tiles is not None:
+        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
+    else:
+        blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
     tile = blocking.tile
 
     def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
@@ -249,7 +276,7 @@ def _scatter(
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)
-        packing = pack_function("left", source, 1, extents.rows, extents.depth, tile, weight_reader, arithmetic.dtype)
+        packing = pack_function("left", source, 1, extents.rows, extents.depth, tile, weight_reader, arithmetic)
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
         def body(*buffers: tirx.Buffer) -> Access:
@@ -257,7 +284,8 @@ def _scatter(
             rows = view(pixels, batch, depth, extents.columns)
             store, _ = epilogue.write_back(layout, extras, output)
             pack = stream(_columns_of(rows, arithmetic, extents), extents.columns, tile.columns, tile.lanes)
-            return Access(pack, lambda _, p, k, i: panels[0, p, k, i], store)
+            packed_weights = read_left(panels, arithmetic)
+            return Access(pack, lambda _, p, k, i: packed_weights(0, p, k, i), store)
 
         name = kernel_name("conv2d_transpose", arithmetic, epilogue)
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)

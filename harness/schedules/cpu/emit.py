@@ -83,25 +83,55 @@ def spread(total: int, count: int, k: Any, body: Callable[[Any], None]) -> None:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Instructions of a matrix unit, which multiply whole panels that lie in memory.
+    """Instructions that multiply whole panels that lie in memory, the left one row by row.
 
     Attributes:
-        begin: Name of the function that a task calls before it multiplies.
-        end: Name of the one that it calls at its end.
+        shapes: Rows and columns of the panels, the largest first.
+        least_rows: A product of fewer rows is left to vectors, which are as fast.
+        step: Elements of the depth that are multiplied at a time; the depth is a multiple of them.
+        longest: Elements of the depth, at most, that all left panels share before the next.
         multiply: (tile, addresses of its sums, of a left and of a right panel, elements from one row of the left panel
             to the next, elements of the depth): emits that the product is added to the sums.
+        begin: Name of the function that a task calls before it multiplies; empty if there is none.
+        end: Name of the one that it calls at its end; empty if there is none.
     """
 
-    begin: str
-    end: str
+    shapes: Sequence[tuple[int, int]]
+    least_rows: int
+    step: int
+    longest: int
     multiply: Callable[[Tile, Any, Any, Any, int, Any], None]
+    begin: str = ""
+    end: str = ""
+
+    def takes(self, rows: int, depth: int) -> bool:
+        """Returns whether the left panel is worth its tiles, and the depth, in elements, fills them."""
+        return rows >= self.least_rows and depth % self.step == 0
+
+    def tile(self, rows: int, lanes: int) -> Tile:
+        """Returns the smallest panels that have all rows of a product, otherwise the largest.
+
+        Args:
+            rows: Rows of the product.
+            lanes: fp32 numbers in a vector register, by which results are stored.
+        """
+        holding = [shape for shape in self.shapes if shape[0] >= rows]
+        return Tile(*(holding[-1] if holding else self.shapes[0]), lanes)
+
+    def chunk(self, depth: int) -> int:
+        """Returns the elements of a chunk of the depth: chunks are of equal length."""
+        steps = depth // self.step
+        most = max(1, self.longest // self.step)
+        return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Emits that what is emitted in the context has the unit."""
-        T.evaluate(tirx.call_extern("int32", self.begin))
+        """Emits that what is emitted in the context has what the instructions need."""
+        if self.begin:
+            T.evaluate(tirx.call_extern("int32", self.begin))
         yield
-        T.evaluate(tirx.call_extern("int32", self.end))
+        if self.end:
+            T.evaluate(tirx.call_extern("int32", self.end))
 
 
 @dataclass(frozen=True)
@@ -134,7 +164,7 @@ class Arithmetic:
         functions: LLVM IR of the functions that a step calls.
         shapes: Rows and vectors of the tiles that stay in registers; those of fp32 if None.
         split: How packed blocks keep elements of the left operand, if not as they are.
-        tiles: What takes the place of steps, of products whose left operand is packed along its rows; None if nothing.
+        tiles: What takes the place of steps, of products whose left panels lie row by row; None if nothing.
     """
 
     name: str
@@ -228,6 +258,7 @@ def multiply_panels(
     ahead: Callable[[Any, Any, Any], None] | None = None,
     after: After | None = None,
     arithmetic: Arithmetic = FP32,
+    stride: int | None = None,
 ) -> None:
     """Emits totals[p] = left panel p · one right panel, for every p below `panels`.
 
@@ -248,6 +279,7 @@ def multiply_panels(
             which is to fetch what will be read next.
         after: What is done with the totals of a panel as soon as they are complete.
         arithmetic: What a step does.
+        stride: Elements from one row of a left panel to the next, where the arithmetic has tiles; a chunk if None.
     """
 
     def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
@@ -269,7 +301,7 @@ def multiply_panels(
             assert place is None
             with T.serial(0, panels) as p:
                 first = tirx.address_of(left(p, c * chunk, 0, 0)), tirx.address_of(right(c * chunk, 0, 0))
-                arithmetic.tiles.multiply(tile, tirx.address_of(totals[p, 0]), *first, chunk, count)
+                arithmetic.tiles.multiply(tile, tirx.address_of(totals[p, 0]), *first, stride or chunk, count)
                 if last is not None:
                     last.write(p)
             return

@@ -17,7 +17,6 @@ from harness.schedules.common.folding import moved, ravel, row_starts
 from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
-from harness.schedules.cpu import amx
 from harness.schedules.cpu.bf16 import BF16, has_pairs
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
@@ -35,7 +34,7 @@ from harness.schedules.cpu.product import (
     stream,
     stream_rows,
 )
-from harness.schedules.cpu.schedule import Product, blocking_of, untuned_blocking
+from harness.schedules.cpu.schedule import Product, blocking_in_tiles, blocking_of, untuned_blocking
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,8 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
         left = Operand(left.value, left.shape, (), left.transposed)
         right = Operand(right.value, right.shape, (), right.transposed)
     extents = Extents(math.prod(batch), rows, columns, depth)
-    if rounded is not None and context.bf16_tiles is not None and not left.transposed and amx.takes(extents):
-        arithmetic = context.bf16_tiles
+    if rounded is not None and not left.transposed:
+        arithmetic = context.in_tiles(rows, depth) or arithmetic
     lowering = matrix_product(context, left, right, batch, extents, shape, arithmetic)
     return lowering if rounded is None else replace(lowering, rounds=True)
 
@@ -140,7 +139,7 @@ def matrix_product(
     at_load = context.is_parameter(staying.value)
     packed_extents = extents.packed(arithmetic.terms)
     if arithmetic.tiles is not None:
-        blocking = amx.blocking(packed_extents, context.unit.lanes)
+        blocking = blocking_in_tiles(arithmetic.tiles, packed_extents, streaming, context.unit.lanes)
     elif arithmetic.shapes is not None:
         blocking = untuned_blocking(context.unit, packed_extents, streaming, arithmetic.shapes)
     else:
@@ -176,7 +175,7 @@ def matrix_product(
             packed_extents.depth,
             tile,
             pack_reader,
-            arithmetic.dtype,
+            arithmetic,
         )
         return builder.emit(call(builder, "pack", function, [value]))
 

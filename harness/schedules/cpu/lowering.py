@@ -73,7 +73,7 @@ class Context(Scope):
     Attributes:
         unit: The target's vector registers.
         bf16: How the target multiplies bfloat16 with vectors.
-        bf16_tiles: How its matrix unit does; None if code for it may not use one.
+        bf16_tiles: How its instructions for whole panels do; None if it has none, or if code may not use them.
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
@@ -103,6 +103,13 @@ class Context(Scope):
         That takes the note of `with_half_products`, an even number of terms, and an instruction for pairs.
         """
         return self.bf16.shapes is None and terms % self.bf16.terms == 0 and multiplies_half(operator)
+
+    def in_tiles(self, rows: int, terms: int) -> Arithmetic | None:
+        """Returns the arithmetic of whole panels for a rounded product of so many rows and terms, if it is worth it."""
+        arithmetic = self.bf16_tiles
+        if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
+            return None
+        return arithmetic if arithmetic.tiles.takes(rows, terms // arithmetic.terms) else None
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
         """Returns the source of a swap of the last two dimensions, or None."""

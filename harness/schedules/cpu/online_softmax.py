@@ -14,7 +14,7 @@ from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.folding import Folded, Reader
-from harness.schedules.common.kernel import ceil_div, fp32, registers
+from harness.schedules.common.kernel import fp32, registers
 from harness.schedules.cpu import math as elementary
 from harness.schedules.cpu.attention_operands import Attention
 from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector
@@ -29,19 +29,26 @@ class State:
         highest: Its highest score, [block, query].
         sums: The sum of its exponentials.
         results: Exponentials times values, [block, query, channel].
+        by_channel: Whether these are [block, channel, query] instead.
     """
 
     highest: tirx.Buffer
     sums: tirx.Buffer
     results: tirx.Buffer
+    by_channel: bool = False
 
     def clear(self, q: Any, lanes: int) -> None:
         """Emits the state before the first key."""
-        _, columns, width = (int(extent) for extent in self.results.shape)
+        columns = int(self.highest.shape[1])
         for_each_vector(columns, lanes, lambda j: T.buffer_store(self.highest, fp32(-math.inf), [q, j]))
         for_each_vector(columns, lanes, lambda j: T.buffer_store(self.sums, fp32(0.0), [q, j]))
-        with T.serial(0, columns) as i:
-            for_each_vector(width, lanes, lambda c: T.buffer_store(self.results, fp32(0.0), [q, i, c]))
+        _, outer, inner = (int(extent) for extent in self.results.shape)
+        with T.serial(0, outer) as i:
+            for_each_vector(inner, lanes, lambda c: T.buffer_store(self.results, fp32(0.0), [q, i, c]))
+
+    def result(self, q: Any, i: Any, channel: Any) -> Any:
+        """Returns what there is of a query of a block."""
+        return self.results[q, channel, i] if self.by_channel else self.results[q, i, channel]
 
     def read_highest(self, q: Any, highest: tirx.Buffer, lanes: int) -> None:
         """Emits a copy of the highest scores of a block."""
@@ -74,6 +81,17 @@ class State:
                 added = totals[i // tile.rows, i % tile.rows * tile.columns + j]
                 at = (q, i, channel + j)
                 T.buffer_store(self.results, self.results[at] * weight + added, list(at))
+
+            for_each_vector(tile.columns, tile.lanes, each)
+
+    def add_by_channel(self, q: Any, tile: Tile, totals: tirx.Buffer, factor: tirx.Buffer) -> None:
+        """Emits results = factor · results + totals, [panel of channels, channel · query], for all channels."""
+        with T.serial(0, int(self.results.shape[1])) as channel:
+
+            def each(j: Any) -> None:
+                added = totals[channel // tile.rows, channel % tile.rows * tile.columns + j]
+                at = (q, channel, j)
+                T.buffer_store(self.results, self.results[at] * factor[j] + added, list(at))
 
             for_each_vector(tile.columns, tile.lanes, each)
 
@@ -182,26 +200,29 @@ def pack_keys(
         operand: What is copied.
         buffers: Its buffers.
         head: Batch and head.
-        target: [block, element of the block] as one row after the other, channel.
+        target: [block, element of the block] as one row after the other, channel; where the arithmetic multiplies whole
+            panels the other way round, channel by channel.
         lanes: fp32 numbers in a vector.
-        block: Keys of a block; where that is no whole number of elements, the last one's terms are padded with zero.
+        block: Keys of a block; what they lack to its elements is zero.
         arithmetic: The arithmetic.
     """
-    terms = arithmetic.terms
+    terms, by_channel = arithmetic.terms, arithmetic.tiles is not None
     if terms == 1:
         copy_rows(operand, buffers, head, target, lanes)
         return
-    padded = int(target.shape[1])
-    elements = ceil_div(block, terms)
+    rows, padded = (int(extent) for extent in (reversed(target.shape) if by_channel else target.shape))
+    blocks = operand.shape[1] // block
+    elements = rows // blocks
     lines = T.alloc_buffer((terms, padded), "float32")
-    with T.serial(0, operand.shape[1] // block) as b, T.serial(0, elements) as k:
-        here = terms if block % terms == 0 else T.Bind(T.min(terms, block - k * terms))
+    with T.serial(0, blocks) as b, T.serial(0, elements) as k:
+        here = terms if block == elements * terms else T.Bind(T.max(0, T.min(terms, block - k * terms)))
         copy_rows(operand, buffers, head, lines, lanes, b * block + k * terms, here)
-        for_each_vector(
-            padded,
-            lanes,
-            lambda c: T.buffer_store(target, joined_rows(arithmetic, lines, 0, c), [b * elements + k, c]),
-        )
+
+        def store(c: Any, b: Any = b, k: Any = k) -> None:
+            row = b * elements + k
+            T.buffer_store(target, joined_rows(arithmetic, lines, 0, c), [c, row] if by_channel else [row, c])
+
+        for_each_vector(padded, lanes, store)
 
 
 def joined_rows(arithmetic: Arithmetic, buffer: tirx.Buffer, element: Any, column: Any) -> Any:

@@ -110,11 +110,17 @@ def pack_function(
     depth: int,
     tile: Tile,
     read: Callable[[tirx.Buffer], Read],
-    dtype: str = "float32",
+    arithmetic: Arithmetic = FP32,
 ) -> tirx.PrimFunc:
-    """Packs a resident operand into panels of a type; what lies beyond its edge is zero."""
+    """Packs a resident operand into panels of an arithmetic's elements; what lies beyond its edge is zero.
+
+    Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth].
+    """
     shape = packed_shape(side, batch, width, depth, tile)
     panels, panel = shape[1], shape[3]
+    by_row, dtype = side == "left" and arithmetic.tiles is not None, arithmetic.dtype
+    if by_row:
+        shape = (*shape[:2], panel, depth)
     split = next(n for n in (8, 4, 2, 1) if depth % n == 0)
 
     def body(data: tirx.Buffer, packed: tirx.Buffer) -> None:
@@ -128,9 +134,16 @@ def pack_function(
                 value = element(b, at, k)
                 if width % panel:
                     value = T.if_then_else(at < width, value, tirx.const(0, dtype))
-                T.buffer_store(packed, value, [b, p, k, i])
+                T.buffer_store(packed, value, [b, p, i, k] if by_row else [b, p, k, i])
 
     return prim_func("pack", [source, Argument("packed", shape, dtype)], body, HELPER)
+
+
+def read_left(panels: tirx.Buffer, arithmetic: Arithmetic) -> PanelRead:
+    """Returns how a resident left operand is read that `pack_function` has packed."""
+    if arithmetic.tiles is not None:
+        return lambda b, p, k, i: panels[b, p, i, k]
+    return lambda b, p, k, i: panels[b, p, k, i]
 
 
 def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
@@ -339,7 +352,7 @@ def product_function(
         parts = at_most(per_split, others, first_other)
         if streaming == "right":
             block = Block(b, first_other, parts, first_panel, slots)
-            read = _pack_right(blocking, access, block, arithmetic.dtype)
+            read = _pack_right(extents, blocking, access, block, arithmetic.dtype)
         else:
             block = Block(b, first_panel, slots, first_other, parts)
             if in_place:
@@ -405,6 +418,7 @@ def multiply_block(
             ahead=operands.ahead,
             after=_write(extents, tile, access, totals, block, column),
             arithmetic=arithmetic,
+            stride=operands.stride,
         )
 
 
@@ -421,12 +435,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of `multiply_panels` for one right panel."""
+    """The operands of `multiply_panels` for one right panel.
+
+    Attributes:
+        left, right, ahead, before, stride: What it takes under these names.
+    """
 
     left: Callable[[Any, Any, Any, int], Any]
     right: Callable[[Any, Any, Any], Any]
     ahead: Callable[[Any, Any, Any], None] | None = None
     before: Callable[[Any, Any], None] | None = None
+    stride: int | None = None
 
 
 def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic: Arithmetic = FP32) -> tuple[int, ...]:
@@ -512,7 +531,9 @@ def _read_left(extents: Extents, tile: Tile, access: Access, block: Block) -> Ca
     return lambda r: Operands(lambda p, first, k, i: element(p, i, first + k), _read_packed(access, block, r))
 
 
-def _pack_right(blocking: Blocking, access: Access, block: Block, dtype: str) -> Callable[[Any], Operands]:
+def _pack_right(
+    extents: Extents, blocking: Blocking, access: Access, block: Block, dtype: str
+) -> Callable[[Any], Operands]:
     """Returns how the left panels of a task meet a right panel, a chunk of which is packed just before it is used."""
     tile = blocking.tile
     # It stays in the first-level cache.
@@ -525,6 +546,7 @@ def _pack_right(blocking: Blocking, access: Access, block: Block, dtype: str) ->
             lambda first, k, j: workspace[k, j],
             lambda p, first, k: prefetch(access.packed(block.batch, block.left_first + p + 1, first + k, 0), level=1),
             lambda first, count: fill(lambda k, j, value: T.buffer_store(workspace, value, [k, j]), first, count),
+            extents.depth,
         )
 
     return operands

@@ -22,10 +22,11 @@ from harness.schedules.common.graph import (
     static_shape,
 )
 from harness.schedules.common.origins import joined
-from harness.schedules.cpu import amx
+from harness.schedules.cpu import amx, bfmmla
 from harness.schedules.cpu.attention import key_layers, lower_attention
 from harness.schedules.cpu.bf16 import arithmetic
 from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
+from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
 from harness.schedules.cpu.feed_forward import feed_forward, joins
 from harness.schedules.cpu.gemm import lower_matmul, rounded_left
@@ -87,11 +88,18 @@ def _context_of(
         functions=dict(module.functions_items()),
         unit=vector_unit(target),
         bf16=bf16,
-        bf16_tiles=amx.with_tiles(bf16) if amx.matrix_unit(target) else None,
+        bf16_tiles=_in_tiles(target, bf16),
         schedules=schedules,
     )
     context = replace(context, projected_afterwards=movable(context, facts))
     return replace(context, key_layers=key_layers(context, facts)), facts
+
+
+def _in_tiles(target: tvm.target.Target, bf16: Arithmetic) -> Arithmetic | None:
+    """Returns how a target multiplies whole panels of bfloat16, if it does."""
+    if amx.matrix_unit(target):
+        return amx.with_tiles(bf16)
+    return bfmmla.arithmetic() if bfmmla.has_matrix_instruction(target) else None
 
 
 @dataclass(frozen=True)

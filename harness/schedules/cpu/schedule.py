@@ -32,6 +32,7 @@ from harness.schedules import Schedule
 from harness.schedules.common.kernel import ceil_div, chunk_length
 from harness.schedules.cpu import division, product, winograd_plan
 from harness.schedules.cpu.bf16 import BF16, PAIR
+from harness.schedules.cpu.emit import Tiles
 from harness.schedules.cpu.product import Blocking, Partition, Side
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
@@ -265,6 +266,19 @@ def untuned_blocking(
     tile = choose_tile(unit, extents.rows, extents.columns, shapes)
     schedule = _blocked(extents, streaming, unit, {"rows": tile.rows, "vectors": tile.columns // tile.lanes})
     return blocking_of(unit, extents, streaming, schedule)
+
+
+def blocking_in_tiles(tiles: Tiles, extents: product.Extents, streaming: Side, lanes: int) -> Blocking:
+    """Returns the blocking of a product in an arithmetic that multiplies whole panels, which tuning does not know.
+
+    Args:
+        tiles: How it multiplies them.
+        extents: The extents; the depth counts elements of panels.
+        streaming: Which operand streams.
+        lanes: fp32 numbers in a vector register, by which results are stored.
+    """
+    tile = tiles.tile(extents.rows, lanes)
+    return Blocking(tile, product.choose_partition(extents, streaming, tile), tiles.chunk(extents.depth))
 
 
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
@@ -558,6 +572,12 @@ class Attention:
                     yield tiles
                     continue
                 yield from ({**tiles, "parts": parts} for parts in _parts(ceil_div(self.queries, columns)))
+
+    def parts_in_tiles(self, tile: Tile) -> int:
+        """Returns the parts of the queries where whole panels are multiplied: keys, or channels, by queries."""
+        blocks = ceil_div(self.queries, tile.columns)
+        parts = self._parts(blocks, tile, Tile(tile.columns, tile.rows, tile.lanes))
+        return ceil_div(blocks, ceil_div(blocks, parts))
 
     def _parts(self, blocks: int, scores: Tile, output: Tile) -> int:
         """Chooses the parts that the queries of a head are cut into, so that tasks divide well on many threads.

@@ -1,0 +1,144 @@
+"""Products of four bfloat16 terms at a time with Arm's `bfmmla`, which multiplies two rows by two columns.
+
+A register holds four terms of two rows of the left operand, or of two columns of the right one; the instruction adds
+the four products of rows and columns to four sums, two of each row. That is four times the work of an fp32
+multiply-add, and twice that of `bfdot`, on processors that start as many of them.
+
+An element of a panel is four terms, 64 bits: term k in the lowest bits, then those of the second, third and last
+quarter of the depth. So two neighbours in a row of a right panel are a register, and so are elements of two
+neighbouring rows of a left one, which lie along its depth (`stream_rows`).
+
+Terms are added in two pairs, the first two of an element and the last two, each as `bfdot` adds a pair: both products,
+then the sum, each rounded to odd, with zero for denormal numbers (Arm's manual, BFMatMulAdd).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.schedules.cpu.bf16 import BF16, has_instruction, pair_bits
+from harness.schedules.cpu.emit import Arithmetic, Tiles
+from harness.schedules.cpu.tile import Tile, vector_unit
+
+TERMS = 4
+"""Terms of an element."""
+_BYTES = 2 * TERMS
+_SHAPES = ((8, 12), (4, 16), (2, 16))
+"""Rows and columns of panels: sums, two rows of the left one each and two columns of the right one fit 32 registers."""
+LEAST_ROWS = 2
+"""A product of one row has half of its sums for nothing."""
+_LONGEST = 256
+"""Elements of the depth that all left panels share: 24 KB of a right panel, which the first cache holds."""
+_MULTIPLY = "multiply_bf16_rows_and_columns"
+
+
+def has_matrix_instruction(target: tvm.target.Target) -> bool:
+    """Returns whether a CPU has the instruction: it is part of the feature that has `bfdot`."""
+    return vector_unit(target).lanes == 4 and has_instruction(target)
+
+
+def arithmetic() -> Arithmetic:
+    """Returns the arithmetic."""
+    functions = "\n".join([_DECLARED, *(_function(*shape) for shape in _SHAPES)])
+    tiles = Tiles(_SHAPES, LEAST_ROWS, 1, _LONGEST, _multiply)
+    return Arithmetic("bf16_bfmmla", BF16, "int64", TERMS, _joined, _no_step, functions, tiles=tiles)
+
+
+def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
+    low, high = (pair_bits(read(k + n * depth), read(k + (n + 1) * depth)) for n in (0, 2))
+    shifted = tirx.shift_left(tirx.Cast("uint64", high), tirx.const(32, "uint64"))
+    return tirx.reinterpret("int64", tirx.bitwise_or(tirx.Cast("uint64", low), shifted))
+
+
+def _no_step(*_: Any) -> None:
+    raise AssertionError("whole panels are multiplied")
+
+
+def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any) -> None:
+    name = f"{_MULTIPLY}_{tile.rows}x{tile.columns}"
+    T.evaluate(tirx.call_extern("int32", name, sums, left, right, tirx.const(row * _BYTES, "int64"), count))
+
+
+_INTRINSIC = "llvm.aarch64.neon.bfmmla"
+_DECLARED = f"declare <4 x float> @{_INTRINSIC}(<4 x float>, <8 x bfloat>, <8 x bfloat>)"
+
+
+def _function(rows: int, columns: int) -> str:
+    """Returns the function that adds the product of one left and one right panel to sums in memory.
+
+    A register of sums has two columns of a row, and the same two of the next one.
+    """
+    pairs, width = range(0, rows, 2), 4 * columns
+    quarters = [(i, j) for i in pairs for j in range(0, columns, 4)]
+    squares = [(i, j) for i in pairs for j in range(0, columns, 2)]
+
+    def moved(sources: tuple[str, str], made: tuple[str, str]) -> list[str]:
+        """Two registers of four columns of a row each are two of two columns of two rows, and the other way round."""
+        halves = zip(made, ("i32 0, i32 1, i32 4, i32 5", "i32 2, i32 3, i32 6, i32 7"), strict=True)
+        first, second = (f"<4 x float> %{name}" for name in sources)
+        return [f"  %{name} = shufflevector {first}, {second}, <4 x i32> <{lanes}>" for name, lanes in halves]
+
+    before, after = [f"  %row.{i} = mul i64 %row, {i}" for i in range(rows)], []
+    for i, j in quarters:
+        lines, wholes = ((f"{name}.{i}.{j}", f"{name}.{i + 1}.{j}") for name in ("line", "whole"))
+        firsts, nexts = ((f"{name}.{i}.{j}", f"{name}.{i}.{j + 2}") for name in ("first", "next"))
+        after += moved(nexts, wholes)
+        for row, line, whole in zip((i, i + 1), lines, wholes, strict=True):
+            before += [
+                f"  %place.{row}.{j} = getelementptr i8, ptr %sums, i64 {row * width + 4 * j}",
+                f"  %{line} = load <4 x float>, ptr %place.{row}.{j}, align 4",
+            ]
+            after.append(f"  store <4 x float> %{whole}, ptr %place.{row}.{j}, align 4")
+        before += moved(lines, firsts)
+    sums = [
+        f"  %sum.{i}.{j} = phi <4 x float> [ %first.{i}.{j}, %entry ], [ %next.{i}.{j}, %step ]" for i, j in squares
+    ]
+    lefts, products = [], []
+    for i in range(rows):
+        lefts += [
+            f"  %left.{i} = getelementptr i8, ptr %l, i64 %row.{i}",
+            f"  %element.{i} = load i64, ptr %left.{i}, align 8",
+        ]
+    for i in pairs:
+        lefts += [
+            f"  %one.{i} = insertelement <2 x i64> poison, i64 %element.{i}, i32 0",
+            f"  %both.{i} = insertelement <2 x i64> %one.{i}, i64 %element.{i + 1}, i32 1",
+            f"  %a.{i} = bitcast <2 x i64> %both.{i} to <8 x bfloat>",
+        ]
+    for j in range(0, columns, 2):
+        products += [
+            f"  %right.{j} = getelementptr i8, ptr %r, i64 {j * _BYTES}",
+            f"  %b.{j} = load <8 x bfloat>, ptr %right.{j}, align 8",
+            *(
+                f"  %next.{i}.{j} = call <4 x float> @{_INTRINSIC}"
+                f"(<4 x float> %sum.{i}.{j}, <8 x bfloat> %a.{i}, <8 x bfloat> %b.{j})"
+                for i in pairs
+            ),
+        ]
+    entry, header, body, end = ("\n".join(part) for part in (before, sums, [*lefts, *products], after))
+    return f"""
+define linkonce_odr i32 @{_MULTIPLY}_{rows}x{columns}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps) {{
+entry:
+{entry}
+  br label %step
+step:
+  %n = phi i32 [ 0, %entry ], [ %n.next, %step ]
+  %l = phi ptr [ %left, %entry ], [ %l.next, %step ]
+  %r = phi ptr [ %right, %entry ], [ %r.next, %step ]
+{header}
+{body}
+  %l.next = getelementptr i8, ptr %l, i64 {_BYTES}
+  %r.next = getelementptr i8, ptr %r, i64 {columns * _BYTES}
+  %n.next = add i32 %n, 1
+  %more = icmp slt i32 %n.next, %steps
+  br i1 %more, label %step, label %end
+end:
+{end}
+  ret i32 0
+}}
+"""
