@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from conformance.support.remotes import device, new_remote, tracker
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.outcome import Status, VerdictKind
 from harness.core.processors import Processors
+from harness.core.remote import Remote
 from harness.core.settings import Settings
 from harness.execution.remote.client import registered
 from harness.processes import Template
+from harness.runtime.cpu import cpu_features
 from harness.verify.runner import verify_case
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
@@ -58,6 +61,8 @@ def compiled(folder: Path, processors: Processors) -> Path:
     return folder
 
 
+WITH_BF16 = "neoverse-v1"
+"""A processor with FEAT_BF16."""
 PIXELS = 1e-6
 """The part of all pixels of all masks that two CPUs may decide otherwise; as between PyTorch and compiled code."""
 
@@ -83,11 +88,27 @@ def segmented(python: Path, model: Path, out: Path) -> list[Object]:
 @pytest.fixture(scope="module")
 def settings(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Cases are compiled and judged on this machine, and run by `serve-device` on the other one."""
-    folder = tmp_path_factory.mktemp("device")
+    with served(here, tmp_path_factory.mktemp("device")) as remote:
+        yield Settings(remote=remote, processors=registered(remote).processors)
+
+
+@pytest.fixture(scope="module")
+def settings_of_bf16(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """The same for a processor with instructions for bfloat16."""
+    there = machine_for(WITH_BF16)
+    if not there.emulated and "bf16" not in (cpu_features() or ()):
+        pytest.skip("this processor has no instruction for bfloat16")
+    with served(there, tmp_path_factory.mktemp("device")) as remote:
+        yield Settings(remote=remote, processors=Processors(WITH_BF16))
+
+
+@contextmanager
+def served(there: Machine, folder: Path) -> Iterator[Remote]:
+    """A device on a machine."""
     with tracker() as address:
         remote = new_remote(address, folder)
-        with device(remote, folder / "store", python=here.python):
-            yield Settings(remote=remote, processors=registered(remote).processors)
+        with device(remote, folder / "store", python=there.python):
+            yield remote
 
 
 TELL = """
@@ -109,12 +130,28 @@ def test_the_processor_is_known_by_its_name_and_its_instructions(here: Machine) 
     assert {"neon", "sve", "sve2", "i8mm", "bf16"} <= set(features)
 
 
-@pytest.mark.parametrize("component", ["box_head", "scoring_head", "object_pointers", "prompt_encoder", "mask_decoder"])
+components = pytest.mark.parametrize(
+    "component", ["box_head", "scoring_head", "object_pointers", "prompt_encoder", "mask_decoder"]
+)
+
+
+@components
 def test_component(component: str, settings: Settings, verifying_process: Template) -> None:
     case = Case(component, DEFAULT_STRATEGY, "llvm", Scale.SHALLOW)
     outcome = verify_case(case, settings, template=verifying_process).outcome
     assert outcome.status is Status.PASSED, outcome.error
     assert {verdict.kind for verdict in outcome.verdicts} == {VerdictKind.STRICT}, outcome.verdicts
+    assert outcome.device is not None and outcome.device.architecture == "aarch64"
+
+
+@components
+def test_component_in_bf16(component: str, settings_of_bf16: Settings, verifying_process: Template) -> None:
+    case = Case(component, DEFAULT_STRATEGY, "llvm", Scale.SHALLOW, precision="bf16")
+    outcome = verify_case(case, settings_of_bf16, template=verifying_process).outcome
+    assert outcome.status is Status.PASSED, outcome.error
+    kinds = {verdict.kind for verdict in outcome.verdicts}
+    # Masks, and what is only moved, are equal.
+    assert VerdictKind.ORACLE in kinds and kinds <= {VerdictKind.ORACLE, VerdictKind.STRICT}, outcome.verdicts
     assert outcome.device is not None and outcome.device.architecture == "aarch64"
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from harness.cli.doctor import render
-from harness.doctor.diagnosis import Finding, diagnose, matrix_unit, probed
+from harness.doctor.diagnosis import Finding, bf16_products, diagnose, probed
 from harness.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
 from harness.processes.threads import reason, thread_count
 from harness.runtime.cpu import features_of_linux as linux
@@ -95,11 +95,15 @@ def test_this_machine():
         assert f"{name} {version}" in text["versions"]
 
 
-def test_a_matrix_unit_is_told_with_what_uses_it_or_why_it_is_refused():
+def test_what_multiplies_bf16_is_told_and_why_a_matrix_unit_is_refused():
     there = linux("flags : avx512f amx_bf16 avx512_bf16 amx_tile amx_int8")
-    assert matrix_unit(there, lambda: None).endswith("there, used with --cpu NAME+amx")
-    assert matrix_unit(there, lambda: "operation not permitted").endswith("(AMX): refused, operation not permitted")
-    assert matrix_unit(linux("flags : avx512f amx_tile"), lambda: None) == "no matrix unit for bf16"
+    assert bf16_products(there, lambda: None).startswith("bf16: vdpbf16ps; ")
+    assert bf16_products(there, lambda: None).endswith("there, used with --cpu NAME+amx")
+    assert bf16_products(there, lambda: "operation not permitted").endswith("(AMX) refused, operation not permitted")
+    lacking = bf16_products(linux("flags : avx512f amx_tile"), lambda: None)
+    assert lacking == "bf16: fp32 arithmetic on shifted halves, no instruction; no matrix unit (AMX)"
+    assert bf16_products(linux("Features : fp asimd bf16 i8mm"), lambda: None) == "bf16: bfmmla and bfdot"
+    assert bf16_products(linux("Features : fp asimd"), lambda: None).endswith("no instruction")
 
 
 def test_a_probe_that_crashes_is_a_finding():

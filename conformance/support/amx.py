@@ -49,8 +49,9 @@ def _function(name: str, rows: int, columns: int) -> str:
     spread = f"shufflevector {vector}"
     zeros = f"{vector} zeroinitializer"
     return f"""
-define linkonce_odr i32 @{name}_{rows}x{columns}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps) {{
+define linkonce_odr i32 @{name}_{rows}x{columns}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added) {{
 entry:
+  %new = icmp eq i32 %added, 0
   %count = sext i32 %steps to i64
   br label %tile
 tile:
@@ -61,7 +62,8 @@ tile:
   %column = mul i64 %c, 64
   %sum.at = add i64 %sum.row, %column
   %sum.place = getelementptr i8, ptr %sums, i64 %sum.at
-  %before = load <16 x float>, ptr %sum.place, align 4
+  %there = load <16 x float>, ptr %sum.place, align 4
+  %before = select i1 %new, <16 x float> zeroinitializer, <16 x float> %there
   %left.at = mul i64 %m, %row
   %left.row = getelementptr i8, ptr %left, i64 %left.at
   %right.column = getelementptr i8, ptr %right, i64 %column

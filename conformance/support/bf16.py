@@ -109,7 +109,9 @@ def pair_added(sums: np.ndarray, left: Sequence[np.ndarray], right: Sequence[np.
     return added_to_odd(sums, added_to_odd(*map(flushed, products)))
 
 
-def product(x: np.ndarray, weight: np.ndarray, processor: Processor, channels: int = 0) -> np.ndarray:
+def product(
+    x: np.ndarray, weight: np.ndarray, processor: Processor, channels: int = 0, *, panels: bool = True
+) -> np.ndarray:
     """What the kernels make of matrices [m, k] and [n, k]: chunks of pairs, then the sum of the chunks.
 
     Args:
@@ -117,10 +119,11 @@ def product(x: np.ndarray, weight: np.ndarray, processor: Processor, channels: i
         weight: The weights, in bfloat16.
         processor: The one that computes it.
         channels: Of a convolution, whose left operand are the weights; 0 for a linear layer.
+        panels: Whether the left operand can be packed along its rows, as whole panels are.
     """
     left, right = rounded(x)[:, None, :], weight[None]
     rows, terms = (len(weight), channels) if channels else x.shape
-    if processor.odd and rows >= LEAST_ROWS and terms % TERMS == 0:
+    if panels and processor.odd and rows >= LEAST_ROWS and terms % TERMS == 0:
         return _product_of_fours(left, right)
     pairs = x.shape[1] // 2
     chunk = chunk_length(pairs)

@@ -14,6 +14,7 @@ from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, reason, 
 from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usable_cpus
 
 _PROBE_SECONDS = 120.0
+_SHIFTS = "fp32 arithmetic on shifted halves, no instruction"
 
 
 @dataclass(frozen=True)
@@ -88,24 +89,29 @@ def _machine() -> list[Finding]:
         Finding("CPU", f"{cpu_model()}, {usable_cpus()} CPUs usable by this process"),
         Finding("CPU", f"{cores()}; control group: {control_group(cgroup_cpuset(), cgroup_quota())}"),
         Finding("CPU", f"features: {features}"),
-        Finding("CPU", matrix_unit(present, matrix_unit_problem)),
+        Finding("CPU", bf16_products(present, matrix_unit_problem)),
         Finding("linker", " ".join(command) if command else "none, so nothing can be compiled"),
     ]
 
 
-def matrix_unit(present: Collection[str], ask: Callable[[], str | None]) -> str:
-    """Tells what bfloat16 products may use beside vectors.
+def bf16_products(present: Collection[str], ask: Callable[[], str | None]) -> str:
+    """Tells what multiplies bfloat16.
 
     Args:
         present: Features of the processor, in LLVM's spelling.
-        ask: Asks the system for the unit; returns why it is refused, or None.
+        ask: Asks the system for the matrix unit of x86; returns why it is refused, or None.
     """
     from harness.runtime.cpu import MATRIX_UNIT
 
+    if "neon" in present:
+        return f"bf16: {'bfmmla and bfdot' if 'bf16' in present else _SHIFTS}"
+    vectors = "vdpbf16ps" if "avx512bf16" in present else _SHIFTS
     if not set(MATRIX_UNIT).issubset(present):
-        return "no matrix unit for bf16"
+        return f"bf16: {vectors}; no matrix unit (AMX)"
     refusal = ask()
-    return f"matrix unit for bf16 (AMX): {f'refused, {refusal}' if refusal else 'there, used with --cpu NAME+amx'}"
+    return (
+        f"bf16: {vectors}; matrix unit (AMX) {f'refused, {refusal}' if refusal else 'there, used with --cpu NAME+amx'}"
+    )
 
 
 def _versions(versions: Mapping[str, str]) -> list[Finding]:

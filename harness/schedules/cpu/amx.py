@@ -76,10 +76,10 @@ def with_tiles(vectors: Arithmetic) -> Arithmetic:
     )
 
 
-def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any) -> None:
+def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any, added: Any) -> None:
     name = f"{_MULTIPLY}_{tile.rows}x{tile.columns}"
     row_bytes = tirx.const(row * _BYTES, "int64")
-    T.evaluate(tirx.call_extern("int32", name, sums, left, right, row_bytes, count // PAIRS))
+    T.evaluate(tirx.call_extern("int32", name, sums, left, right, row_bytes, count // PAIRS, added))
 
 
 def _configuration() -> str:
@@ -95,6 +95,7 @@ def _configuration() -> str:
 _DECLARED = """
 declare void @llvm.x86.ldtilecfg(ptr)
 declare void @llvm.x86.tilerelease()
+declare void @llvm.x86.tilezero(i8 immarg)
 declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
 declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
@@ -125,7 +126,7 @@ define linkonce_odr i32 @{_END}() {{
 
 
 def _function(down: int, across: int) -> str:
-    """Returns the function that adds the product of one left and one right panel to sums in memory."""
+    """Returns the function that adds the product of one left and one right panel to sums in memory, or makes them."""
     width = across * _COLUMNS * _BYTES
     sums = [(r, c) for r in range(down) for c in range(across)]
     places = "\n".join(
@@ -138,6 +139,7 @@ def _function(down: int, across: int) -> str:
             f"  call void @llvm.x86.{call}(i8 {r * across + c}, ptr %sum.{r}.{c}, i64 {width})" for r, c in sums
         )
 
+    zeros = "\n".join(f"  call void @llvm.x86.tilezero(i8 {register})" for register in range(len(sums)))
     first_left, first_right = len(sums), len(sums) + down
     lefts = "\n".join(
         f"  %left.{r} = getelementptr i8, ptr %l, i64 {'0' if r == 0 else '%block'}\n"
@@ -155,16 +157,24 @@ def _function(down: int, across: int) -> str:
     )
     name = f"{_MULTIPLY}_{down * _ROWS}x{across * _COLUMNS}"
     return f"""
-define linkonce_odr i32 @{name}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps) {{
+define linkonce_odr i32 @{name}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added) {{
 entry:
   %block = mul i64 %row, {_ROWS}
 {places}
+  %new = icmp eq i32 %added, 0
+  br i1 %new, label %zero, label %load
+zero:
+{zeros}
+  br label %begin
+load:
 {each("tileloadd64")}
+  br label %begin
+begin:
   br label %step
 step:
-  %n = phi i32 [ 0, %entry ], [ %next, %step ]
-  %l = phi ptr [ %left, %entry ], [ %l.next, %step ]
-  %r = phi ptr [ %right, %entry ], [ %r.next, %step ]
+  %n = phi i32 [ 0, %begin ], [ %next, %step ]
+  %l = phi ptr [ %left, %begin ], [ %l.next, %step ]
+  %r = phi ptr [ %right, %begin ], [ %r.next, %step ]
 {lefts}
 {rights}
 {products}

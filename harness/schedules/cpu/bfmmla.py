@@ -59,9 +59,9 @@ def _no_step(*_: Any) -> None:
     raise AssertionError("whole panels are multiplied")
 
 
-def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any) -> None:
+def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any, added: Any) -> None:
     name = f"{_MULTIPLY}_{tile.rows}x{tile.columns}"
-    T.evaluate(tirx.call_extern("int32", name, sums, left, right, tirx.const(row * _BYTES, "int64"), count))
+    T.evaluate(tirx.call_extern("int32", name, sums, left, right, tirx.const(row * _BYTES, "int64"), count, added))
 
 
 _INTRINSIC = "llvm.aarch64.neon.bfmmla"
@@ -69,76 +69,90 @@ _DECLARED = f"declare <4 x float> @{_INTRINSIC}(<4 x float>, <8 x bfloat>, <8 x 
 
 
 def _function(rows: int, columns: int) -> str:
-    """Returns the function that adds the product of one left and one right panel to sums in memory.
-
-    A register of sums has two columns of a row, and the same two of the next one.
-    """
-    pairs, width = range(0, rows, 2), 4 * columns
-    quarters = [(i, j) for i in pairs for j in range(0, columns, 4)]
-    squares = [(i, j) for i in pairs for j in range(0, columns, 2)]
-
-    def moved(sources: tuple[str, str], made: tuple[str, str]) -> list[str]:
-        """Two registers of four columns of a row each are two of two columns of two rows, and the other way round."""
-        halves = zip(made, ("i32 0, i32 1, i32 4, i32 5", "i32 2, i32 3, i32 6, i32 7"), strict=True)
-        first, second = (f"<4 x float> %{name}" for name in sources)
-        return [f"  %{name} = shufflevector {first}, {second}, <4 x i32> <{lanes}>" for name, lanes in halves]
-
-    before, after = [f"  %row.{i} = mul i64 %row, {i}" for i in range(rows)], []
-    for i, j in quarters:
-        lines, wholes = ((f"{name}.{i}.{j}", f"{name}.{i + 1}.{j}") for name in ("line", "whole"))
-        firsts, nexts = ((f"{name}.{i}.{j}", f"{name}.{i}.{j + 2}") for name in ("first", "next"))
-        after += moved(nexts, wholes)
-        for row, line, whole in zip((i, i + 1), lines, wholes, strict=True):
-            before += [
-                f"  %place.{row}.{j} = getelementptr i8, ptr %sums, i64 {row * width + 4 * j}",
-                f"  %{line} = load <4 x float>, ptr %place.{row}.{j}, align 4",
-            ]
-            after.append(f"  store <4 x float> %{whole}, ptr %place.{row}.{j}, align 4")
-        before += moved(lines, firsts)
-    sums = [
-        f"  %sum.{i}.{j} = phi <4 x float> [ %first.{i}.{j}, %entry ], [ %next.{i}.{j}, %step ]" for i, j in squares
-    ]
-    lefts, products = [], []
-    for i in range(rows):
-        lefts += [
-            f"  %left.{i} = getelementptr i8, ptr %l, i64 %row.{i}",
-            f"  %element.{i} = load i64, ptr %left.{i}, align 8",
-        ]
-    for i in pairs:
-        lefts += [
-            f"  %one.{i} = insertelement <2 x i64> poison, i64 %element.{i}, i32 0",
-            f"  %both.{i} = insertelement <2 x i64> %one.{i}, i64 %element.{i + 1}, i32 1",
-            f"  %a.{i} = bitcast <2 x i64> %both.{i} to <8 x bfloat>",
-        ]
-    for j in range(0, columns, 2):
-        products += [
-            f"  %right.{j} = getelementptr i8, ptr %r, i64 {j * _BYTES}",
-            f"  %b.{j} = load <8 x bfloat>, ptr %right.{j}, align 8",
-            *(
-                f"  %next.{i}.{j} = call <4 x float> @{_INTRINSIC}"
-                f"(<4 x float> %sum.{i}.{j}, <8 x bfloat> %a.{i}, <8 x bfloat> %b.{j})"
-                for i in pairs
-            ),
-        ]
-    entry, header, body, end = ("\n".join(part) for part in (before, sums, [*lefts, *products], after))
+    """Returns the function that adds the product of one left and one right panel to sums in memory, or makes them."""
+    squares = [(i, j) for i in range(0, rows, 2) for j in range(0, columns, 2)]
+    places, loads, stores = _sums(rows, columns)
+    sums = "\n".join(
+        f"  %sum.{i}.{j} = phi <4 x float> [ %first.{i}.{j}, %load ], [ zeroinitializer, %entry ], "
+        f"[ %next.{i}.{j}, %step ]"
+        for i, j in squares
+    )
+    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
     return f"""
-define linkonce_odr i32 @{_MULTIPLY}_{rows}x{columns}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps) {{
+define linkonce_odr i32 @{_MULTIPLY}_{rows}x{columns}({arguments}) {{
 entry:
-{entry}
+{places}
+  %new = icmp eq i32 %added, 0
+  br i1 %new, label %step, label %load
+load:
+{loads}
   br label %step
 step:
-  %n = phi i32 [ 0, %entry ], [ %n.next, %step ]
-  %l = phi ptr [ %left, %entry ], [ %l.next, %step ]
-  %r = phi ptr [ %right, %entry ], [ %r.next, %step ]
-{header}
-{body}
+  %n = phi i32 [ 0, %load ], [ 0, %entry ], [ %n.next, %step ]
+  %l = phi ptr [ %left, %load ], [ %left, %entry ], [ %l.next, %step ]
+  %r = phi ptr [ %right, %load ], [ %right, %entry ], [ %r.next, %step ]
+{sums}
+{_step(rows, columns)}
   %l.next = getelementptr i8, ptr %l, i64 {_BYTES}
   %r.next = getelementptr i8, ptr %r, i64 {columns * _BYTES}
   %n.next = add i32 %n, 1
   %more = icmp slt i32 %n.next, %steps
   br i1 %more, label %step, label %end
 end:
-{end}
+{stores}
   ret i32 0
 }}
 """
+
+
+def _sums(rows: int, columns: int) -> tuple[str, str, str]:
+    """Returns where sums are in memory, how they are loaded, and how they are stored.
+
+    In memory they lie row by row. A register has two columns of a row, and the same two of the next one.
+    """
+
+    def moved(sources: tuple[str, str], made: tuple[str, str]) -> list[str]:
+        """Four columns of two rows as two registers of either kind."""
+        halves = zip(made, ("i32 0, i32 1, i32 4, i32 5", "i32 2, i32 3, i32 6, i32 7"), strict=True)
+        first, second = (f"<4 x float> %{name}" for name in sources)
+        return [f"  %{name} = shufflevector {first}, {second}, <4 x i32> <{lanes}>" for name, lanes in halves]
+
+    places, loads, stores = [], [], []
+    for i in range(0, rows, 2):
+        for j in range(0, columns, 4):
+            lines, wholes = ((f"{name}.{i}.{j}", f"{name}.{i + 1}.{j}") for name in ("line", "whole"))
+            firsts, nexts = ((f"{name}.{i}.{j}", f"{name}.{i}.{j + 2}") for name in ("first", "next"))
+            stores += moved(nexts, wholes)
+            for row, line, whole in zip((i, i + 1), lines, wholes, strict=True):
+                place = f"%place.{row}.{j}"
+                places.append(f"  {place} = getelementptr i8, ptr %sums, i64 {4 * (row * columns + j)}")
+                loads.append(f"  %{line} = load <4 x float>, ptr {place}, align 4")
+                stores.append(f"  store <4 x float> %{whole}, ptr {place}, align 4")
+            loads += moved(lines, firsts)
+    return "\n".join(places), "\n".join(loads), "\n".join(stores)
+
+
+def _step(rows: int, columns: int) -> str:
+    """Returns the products of one element of the depth."""
+    lines = []
+    for i in range(0, rows, 2):
+        for row in (i, i + 1):
+            lines += [
+                f"  %offset.{row} = mul i64 %row, {row}",
+                f"  %left.{row} = getelementptr i8, ptr %l, i64 %offset.{row}",
+                f"  %element.{row} = load i64, ptr %left.{row}, align 8",
+            ]
+        lines += [
+            f"  %one.{i} = insertelement <2 x i64> poison, i64 %element.{i}, i32 0",
+            f"  %both.{i} = insertelement <2 x i64> %one.{i}, i64 %element.{i + 1}, i32 1",
+            f"  %a.{i} = bitcast <2 x i64> %both.{i} to <8 x bfloat>",
+        ]
+    for j in range(0, columns, 2):
+        lines += [
+            f"  %right.{j} = getelementptr i8, ptr %r, i64 {j * _BYTES}",
+            f"  %b.{j} = load <8 x bfloat>, ptr %right.{j}, align 8",
+        ]
+        for i in range(0, rows, 2):
+            operands = f"<4 x float> %sum.{i}.{j}, <8 x bfloat> %a.{i}, <8 x bfloat> %b.{j}"
+            lines.append(f"  %next.{i}.{j} = call <4 x float> @{_INTRINSIC}({operands})")
+    return "\n".join(lines)

@@ -91,7 +91,8 @@ class Tiles:
         step: Elements of the depth that are multiplied at a time; the depth is a multiple of them.
         longest: Elements of the depth, at most, that all left panels share before the next.
         multiply: (tile, addresses of its sums, of a left and of a right panel, elements from one row of the left panel
-            to the next, elements of the depth): emits that the product is added to the sums.
+            to the next, elements of the depth, whether there are sums yet): emits that the product is added to the
+            sums, or becomes them.
         begin: Name of the function that a task calls before it multiplies; empty if there is none.
         end: Name of the one that it calls at its end; empty if there is none.
     """
@@ -100,7 +101,7 @@ class Tiles:
     least_rows: int
     step: int
     longest: int
-    multiply: Callable[[Tile, Any, Any, Any, int, Any], None]
+    multiply: Callable[[Tile, Any, Any, Any, int, Any, Any], None]
     begin: str = ""
     end: str = ""
 
@@ -291,8 +292,9 @@ def multiply_panels(
         assert longest is not None and after is None
         chunk = longest
     whole = not isinstance(depth, int) or depth % chunk == 0
-    with T.serial(0, panels) as p:
-        each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), total(p, i, j, at)))
+    if arithmetic.tiles is None:
+        with T.serial(0, panels) as p:
+            each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), total(p, i, j, at)))
 
     def emit_chunk(c: Any, count: Any, last: After | None) -> None:
         if before is not None:
@@ -301,7 +303,11 @@ def multiply_panels(
             assert place is None
             with T.serial(0, panels) as p:
                 first = tirx.address_of(left(p, c * chunk, 0, 0)), tirx.address_of(right(c * chunk, 0, 0))
-                arithmetic.tiles.multiply(tile, tirx.address_of(totals[p, 0]), *first, stride or chunk, count)
+                # TVM would make the buffer smaller if it saw less of it being used.
+                prefetch(totals[p, tile.size - 1], write=True)
+                sums = tirx.address_of(totals[p, 0])
+                added = tirx.const(int(c > 0), "int32") if isinstance(c, int) else tirx.Cast("int32", c > 0)
+                arithmetic.tiles.multiply(tile, sums, *first, stride or chunk, count, added)
                 if last is not None:
                     last.write(p)
             return

@@ -17,7 +17,7 @@ from harness.schedules.common.folding import moved, ravel, row_starts
 from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
-from harness.schedules.cpu.bf16 import BF16, has_pairs
+from harness.schedules.cpu.bf16 import BF16, has_pairs, multiplies_half
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, LinearLayer, Lowering
@@ -31,6 +31,7 @@ from harness.schedules.cpu.product import (
     pack_function,
     panel_width,
     product_function,
+    read_left,
     stream,
     stream_rows,
 )
@@ -110,7 +111,8 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
         left = Operand(left.value, left.shape, (), left.transposed)
         right = Operand(right.value, right.shape, (), right.transposed)
     extents = Extents(math.prod(batch), rows, columns, depth)
-    if rounded is not None and not left.transposed:
+    lies_by_row = not left.transposed or _streaming_side(context, left, right) == "right"
+    if lies_by_row and (rounded is not None or multiplies_half(matmul)):
         arithmetic = context.in_tiles(rows, depth) or arithmetic
     lowering = matrix_product(context, left, right, batch, extents, shape, arithmetic)
     return lowering if rounded is None else replace(lowering, rounds=True)
@@ -164,7 +166,8 @@ def matrix_product(
         return in_elements(staying.reader(buffer, extents.rows, extents.depth))
 
     def panels_of(panels: tirx.Buffer) -> PanelRead:
-        return lambda b, p, k, i: panels[staying.index(batch, b), p, k, i]
+        read = read_left(panels, arithmetic) if resident == "left" else lambda m, p, k, j: panels[m, p, k, j]
+        return lambda b, p, k, i: read(staying.index(batch, b), p, k, i)
 
     def packing(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Var:
         function = pack_function(
