@@ -411,11 +411,12 @@ def _maker(
         inputs: list[torch.Tensor] = []
         held: list[int] = []
         leaves, structure = _leaves(args, kwargs)
+        below = _least_indexed(args) if operator == "aten.index.Tensor" else 2
         for leaf in leaves:
             if not _is_tensor(leaf):
                 values.append(_plain(leaf))
                 continue
-            tensor = _values(leaf["shape"], leaf["dtype"], generator)
+            tensor = _values(leaf["shape"], leaf["dtype"], generator, below)
             if any(leaf is args[weight] for weight in weights):
                 held.append(len(values))
             else:
@@ -430,10 +431,17 @@ def _maker(
     return make
 
 
-def _values(shape: Sequence[int], dtype: str, generator: torch.Generator) -> torch.Tensor:
+def _least_indexed(args: Any) -> int:
+    """Returns the least extent of a dimension that a tensor indexes, or 2: integers are no larger."""
+    source, indices = args
+    extents: list[int] = [extent for extent, index in zip(source["shape"], indices, strict=False) if _is_tensor(index)]
+    return min(2, *extents)
+
+
+def _values(shape: Sequence[int], dtype: str, generator: torch.Generator, below: int) -> torch.Tensor:
     if dtype == "float32":
         return _normal(shape, generator)
-    return torch.randint(0, 2, tuple(shape), generator=generator).to(getattr(torch, dtype))
+    return torch.randint(0, below, tuple(shape), generator=generator).to(getattr(torch, dtype))
 
 
 def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:

@@ -59,6 +59,16 @@ def test_every_product_convolution_and_attention_is_a_kernel() -> None:
     assert sum(k.bound == "compute" for k in KERNELS) == expected + 2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_index_tensors_are_within_the_dimensions(seed: int) -> None:
+    """PyTorch raises where one is not, and a compiled kernel reads what lies behind."""
+    gathers = [kernel for kernel in KERNELS if kernel.name == "index"]
+    assert gathers
+    for kernel in gathers:
+        module, inputs = kernel.make(torch.Generator().manual_seed(seed))
+        module(*inputs)
+
+
 def test_memory_bound_kernels_move_enough() -> None:
     moved = [k.moved for k in KERNELS if k.bound == "memory"]
     assert moved and min(moved) >= LEAST_MOVED

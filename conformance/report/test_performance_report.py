@@ -426,12 +426,15 @@ def test_files_with_ids_of_cases_give_the_same_page(perf_json: Path, tmp_path: P
 
 
 def test_the_page_in_docs_is_that_of_its_files() -> None:
-    docs = REPOSITORY / "docs"
-    names = ("components", "vision_backbone", "end_to_end", "kernels")
-    files = read_results([docs / "performance" / f"{name}.json" for name in names])
-    places = {path.stem: f"performance/{path.name}" for path in (docs / "performance").glob("*.png")}
+    docs, machines = REPOSITORY / "docs", ("zen5", "xeon")
+    folder = docs / "performance"
+    files = read_results([file for name in machines for file in sorted(folder.glob(f"{name}-*.json"))])
+    places: list[dict[str, str]] = [
+        {path.stem.removesuffix(f"-{n}"): f"performance/{path.name}" for path in folder.glob(f"*-{n}.png")}
+        for n, _ in enumerate(machines, 1)
+    ]
     page = (docs / "PERFORMANCE_REPORT.md").read_text(encoding="utf-8")
-    assert render_page(build_sections(files, order=list(subjects())), [places], files) == page
+    assert render_page(build_sections(files, order=list(subjects())), places, files) == page
 
 
 @given(
