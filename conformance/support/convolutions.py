@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from hypothesis import assume
 from hypothesis import strategies as st
+from torch.nn import functional
 from tvm import relax
 
 from conformance.support.operators import normal
@@ -64,3 +66,27 @@ def convolutions(
     assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
     image = normal((images, parts * channels, *size))
     return image, filters(parts * outer, channels, *kernel), Geometry(stride, padding, dilation, parts)
+
+
+def as_product(
+    x: np.ndarray, weight: np.ndarray, at: Geometry, product: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """A convolution as products of columns that PyTorch gathers, [pixels, depth], and weights, [filters, depth]."""
+    columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], at.dilation, at.padding, at.stride).numpy()
+    shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
+    shape = functional.conv2d(*shapes, None, at.stride, at.padding, at.dilation, at.groups).shape
+    of_groups = [
+        np.stack([product(image.T, rows.reshape(len(rows), -1)).T for image in images])
+        for images, rows in zip(np.split(columns, at.groups, 1), np.split(weight, at.groups), strict=True)
+    ]
+    return np.concatenate(of_groups, 1).reshape(shape)
+
+
+def transposed_by_taps(
+    x: np.ndarray, weight: np.ndarray, convolved: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """A transposed convolution of 2 × 2 with stride 2, of which a kernel pixel is a convolution of its own."""
+    taps = np.stack([convolved(x, weight[..., i, j].T[..., None, None]) for i in range(2) for j in range(2)], -1)
+    images, filters, height, width, _ = taps.shape
+    pixels = taps.reshape(images, filters, height, width, 2, 2).transpose(0, 1, 2, 4, 3, 5)
+    return pixels.reshape(images, filters, 2 * height, 2 * width)

@@ -58,7 +58,11 @@ def run(
 ) -> np.ndarray:
     """The result of the compiled operator."""
     target = target or cpu_target()
-    module = lowered(operator, inputs, weights, target)
+    return run_module(lowered(operator, inputs, weights, target), inputs, weights, target)
+
+
+def run_module(module: tvm.IRModule, inputs: Arrays, weights: Arrays, target: tvm.target.Target) -> np.ndarray:
+    """The result of a lowered module of inputs and weights."""
     machine = machine_of(module, target)
     arguments, loaded = ([tvm.runtime.tensor(np.asarray(a, order="C")) for a in group] for group in (inputs, weights))
     if loaded:

@@ -109,9 +109,8 @@ def bf16_products(present: Collection[str], ask: Callable[[], str | None]) -> st
     if not set(MATRIX_UNIT).issubset(present):
         return f"bf16: {vectors}; no matrix unit (AMX)"
     refusal = ask()
-    return (
-        f"bf16: {vectors}; matrix unit (AMX) {f'refused, {refusal}' if refusal else 'there, used with --cpu NAME+amx'}"
-    )
+    unit = f"refused, {refusal}" if refusal else "there, used with --cpu NAME+amx"
+    return f"bf16: {vectors}; matrix unit (AMX) {unit}"
 
 
 def _versions(versions: Mapping[str, str]) -> list[Finding]:

@@ -11,7 +11,6 @@ import tvm
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional
 from tvm import relax
 from tvm.target import codegen
 
@@ -20,8 +19,8 @@ from conformance.support.amx import product_in_tiles, target_with_tiles, without
 from conformance.support.assembly import assembly
 from conformance.support.attention import attention_bf16, operands
 from conformance.support.bf16 import linear, rounded
-from conformance.support.convolutions import AROUND, PLAIN, Geometry, filters
-from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run
+from conformance.support.convolutions import AROUND, PLAIN, Geometry, as_product, filters, transposed_by_taps
+from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
 from conformance.support.place import executes
 from harness.core.case import Case
@@ -47,11 +46,7 @@ def in_tiles(operator: Operator, inputs: Arrays, weights: Arrays = ()) -> np.nda
     """The result of an operator in tiles, whose instructions are functions that this machine runs."""
     module = lowered(operator, inputs, weights, WITH_TILES)
     assert any("_amx" in name for name in functions_of(module)), functions_of(module)
-    machine = machine_of(without_unit(module), ANY)
-    arguments, loaded = ([tvm.runtime.tensor(array) for array in group] for group in (inputs, weights))
-    if loaded:
-        loaded = list(machine["main_transform_params"](loaded))
-    return machine["main"](*arguments, *loaded).numpy()
+    return run_module(without_unit(module), inputs, weights, ANY)
 
 
 def multiplied(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -99,13 +94,9 @@ def test_a_product_of_activations_is_what_numpy_emulates(rows: int, columns: int
 # --- convolutions ---
 
 
-def convolved(x: np.ndarray, weight: np.ndarray, at: Geometry) -> np.ndarray:
+def convolved(x: np.ndarray, weight: np.ndarray, at: Geometry = PLAIN) -> np.ndarray:
     """What the unit makes of the columns that PyTorch gathers."""
-    columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], at.dilation, at.padding, at.stride).numpy()
-    shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
-    shape = functional.conv2d(*shapes, None, at.stride, at.padding, at.dilation).shape
-    rows = rounded(weight.reshape(len(weight), -1))
-    return np.stack([product_in_tiles(image.T, rows).T for image in columns]).reshape(shape)
+    return as_product(x, weight, at, lambda columns, rows: product_in_tiles(columns, rounded(rows)))
 
 
 @emulated
@@ -132,10 +123,7 @@ def test_a_convolution_is_what_numpy_emulates(
 def test_a_transposed_convolution_is_what_numpy_emulates() -> None:
     x, weight = normal((2, 64, 5, 33)), normal((64, 24, 2, 2), 1, scale=1 / 16)
     actual = in_tiles(lambda x, w: with_half_products(relax.op.nn.conv2d_transpose(x, w, (2, 2))), [x], [weight])
-    # A kernel pixel is a convolution of its own.
-    taps = [convolved(x, weight[..., i, j].T[..., None, None], PLAIN) for i in range(2) for j in range(2)]
-    expected = np.stack(taps, -1).reshape(2, 24, 5, 33, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(actual.shape)
-    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(actual, transposed_by_taps(x, weight, convolved))
 
 
 # --- attention ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,15 @@ from conformance.schedules.cpu.test_cpu_bf16 import (
 from conformance.schedules.cpu.test_cpu_threads import hold as hold_on_threads
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.bf16 import hold_to_upstream, product, rounded
-from conformance.support.convolutions import AROUND, PLAIN, Geometry, convolutions, filters
+from conformance.support.convolutions import (
+    AROUND,
+    PLAIN,
+    Geometry,
+    as_product,
+    convolutions,
+    filters,
+    transposed_by_taps,
+)
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
 from conformance.support.place import executes, virtual_machine
@@ -50,15 +59,8 @@ def conv2d_transpose(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
 
 def emulated(cpu: str, x: np.ndarray, weight: np.ndarray, at: Geometry = PLAIN) -> np.ndarray:
     """The products of `conformance.support.bf16` with the columns that PyTorch gathers."""
-    processor = WITH_INSTRUCTION[cpu]
-    columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], at.dilation, at.padding, at.stride).numpy()
-    shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
-    shape = functional.conv2d(*shapes, None, at.stride, at.padding, at.dilation, at.groups).shape
-    of_groups = [
-        np.stack([product(image.T, rows.reshape(len(rows), -1), processor, weight.shape[1]).T for image in images])
-        for images, rows in zip(np.split(columns, at.groups, 1), np.split(rounded(weight), at.groups), strict=True)
-    ]
-    return np.concatenate(of_groups, 1).reshape(shape)
+    processor, channels = WITH_INSTRUCTION[cpu], weight.shape[1]
+    return as_product(x, weight, at, lambda columns, rows: product(columns, rounded(rows), processor, channels))
 
 
 # --- bit for bit ---
@@ -97,10 +99,7 @@ def test_shapes_of_sam3(cpu: str, channels: int, size: tuple[int, int], outer: i
 def test_transposed_2x2_stride_2(cpu: str, size: tuple[int, int]) -> None:
     x, weight = normal((2, 64, *size)), normal((64, 24, 2, 2), 1, scale=1 / 16)
     actual = run(conv2d_transpose, [x], [weight], target_for(cpu))
-    # A kernel pixel is a convolution of its own.
-    taps = np.stack([emulated(cpu, x, weight[..., i, j].T[..., None, None]) for i in range(2) for j in range(2)], -1)
-    expected = taps.reshape(2, 24, *size, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(actual.shape)
-    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(actual, transposed_by_taps(x, weight, partial(emulated, cpu)))
 
 
 @with_instruction

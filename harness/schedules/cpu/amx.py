@@ -16,16 +16,11 @@ the system for them once, so that whatever loads it may run it; `harness.runtime
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
-from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from harness.runtime.cpu import MATRIX_UNIT
 from harness.runtime.matrix_unit import REQUEST, SYSTEM_CALL, TILE_DATA
 from harness.schedules.cpu.emit import Arithmetic, Tiles
-from harness.schedules.cpu.tile import Tile
 
 PAIRS = 16
 """Pairs of the depth in one tile: the depth of a product is a multiple of so many."""
@@ -65,21 +60,15 @@ def with_tiles(vectors: Arithmetic) -> Arithmetic:
         vectors.multiply_add,
         functions="\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)]),
         tiles=Tiles(
+            _MULTIPLY,
             [(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES],
             _LEAST_ROWS,
             PAIRS,
             _STEPS * PAIRS,
-            _multiply,
             _BEGIN,
             _END,
         ),
     )
-
-
-def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any, added: Any) -> None:
-    name = f"{_MULTIPLY}_{tile.rows}x{tile.columns}"
-    row_bytes = tirx.const(row * _BYTES, "int64")
-    T.evaluate(tirx.call_extern("int32", name, sums, left, right, row_bytes, count // PAIRS, added))
 
 
 def _configuration() -> str:

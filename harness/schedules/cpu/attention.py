@@ -32,7 +32,6 @@ from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.attention_per_head import Cut, per_head_kernel
 from harness.schedules.cpu.attention_streaming import Tiles, streaming_kernel
-from harness.schedules.cpu.bf16 import multiplies_half
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, Step
 from harness.schedules.cpu.few_queries import few_queries_kernel
@@ -111,10 +110,7 @@ def _arithmetic(context: Context, attention: ir.Call, found: Problem) -> Arithme
     problem = _workload(found)
     if problem.few(context.unit):
         return FP32
-    tiled = context.in_tiles(problem.keys, found.channels) if multiplies_half(attention) else None
-    if tiled is not None and not problem.streams:
-        return tiled
-    return context.bf16 if context.rounds(attention, found.channels) else FP32
+    return context.multiplied(attention, problem.keys, found.channels, panels=not problem.streams)
 
 
 def _workload(found: Problem) -> schedule.Attention:

@@ -19,11 +19,10 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.cpu.bf16 import BF16, has_instruction, pair_bits
 from harness.schedules.cpu.emit import Arithmetic, Tiles
-from harness.schedules.cpu.tile import Tile, vector_unit
+from harness.schedules.cpu.tile import vector_unit
 
 TERMS = 4
 """Terms of an element."""
@@ -45,7 +44,7 @@ def has_matrix_instruction(target: tvm.target.Target) -> bool:
 def arithmetic() -> Arithmetic:
     """Returns the arithmetic."""
     functions = "\n".join([_DECLARED, *(_function(*shape) for shape in _SHAPES)])
-    tiles = Tiles(_SHAPES, LEAST_ROWS, 1, _LONGEST, _multiply)
+    tiles = Tiles(_MULTIPLY, _SHAPES, LEAST_ROWS, 1, _LONGEST)
     return Arithmetic("bf16_bfmmla", BF16, "int64", TERMS, _joined, _no_step, functions, tiles=tiles)
 
 
@@ -57,11 +56,6 @@ def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
 
 def _no_step(*_: Any) -> None:
     raise AssertionError("whole panels are multiplied")
-
-
-def _multiply(tile: Tile, sums: Any, left: Any, right: Any, row: int, count: Any, added: Any) -> None:
-    name = f"{_MULTIPLY}_{tile.rows}x{tile.columns}"
-    T.evaluate(tirx.call_extern("int32", name, sums, left, right, tirx.const(row * _BYTES, "int64"), count, added))
 
 
 _INTRINSIC = "llvm.aarch64.neon.bfmmla"

@@ -24,7 +24,6 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.graph import call, static_shape
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
-from harness.schedules.cpu.bf16 import multiplies_half
 from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, vectors
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product
@@ -76,11 +75,11 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
         extents = Extents(1, image[0], weight[0], window.depth)
-        arithmetic = _arithmetic(context, conv, image[0], window.channels, taps)
+        arithmetic = context.multiplied(conv, image[0], window.channels, taps)
         return matrix_product(context, left, right, (), extents, result, arithmetic)
     if window.channels == window.filters == 1:
         return _depthwise(context, window, data, weights, weight)
-    arithmetic = _arithmetic(context, conv, window.filters, window.channels, taps)
+    arithmetic = context.multiplied(conv, window.filters, window.channels, taps)
     if arithmetic.tiles is not None:
         extents = Convolution(window).extents.packed(arithmetic.terms)
         blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
@@ -107,16 +106,8 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         and _pair(attributes.dilation) == (1, 1)
         and int(attributes.groups) == 1
     )
-    arithmetic = _arithmetic(context, conv, math.prod(weight[1:]), image[1], 1)
+    arithmetic = context.multiplied(conv, math.prod(weight[1:]), image[1])
     return _scatter(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
-
-
-def _arithmetic(context: Context, conv: ir.Call, rows: int, channels: int, taps: int) -> Arithmetic:
-    """Returns what a convolution multiplies, of whose terms each element has channels of one place in the kernel."""
-    tiled = context.in_tiles(rows, channels * taps) if multiplies_half(conv) else None
-    if tiled is not None and channels % tiled.terms == 0:
-        return tiled
-    return context.bf16 if context.rounds(conv, channels) else FP32
 
 
 def _pair(values: Sequence[Any]) -> tuple[int, int]:

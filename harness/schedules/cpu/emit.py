@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -86,22 +87,22 @@ class Tiles:
     """Instructions that multiply whole panels that lie in memory, the left one row by row.
 
     Attributes:
+        function: Name of the functions that multiply, before the rows and columns of their panels. Each gets the
+            addresses of its sums, of a left and of a right panel, the bytes from one row of the left panel to the next,
+            the steps of the depth, and whether there are sums yet: it adds the product to them, or makes them.
         shapes: Rows and columns of the panels, the largest first.
         least_rows: A product of fewer rows is left to vectors, which are as fast.
         step: Elements of the depth that are multiplied at a time; the depth is a multiple of them.
         longest: Elements of the depth, at most, that all left panels share before the next.
-        multiply: (tile, addresses of its sums, of a left and of a right panel, elements from one row of the left panel
-            to the next, elements of the depth, whether there are sums yet): emits that the product is added to the
-            sums, or becomes them.
         begin: Name of the function that a task calls before it multiplies; empty if there is none.
         end: Name of the one that it calls at its end; empty if there is none.
     """
 
+    function: str
     shapes: Sequence[tuple[int, int]]
     least_rows: int
     step: int
     longest: int
-    multiply: Callable[[Tile, Any, Any, Any, int, Any, Any], None]
     begin: str = ""
     end: str = ""
 
@@ -124,6 +125,20 @@ class Tiles:
         steps = depth // self.step
         most = max(1, self.longest // self.step)
         return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
+
+    def multiply(self, tile: Tile, panels: Sequence[Any], row_bytes: int, count: Any, added: Any) -> None:
+        """Emits a product.
+
+        Args:
+            tile: Its shape.
+            panels: Addresses of the sums, and of the left and the right panel.
+            row_bytes: Bytes from one row of the left panel to the next.
+            count: Elements of the depth.
+            added: Whether there are sums yet.
+        """
+        name = f"{self.function}_{tile.rows}x{tile.columns}"
+        row = tirx.const(row_bytes, "int64")
+        T.evaluate(tirx.call_extern("int32", name, *panels, row, count // self.step, tirx.Cast("int32", added)))
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -302,12 +317,13 @@ def multiply_panels(
         if arithmetic.tiles is not None:
             assert place is None
             with T.serial(0, panels) as p:
-                first = tirx.address_of(left(p, c * chunk, 0, 0)), tirx.address_of(right(c * chunk, 0, 0))
+                operands = totals[p, 0], left(p, c * chunk, 0, 0), right(c * chunk, 0, 0)
                 # TVM would make the buffer smaller if it saw less of it being used.
                 prefetch(totals[p, tile.size - 1], write=True)
-                sums = tirx.address_of(totals[p, 0])
-                added = tirx.const(int(c > 0), "int32") if isinstance(c, int) else tirx.Cast("int32", c > 0)
-                arithmetic.tiles.multiply(tile, sums, *first, stride or chunk, count, added)
+                addresses = [tirx.address_of(element) for element in operands]
+                row_bytes = (stride or chunk) * int(tvm.DataType(arithmetic.dtype).itemsize)
+                added = tirx.const(c > 0, "bool") if isinstance(c, int) else c > 0
+                arithmetic.tiles.multiply(tile, addresses, row_bytes, count, added)
                 if last is not None:
                     last.write(p)
             return

@@ -17,7 +17,7 @@ from harness.schedules.common.folding import moved, ravel, row_starts
 from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
-from harness.schedules.cpu.bf16 import BF16, has_pairs, multiplies_half
+from harness.schedules.cpu.bf16 import BF16, has_pairs
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, LinearLayer, Lowering
@@ -91,17 +91,14 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     """
     shape = static_shape(matmul)
     rounded = rounded_left(context, matmul)
-    dtype, arithmetic = ("float32", FP32) if rounded is None else (BF16, context.bf16)
     factors = matmul.args[0] if rounded is None else rounded, matmul.args[1]
-    left_shape, right_shape = static_shape(factors[0]), static_shape(factors[1], dtype)
+    left_shape, right_shape = static_shape(factors[0]), static_shape(factors[1], "float32" if rounded is None else BF16)
     if shape is None or left_shape is None or right_shape is None or 0 in shape + left_shape:
         return None
     vector_left, vector_right = len(left_shape) == 1, len(right_shape) == 1
     rows = 1 if vector_left else left_shape[-2]
     columns = 1 if vector_right else right_shape[-1]
     depth = left_shape[-1]
-    if rounded is None and context.rounds(matmul, depth):
-        arithmetic = context.bf16
     batch = shape[: len(shape) - (not vector_left) - (not vector_right)]
     left = _operand(context, factors[0], left_shape, batch, may_transpose=not vector_left)
     right = _operand(context, factors[1], right_shape, batch, may_transpose=not vector_right)
@@ -112,10 +109,11 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
         right = Operand(right.value, right.shape, (), right.transposed)
     extents = Extents(math.prod(batch), rows, columns, depth)
     lies_by_row = not left.transposed or _streaming_side(context, left, right) == "right"
-    if lies_by_row and (rounded is not None or multiplies_half(matmul)):
-        arithmetic = context.in_tiles(rows, depth) or arithmetic
-    lowering = matrix_product(context, left, right, batch, extents, shape, arithmetic)
-    return lowering if rounded is None else replace(lowering, rounds=True)
+    if rounded is None:
+        arithmetic = context.multiplied(matmul, rows, depth, panels=lies_by_row)
+        return matrix_product(context, left, right, batch, extents, shape, arithmetic)
+    arithmetic = (context.in_tiles(rows, depth) if lies_by_row else None) or context.bf16
+    return replace(matrix_product(context, left, right, batch, extents, shape, arithmetic), rounds=True)
 
 
 def rounded_left(context: Context, matmul: ir.Call) -> relax.Expr | None:

@@ -11,7 +11,7 @@ from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation
 from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.bf16 import multiplies_half
-from harness.schedules.cpu.emit import Arithmetic
+from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.key_projection import KeyLayer
 from harness.schedules.cpu.product import Blocking, Extents, Pack
@@ -104,12 +104,33 @@ class Context(Scope):
         """
         return self.bf16.shapes is None and terms % self.bf16.terms == 0 and multiplies_half(operator)
 
-    def in_tiles(self, rows: int, terms: int) -> Arithmetic | None:
-        """Returns the arithmetic of whole panels for a rounded product of so many rows and terms, if it is worth it."""
+    def in_tiles(self, rows: int, terms: int, taps: int = 1) -> Arithmetic | None:
+        """Returns the arithmetic of whole panels for a rounded product of so many rows and terms, if it is worth it.
+
+        Args:
+            rows: Rows of the product.
+            terms: Those among which the terms of an element are chosen.
+            taps: How often there are so many in a sum: pixels of a convolution's kernel.
+        """
         arithmetic = self.bf16_tiles
         if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
             return None
-        return arithmetic if arithmetic.tiles.takes(rows, terms // arithmetic.terms) else None
+        return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None
+
+    def multiplied(
+        self, operator: relax.Expr, rows: int, terms: int, taps: int = 1, *, panels: bool = True
+    ) -> Arithmetic:
+        """Returns what the kernel of an operator of fp32 operands multiplies, which it may round: see `rounds`.
+
+        Args:
+            operator: The operator.
+            rows: Rows of the product.
+            terms: As for `in_tiles`, and taps likewise.
+            taps: Pixels of a convolution's kernel.
+            panels: Whether the kernel can multiply whole panels.
+        """
+        tiled = self.in_tiles(rows, terms, taps) if panels and multiplies_half(operator) else None
+        return tiled or (self.bf16 if self.rounds(operator, terms) else FP32)
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
         """Returns the source of a swap of the last two dimensions, or None."""
