@@ -39,8 +39,12 @@ def test_any_convolution(convolution: tuple[np.ndarray, np.ndarray, Geometry]) -
         (32, (4, 288), 48, 3, 1, 1),
         (256, (9, 33), 64, 1, 1, 0),
         (64, (7, 7), 48, 7, 1, 0),
+        (1, (64, 192), 4, 3, 2, 1),
+        (4, (32, 96), 16, 3, 2, 1),
+        (16, (40, 144), 64, 3, 2, 1),
+        (1, (48, 96), 4, 2, 2, 0),
     ],
-    ids=["patches", "3x3-36", "3x3-72", "3x3-288", "1x1", "7x7-whole"],
+    ids=["patches", "3x3-36", "3x3-72", "3x3-288", "1x1", "7x7-whole", "mask-192", "mask-96", "mask-144", "prompt"],
 )
 def test_shapes_of_sam3_with_bias_and_relu(
     channels: int, size: tuple[int, int], outer: int, kernel: int, stride: int, padding: int
@@ -51,6 +55,25 @@ def test_shapes_of_sam3_with_bias_and_relu(
 
     inputs, weights = [normal((3, channels, *size))], [filters(outer, channels, kernel, kernel), normal((outer,), 2)]
     hold(operator, lambda x, w, b: torch.relu(functional.conv2d(x, w, b, stride, padding)), inputs, weights, large=True)
+
+
+@few
+@given(data=st.data())
+def test_panels_of_pixels_in_lines_of_whole_vectors(data: st.DataObject) -> None:
+    """The width of the result is a multiple of four, so that vectors of the image are loaded and shuffled."""
+    stride, dilation = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
+    kernel, padding = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3))
+    pixels = 4 * data.draw(st.integers(1, 20))
+    width = (pixels - 1) * stride + (kernel - 1) * dilation + 1 - 2 * padding + data.draw(st.integers(0, stride - 1))
+    height = data.draw(st.integers((kernel - 1) * dilation + 1, 20))
+    assume(width > 0)
+    channels, outer = data.draw(st.sampled_from([1, 2, 3, 8])), data.draw(st.sampled_from([1, 4, 17]))
+    hold(
+        lambda x, w: op.nn.conv2d(x, w, (stride, stride), (padding,) * 4, (dilation, dilation)),
+        lambda x, w: functional.conv2d(x, w, None, stride, padding, dilation),
+        [normal((data.draw(st.integers(1, 2)), channels, height, width))],
+        [filters(outer, channels, kernel, kernel)],
+    )
 
 
 def test_bias_activation_and_residual_are_fused() -> None:
@@ -75,15 +98,16 @@ def test_an_operand_per_pixel_is_added_after_the_convolution() -> None:
     )
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(7, 1, 3), (3, 2, 1), (2, 1, 0)])
-def test_depthwise(kernel: int, stride: int, padding: int) -> None:
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(7, 1, 3), (3, 2, 1), (2, 1, 0), (2, 1, 4), (3, 5, 0)])
+@pytest.mark.parametrize("size", [(19, 37), (3, 3), (9, 72), (4, 140)], ids=str)
+def test_depthwise(kernel: int, stride: int, padding: int, size: tuple[int, int]) -> None:
     def operator(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
         return op.add(op.nn.conv2d(x, w, (stride, stride), (padding,) * 4, groups=12), b)
 
     hold(
         operator,
         lambda x, w, b: functional.conv2d(x, w, None, stride, padding, 1, 12) + b,
-        [normal((2, 12, 19, 37))],
+        [normal((2, 12, *size))],
         [filters(12, 1, kernel, kernel), normal((1, 12, 1, 1), 2)],
     )
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
+from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import compiled, error_ratio, normal
 
+op = relax.op
 RATIO = 1.5
 """How much larger than PyTorch's the rms error against float64 may be."""
 OFFSETS = st.sampled_from([0.0, 1.0, -1000.0])
@@ -68,6 +70,97 @@ def test_group_norm(batch: int, groups: int, channels: int, space: list[int], of
 
     x, w, b = normal(shape, 0, offset=offset), normal((width,), 1), normal((width,), 2)
     check(compiled(operator, [shape, (width,), (width,)]), reference, x, w, b)
+
+
+def layer_norm_2d(x: relax.Expr, square: Callable[[relax.Expr], relax.Expr], axis: int = 1) -> relax.Expr:
+    """SAM 3's `LayerNorm2d` without its weights, as an importer writes it."""
+    mean = op.mean(x, [axis], keepdims=True)
+    variance = op.mean(square(op.subtract(x, mean)), [axis], keepdims=True)
+    return op.divide(op.subtract(x, mean), op.sqrt(op.add(variance, relax.const(1e-6, "float32"))))
+
+
+def torch_layer_norm_2d(x: torch.Tensor, axis: int = 1) -> torch.Tensor:
+    mean = x.mean(axis, keepdim=True)
+    return (x - mean) / torch.sqrt((x - mean).pow(2).mean(axis, keepdim=True) + 1e-6)
+
+
+SQUARES: dict[str, Callable[[relax.Expr], relax.Expr]] = {
+    "power": lambda x: op.power(x, relax.const(2.0, "float32")),
+    "product": lambda x: op.multiply(x, x),
+}
+
+
+@few
+@given(
+    batch=st.integers(1, 3),
+    channels=st.sampled_from([1, 2, 4, 16, 33, 256]),
+    height=st.integers(1, 9),
+    width=st.sampled_from([1, 3, 8, 32, 37, 72]),
+    square=st.sampled_from(list(SQUARES)),
+    offset=OFFSETS,
+)
+def test_layer_norm_over_the_channels_of_images(
+    batch: int, channels: int, height: int, width: int, square: str, offset: float
+) -> None:
+    shape = (batch, channels, height, width)
+    run = compiled(lambda x: layer_norm_2d(x, SQUARES[square]), [shape])
+    check(run, torch_layer_norm_2d, normal(shape, 0, offset=offset))
+
+
+@pytest.mark.parametrize("square", SQUARES)
+def test_layer_norm_over_channels_is_one_kernel_with_what_follows_it(square: str) -> None:
+    def operator(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.nn.gelu(op.add(op.multiply(w, layer_norm_2d(x, SQUARES[square])), b))
+
+    x, w, b = normal((2, 64, 12, 20), 0, offset=3.0), normal((64, 1, 1), 1), normal((64, 1, 1), 2)
+    hold(operator, lambda x, w, b: functional.gelu(w * torch_layer_norm_2d(x) + b), [x], [w, b])
+    assert functions_of(lowered(operator, [x], [w, b])) == ["layer_norm_2d_multiply_add_gelu"]
+
+
+def another_epsilon(x: relax.Expr) -> relax.Expr:
+    """One that depends on the pixel."""
+    mean = op.mean(x, [1], keepdims=True)
+    variance = op.mean(op.power(op.subtract(x, mean), relax.const(2.0, "float32")), [1], keepdims=True)
+    return op.divide(op.subtract(x, mean), op.sqrt(op.add(variance, op.abs(mean))))
+
+
+def another_deviation(x: relax.Expr) -> relax.Expr:
+    """Squares of what is no deviation from the mean."""
+    mean = op.mean(x, [1], keepdims=True)
+    square = op.mean(op.power(op.subtract(x, op.nn.relu(mean)), relax.const(2.0, "float32")), [1], keepdims=True)
+    return op.divide(op.subtract(x, mean), op.sqrt(op.add(square, relax.const(1e-6, "float32"))))
+
+
+def torch_another_epsilon(x: torch.Tensor) -> torch.Tensor:
+    mean = x.mean(1, keepdim=True)
+    return (x - mean) / torch.sqrt((x - mean).pow(2).mean(1, keepdim=True) + mean.abs())
+
+
+def torch_another_deviation(x: torch.Tensor) -> torch.Tensor:
+    mean = x.mean(1, keepdim=True)
+    return (x - mean) / torch.sqrt((x - mean.relu()).pow(2).mean(1, keepdim=True) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("operator", "reference"),
+    [
+        (lambda x: layer_norm_2d(x, SQUARES["power"], 2), lambda x: torch_layer_norm_2d(x, 2)),
+        (lambda x: layer_norm_2d(x, lambda y: op.power(y, relax.const(4.0, "float32"))), None),
+        (another_epsilon, torch_another_epsilon),
+        (another_deviation, torch_another_deviation),
+    ],
+    ids=["another axis", "another power", "another epsilon", "another deviation"],
+)
+def test_what_looks_like_layer_norm_over_channels_is_computed_as_it_is_written(
+    operator: Callable[..., relax.Expr], reference: Callable[[torch.Tensor], torch.Tensor] | None
+) -> None:
+    def fourth_power(x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(1, keepdim=True)
+        return (x - mean) / torch.sqrt((x - mean).pow(4).mean(1, keepdim=True) + 1e-6)
+
+    x = normal((2, 16, 5, 7))
+    hold(operator, reference or fourth_power, [x])
+    assert not any("layer_norm" in name for name in functions_of(lowered(operator, [x])))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])

@@ -43,6 +43,15 @@ def extents(value: relax.Expr) -> tuple[Any, ...] | None:
     return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in ty.shape)
 
 
+def number(value: relax.Expr) -> float | None:
+    """Returns the value of an fp32 constant of one element, None of anything else."""
+    if isinstance(value, tirx.FloatImm):
+        return float(value.value)
+    if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:
+        return float(value.value.numpy().item())
+    return None
+
+
 def same(shape: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two shapes, or two indices, are the same for all values of the variables in them."""
     analyzer = sym.Analyzer()

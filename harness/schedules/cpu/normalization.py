@@ -23,18 +23,13 @@ from harness.schedules.cpu.reduction import (
     emit_centre,
     emit_line_moments,
     emit_moments,
-    fp64,
+    inverse_root,
     narrow,
     scalar,
     tasks,
 )
 
 _DTYPES = ("float32",)
-
-
-def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
-    """Emits 1/√(variance + ε), computed in fp64."""
-    return scalar(narrow(fp64(1.0) / tirx.sqrt(squares / fp64(count) + fp64(epsilon))), "float32")
 
 
 def layer_norm_kernel(rows: int, count: int, epsilon: float, scaled: bool, shifted: bool) -> tirx.PrimFunc:
@@ -45,7 +40,7 @@ def layer_norm_kernel(rows: int, count: int, epsilon: float, scaled: bool, shift
         with tasks(rows, rows * count) as i:
             mean, squares = emit_moments(count, lambda k: data[i, k])
             centred = emit_centre(mean)
-            factor = _inverse_root(squares, count, epsilon)
+            factor = scalar(inverse_root(squares, count, epsilon), "float32")
 
             def write(k: Any) -> None:
                 value = centred(data[i, k]) * factor
@@ -83,7 +78,7 @@ def group_norm_kernel(
             high = scalar(narrow(mean), "float32")
             T.buffer_store(statistics, high, [i, 0])
             T.buffer_store(statistics, narrow(mean - tirx.Cast("float64", high)), [i, 1])
-            T.buffer_store(statistics, _inverse_root(squares, count, epsilon), [i, 2])
+            T.buffer_store(statistics, inverse_root(squares, count, epsilon), [i, 2])
         with tasks(lines * channels, lines * count) as task:
             i, c = task // channels, task % channels
             high, low, factor = (scalar(statistics[i, n], "float32") for n in range(3))

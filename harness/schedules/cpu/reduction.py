@@ -184,6 +184,11 @@ def emit_centre(mean: Any) -> Callable[[Any], Any]:
     return lambda value: (value - high) - low
 
 
+def inverse_root(squares: Any, count: int, epsilon: float) -> Any:
+    """Returns 1/√(variance + ε) in fp32, computed in fp64 from the sum of squared deviations of so many terms."""
+    return narrow(fp64(1.0) / tirx.sqrt(squares / fp64(count) + fp64(epsilon)))
+
+
 def emit_moments(count: int, read: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Emits two passes over a line that stays in the cache: its mean and its sum of squared deviations, in fp64."""
     (total,) = fold_line(count, [add(lambda k: widen(read(k)))])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules import UNTUNED, Schedules
@@ -17,6 +17,7 @@ from harness.schedules.common.graph import (
     between,
     facts_of,
     is_call,
+    number,
     parameters_of,
     permutation,
     static_shape,
@@ -30,6 +31,7 @@ from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
 from harness.schedules.cpu.feed_forward import feed_forward, joins
 from harness.schedules.cpu.gemm import lower_matmul, rounded_left
+from harness.schedules.cpu.layer_norm_2d import lower_layer_norm_2d
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.schedule import Workload
 from harness.schedules.cpu.tile import vector_unit
@@ -43,8 +45,9 @@ KERNELS: dict[str, Lower] = {
     "relax.nn.conv2d_transpose": lower_conv2d_transpose,
     "relax.nn.attention": lower_attention,
     "relax.nn.attention_bias": lower_attention,
+    "relax.divide": lower_layer_norm_2d,
 }
-"""Functions that lower a Relax operator to a kernel, by operator."""
+"""Functions that lower a Relax operator, or several that end with it, to a kernel; by operator."""
 
 
 _MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
@@ -297,19 +300,10 @@ def _next_step(
         return user, Step(name), None
     swapped = value.args[1].same_as(last)
     other = value.args[0] if swapped else value.args[1]
-    constant = _number(other)
+    constant = number(other)
     if constant is not None:
         return user, Step(name, constant=constant, swapped=swapped), None
     extent = static_shape(other)
     if extent is None or not layout.accepts(extent):
         return None
     return user, Step(name, operand=True, swapped=swapped), other
-
-
-def _number(value: relax.Expr) -> float | None:
-    """Returns the value of an fp32 constant of one element."""
-    if isinstance(value, tirx.FloatImm):
-        return float(value.value)
-    if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:
-        return float(value.value.numpy().item())
-    return None

@@ -81,12 +81,18 @@ class Window:
     @property
     def layout(self) -> ResultLayout:
         """How the result of a product filters × pixels per image and group is laid out."""
+        return image_layout(self.result, self.groups)
 
-        def flat(b: Any, i: Any, j: Any) -> Any:
-            return (b * self.filters + i) * self.pixels + j
 
-        def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
-            width = self.result[3]
-            return [b // self.groups, b % self.groups * self.filters + i, j // width, j % width]
+def image_layout(shape: tuple[int, ...], groups: int = 1) -> ResultLayout:
+    """Returns where (image and group, channel of the group, pixel) lies in [batch, channels, height, width]."""
+    channels, width = shape[1] // groups, shape[3]
+    pixels = shape[2] * width
 
-        return ResultLayout(self.result, flat, coordinates, frozenset({0, 1}))
+    def flat(b: Any, i: Any, j: Any) -> Any:
+        return (b * channels + i) * pixels + j
+
+    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
+        return [b // groups, b % groups * channels + i, j // width, j % width]
+
+    return ResultLayout(shape, flat, coordinates, frozenset({0, 1}))
