@@ -90,6 +90,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="perf: budget of a component, which says what stays float32 in its half precision; repeat for several",
     )
     group.addoption(
+        "--keep",
+        metavar="FOLDER",
+        type=Path,
+        help="perf: write what is measured to this folder, a file for each benchmark, and skip what it holds already",
+    )
+    group.addoption(
         "--scaling-plot", metavar="FILE", type=Path, help="perf: draw what perf/test_scaling.py finds, as PNG"
     )
     group.addoption(

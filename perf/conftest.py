@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import chosen_processors
+from harness.files import make_folder
 from harness.processes.threads import SPIN_VARIABLE
 from harness.tuned.database import open_database
 from perf.answering import Side, answering_sides, measure, named_case
+from perf.keeping import KEPT, conditions, keep, kept_before
 from perf.measuring import SPIN_COUNT
 from perf.options import Options
 from perf.peers import PEERS, peers_of
@@ -137,9 +139,31 @@ def pytest_configure(config: pytest.Config) -> None:
             open_database(database)
         except HarnessError as error:
             raise pytest.UsageError(str(error)) from error
+    if (folder := config.getoption("keep")) is not None:
+        try:
+            make_folder(folder)
+        except HarnessError as error:
+            raise pytest.UsageError(str(error)) from error
+        config.stash[KEPT] = conditions(config)
     for key in (KERNELS, COMPONENTS, ROPE, END_TO_END, SCALING):
         config.stash[key] = []
     config.stash[COMPARED] = {}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what `--keep` holds already, before any fixture is made."""
+    if when := kept_before(item):
+        pytest.skip(f"measured before, {when}: {item.config.getoption('keep')} holds it")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call" and report.passed:
+        keep(item)
+    return report
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

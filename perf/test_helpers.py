@@ -143,6 +143,32 @@ def test_a_slowdown_against_a_stored_run_fails(suite: Callable[..., subprocess.C
     assert faster.returncode == 0 and "faster" in faster.stdout
 
 
+def test_what_was_measured_is_kept_and_not_measured_again(
+    suite: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    first = suite(info(1.0), "--keep=kept", "-rs")
+    assert first.returncode == 0 and "1 passed" in first.stdout, first.stdout + first.stderr
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert json.loads(kept.read_text())["benchmarks"][0]["extra_info"] == info(1.0)
+    again = suite(info(2.0), "--keep=kept", "-rs")
+    assert "1 skipped" in again.stdout and "measured before" in again.stdout, again.stdout
+    assert json.loads(kept.read_text())["benchmarks"][0]["extra_info"] == info(1.0)
+    otherwise = suite(info(2.0), "--keep=kept", "--rounds=7")
+    assert "1 passed" in otherwise.stdout, otherwise.stdout
+    assert json.loads(kept.read_text())["benchmarks"][0]["extra_info"] == info(2.0)
+    kept.write_text("{")
+    broken = suite(info(3.0), "--keep=kept", "--rounds=7")
+    assert "1 passed" in broken.stdout, broken.stdout
+    assert json.loads(kept.read_text())["benchmarks"][0]["extra_info"] == info(3.0)
+
+
+def test_what_failed_is_not_kept(suite: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    with (tmp_path / "test_suite.py").open("a") as test:
+        test.write("    assert False\n")
+    assert suite(info(1.0), "--keep=kept").returncode == 1
+    assert not list((tmp_path / "kept").iterdir())
+
+
 def test_what_cannot_be_compared_is_a_sentence(suite: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     missing = suite(info(1.0), "--benchmark-compare=missing.json")
     assert missing.returncode == pytest.ExitCode.USAGE_ERROR
@@ -158,6 +184,7 @@ def test_what_cannot_be_compared_is_a_sentence(suite: Callable[..., subprocess.C
     [
         ("--rounds=0", "cannot measure 0 rounds"),
         ("--db=nowhere", "there is no tuning database in nowhere"),
+        ("--keep=test_suite.py/kept", "cannot write"),
         ("--peer=onnx", "Unknown peer 'onnx': known are openvino, openvino f32, onnxruntime, torch.compile"),
         ("--peer=torch bf16", "'torch bf16' is measured beside cases of another precision: add --precision bf16"),
     ],
