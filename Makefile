@@ -54,10 +54,11 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not cuda and not metal" -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		$(if $(JUNIT),--junitxml=$(JUNIT))
 
-# One process: the emulated machine is shared.
+# Each process emulates a machine of its own.
 test-arm: $(STAMP)
 	$(BIN)/python -m conformance.aarch64
-	$(BIN)/python -m pytest --aarch64 conformance/aarch64 conformance/schedules/cpu $(if $(JUNIT),--junitxml=$(JUNIT))
+	$(BIN)/python -m pytest --aarch64 conformance/aarch64 conformance/schedules/cpu \
+		-n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(JUNIT),--junitxml=$(JUNIT))
 
 perf: $(STAMP)
 	$(BIN)/python -m pytest perf

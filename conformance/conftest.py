@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -29,6 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 PLACE = pytest.StashKey["EmulatedPlace"]()
 EXECUTED = pytest.StashKey[list[str]]()
+ON_AARCH64 = "on_aarch64"
+"""What a process of pytest-xdist tells by that name: the tests that called code there, and the number of calls."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,9 +106,21 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Libraries complain at the end of the process of what was not collected."""
     gc.unfreeze()
+    config = session.config
+    if PLACE in config.stash and (output := getattr(config, "workeroutput", None)) is not None:
+        output[ON_AARCH64] = (config.stash[EXECUTED], config.stash[PLACE].calls)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Adds what a process of pytest-xdist did on its emulated machine."""
+    executed, calls = getattr(node, "workeroutput", {}).get(ON_AARCH64, ((), 0))
+    if PLACE in node.config.stash:
+        node.config.stash[EXECUTED] += executed
+        node.config.stash[PLACE].calls += calls
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
