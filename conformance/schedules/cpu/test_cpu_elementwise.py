@@ -340,3 +340,30 @@ def test_unusual_functions_compile_and_keep_their_results(name: str) -> None:
         outcome.append(tensors[-1].numpy().copy())
     np.testing.assert_allclose(outcome[1], outcome[0], rtol=1e-6, atol=1e-6)
     assert np.any(outcome[0])
+
+
+def split_after_transposition(x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
+    return relax.op.reshape(relax.op.permute_dims(x, [0, 2, 1]), shape)
+
+
+def test_a_transposition_goes_in_tiles_although_a_reshape_splits_its_last_dimension() -> None:
+    module = schedule_remaining()(fused(lambda x: split_after_transposition(x, (2, 64, 36, 40)), (2, 1440, 64)))
+    (function,) = (function for _, function in module.functions_items() if isinstance(function, tirx.PrimFunc))
+    info = info_of(function)
+    assert info is not None and info.schedules == ("tiled",)
+
+
+@settings(max_examples=12)
+@given(
+    batch=st.integers(1, 2),
+    rows=st.tuples(*[st.sampled_from([1, 5, 8, 36])] * 2),
+    columns=st.tuples(*[st.sampled_from([1, 3, 16])] * 2),
+    merged=st.booleans(),
+)
+def test_a_transposition_and_a_reshape(
+    batch: int, rows: tuple[int, int], columns: tuple[int, int], merged: bool
+) -> None:
+    """The reshape splits dimensions, or cuts runs of memory that begin and end within them."""
+    source = (batch, rows[0] * rows[1], columns[0] * columns[1])
+    shape = (batch * columns[0], columns[1] * rows[0], rows[1]) if merged else (batch, *columns, *rows)
+    check_unchanged(lambda x: split_after_transposition(x, shape), source)

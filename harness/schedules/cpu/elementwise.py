@@ -263,9 +263,26 @@ def _transposed_axis(block: _Block, body: _Body) -> int | None:
             continue
         *around, last = indices
         for n, axis in enumerate(axes[:-1]):
-            if last.same_as(axis) and any(index.same_as(axes[-1]) for index in around):
+            if last.same_as(axis) and any(_follows(index, axes[-1]) for index in around):
                 return n
     return None
+
+
+def _follows(index: Any, axis: Any) -> bool:
+    """Returns whether an index is a sum of multiples of axes that grows by one with this axis."""
+    if not _is_affine(index) or not any(axis.same_as(variable) for variable in _variables(index)):
+        return False
+    following = tvm_ffi.structural_map(
+        index, (tirx.Var, lambda variable: axis + 1 if axis.same_as(variable) else variable)
+    )
+    return bool(sym.Analyzer().can_prove_equal(following - index, 1))
+
+
+def _is_affine(index: Any) -> bool:
+    """Returns whether an index is made of axes and numbers by sums and products alone."""
+    if isinstance(index, tirx.Add | tirx.Mul):
+        return _is_affine(index.a) and _is_affine(index.b)
+    return isinstance(index, tirx.Var | tirx.IntImm)
 
 
 def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> None:
@@ -326,7 +343,7 @@ def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
 def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
     """Schedules a transposition that changes the contiguous axis in square tiles: whole cache lines on both sides.
 
-    Where all indices are plain, vectors are put together from elements and stored whole: LLVM would load vectors and
+    Where no index has a division, vectors are put together from elements and stored whole: LLVM would load vectors and
     scatter them, which takes several times as long.
     """
     crossed = _transposed_axis(block, body)
@@ -341,7 +358,7 @@ def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) ->
     sch.reorder(*around, row, column, row_inner, column_inner)
     _parallel(sch, [*around, row], worthwhile)
     width = math.gcd(columns, _VECTOR)
-    plain = all(isinstance(index, tirx.Var | tirx.IntImm) for _, indices in body.loads for index in indices)
+    plain = all(_is_affine(index) for _, indices in body.loads for index in indices)
     if width >= 4 and plain and not body.binds:
         sch.vectorize(sch.split(column_inner, [None, width])[1])
     return True
