@@ -125,6 +125,26 @@ def test_transposed_2x2_stride_2(size: tuple[int, int]) -> None:
     )
 
 
+@few
+@given(
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 5)),
+    size=st.tuples(st.integers(1, 9), st.sampled_from([3, 4, 8, 20, 48, 72])),
+    channels=st.sampled_from([1, 3, 64]),
+    filters=st.sampled_from([1, 4, 24]),
+)
+def test_patches_of_any_size_with_a_residual(
+    kernel: tuple[int, int], size: tuple[int, int], channels: int, filters: int
+) -> None:
+    """The lines of a patch are put together where lines of the image have whole vectors."""
+    result = (2, filters, size[0] * kernel[0], size[1] * kernel[1])
+    hold(
+        lambda x, r, w, b: op.nn.gelu(op.add(op.add(op.nn.conv2d_transpose(x, w, kernel), b), r)),
+        lambda x, r, w, b: functional.gelu(functional.conv_transpose2d(x, w, None, kernel) + b + r),
+        [normal((2, channels, *size)), normal(result, 3)],
+        [normal((channels, filters, *kernel), 1, scale=channels**-0.5), normal((filters, 1, 1), 2)],
+    )
+
+
 @pytest.mark.parametrize(
     ("stride", "padding", "output_padding", "groups"), [(1, 0, 0, 1), (2, 1, 1, 1), (3, 0, 0, 2), (2, 0, 1, 1)]
 )

@@ -117,6 +117,19 @@ def test_layer_norm_over_channels_is_one_kernel_with_what_follows_it(square: str
     assert functions_of(lowered(operator, [x], [w, b])) == ["layer_norm_2d_multiply_add_gelu"]
 
 
+def test_layer_norm_over_channels_is_stored_as_linear_layers_read_it() -> None:
+    def operator(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        y = op.permute_dims(op.add(op.multiply(w, layer_norm_2d(x, SQUARES["power"])), b), [0, 2, 3, 1])
+        return op.multiply(y, op.reshape(b, [64]))
+
+    def reference(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (w * torch_layer_norm_2d(x) + b).permute(0, 2, 3, 1) * b.reshape(64)
+
+    x, w, b = normal((2, 64, 7, 20), 0, offset=3.0), normal((64, 1, 1), 1), normal((64, 1, 1), 2)
+    hold(operator, reference, [x], [w, b])
+    assert "layer_norm_2d_multiply_add_multiply" in functions_of(lowered(operator, [x], [w, b]))
+
+
 def another_epsilon(x: relax.Expr) -> relax.Expr:
     """One that depends on the pixel."""
     mean = op.mean(x, [1], keepdims=True)

@@ -4,8 +4,7 @@
 
 The weights are the resident operand, rows of the product; the image streams, so that no more of the column matrix
 exists than one panel per thread. Special cases: a kernel as large as the image is a plain matrix product over images; a
-transposed convolution whose stride is its kernel scatters a product over input pixels; a depthwise convolution has a
-kernel of its own.
+depthwise convolution has a kernel of its own (`depthwise.py`).
 
 In bfloat16 two channels are a pair, the second of them half of all channels after the first, so that pixels stay
 neighbours; where whole panels are multiplied, an element may be four channels, each a quarter of all after the one
@@ -26,7 +25,7 @@ from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.columns import columns_of, gather
 from harness.schedules.cpu.depthwise import lower_depthwise
 from harness.schedules.cpu.emit import FP32, Arithmetic
-from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
+from harness.schedules.cpu.epilogue import Epilogue
 from harness.schedules.cpu.gemm import Operand, kernel_name, matrix_product
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import (
@@ -41,7 +40,6 @@ from harness.schedules.cpu.product import (
 )
 from harness.schedules.cpu.schedule import (
     Convolution,
-    TransposedConvolution,
     blocking_in_tiles,
     blocking_of,
     plan_of,
@@ -61,9 +59,9 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         image,
         result,
         (weight[2], weight[3]),
-        _pair(attributes.strides),
-        _pair(attributes.padding),
-        _pair(attributes.dilation),
+        pair(attributes.strides),
+        pair(attributes.padding),
+        pair(attributes.dilation),
         int(attributes.groups),
     )
     data, weights = conv.args
@@ -90,24 +88,8 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     return _columns(blocking, extents, window, data, weights, weight, arithmetic)
 
 
-def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
-    """Lowers `relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding), NCHW."""
-    attributes = conv.attrs
-    image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
-    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    if layouts != ("NCHW", "IOHW", "NCHW") or image is None or weight is None or result is None or 0 in image + result:
-        return None
-    tiles = (
-        _pair(attributes.strides) == weight[2:]
-        and {*map(int, attributes.padding), *map(int, attributes.output_padding)} == {0}
-        and _pair(attributes.dilation) == (1, 1)
-        and int(attributes.groups) == 1
-    )
-    arithmetic = context.multiplied(conv, math.prod(weight[1:]), image[1])
-    return _scatter(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
-
-
-def _pair(values: Sequence[Any]) -> tuple[int, int]:
+def pair(values: Sequence[Any]) -> tuple[int, int]:
+    """Returns an attribute of two numbers."""
     return int(values[0]), int(values[1])
 
 
@@ -151,69 +133,6 @@ def _columns(
         pixels = Argument("image", window.image, str(inputs[0].ty.dtype))
         operands = [pixels, Argument("packed", packed_shape, arithmetic.dtype)]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
-        arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
-        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
-        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
-
-    return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)
-
-
-def _scatter(
-    context: Context,
-    data: relax.Expr,
-    weights: relax.Expr,
-    image: tuple[int, ...],
-    weight: tuple[int, ...],
-    result: tuple[int, ...],
-    arithmetic: Arithmetic,
-) -> Lowering:
-    """Lowers a transposed convolution without overlap: (output channel, kernel pixel) × input channels × pixels."""
-    batch, depth, _, width = image
-    _, filters, kernel_height, kernel_width = weight
-    convolution = TransposedConvolution(image, weight, context.is_parameter(weights), arithmetic.multiplies)
-    extents = convolution.extents.packed(arithmetic.terms)
-    if arithmetic.tiles is not None:
-        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
-    else:
-        blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
-    tile = blocking.tile
-
-    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
-        return [
-            b,
-            i // (kernel_height * kernel_width),
-            j // width * kernel_height + i // kernel_width % kernel_height,
-            j % width * kernel_width + i % kernel_width,
-        ]
-
-    def flat(b: Any, i: Any, j: Any) -> Any:
-        n, c, y, x = coordinates(b, i, j)
-        return ((n * filters + c) * result[2] + y) * result[3] + x
-
-    layout = ResultLayout(result, flat, coordinates, frozenset({0, 1}))
-
-    def weight_reader(buffer: tirx.Buffer) -> Read:
-        columns = view(buffer, depth, extents.rows)
-        return lambda _, i, k: arithmetic.joined(lambda row: columns[row, i], k, extents.depth)
-
-    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        source = Argument("weight", weight)
-        packing = pack_function("left", source, 1, extents.rows, extents.depth, tile, weight_reader, arithmetic)
-        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
-
-        def body(*buffers: tirx.Buffer) -> Access:
-            pixels, panels, *extras, output = buffers
-            rows = view(pixels, batch, depth, extents.columns)
-            store, _ = epilogue.write_back(layout, extras, output)
-            pack = stream(columns_of(rows, arithmetic, extents), extents.columns, tile.columns, tile.lanes)
-            packed_weights = read_left(panels, arithmetic)
-            return Access(pack, lambda _, p, k, i: packed_weights(0, p, k, i), store)
-
-        name = kernel_name("conv2d_transpose", arithmetic, epilogue)
-        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        source = Argument("image", image, str(inputs[0].ty.dtype))
-        operands = [source, Argument("packed", packed_shape, arithmetic.dtype)]
-        info = KernelInfo(Kind.KERNEL, "nn.conv2d_transpose", writes=epilogue.operators)
         arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
         function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])

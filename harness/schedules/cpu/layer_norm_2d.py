@@ -8,8 +8,9 @@ channels stay in the cache between the three times that they are read. Moments a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from tvm import ir, relax, tirx
 from tvm.script.ir_builder import tirx as T
@@ -18,10 +19,13 @@ from harness.schedules.common.graph import call, is_call, number, static_shape
 from harness.schedules.common.kernel import Argument, prim_func, registers, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.emit import for_each_vector
-from harness.schedules.cpu.epilogue import Epilogue
+from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.reduction import LANES, each_block, fp64, inverse_root, narrow, widen
 from harness.schedules.cpu.window import image_layout
+
+_CHANNELS_LAST = (0, 2, 3, 1)
+"""Axes of the permutation from [batch, channels, height, width] to [batch, height, width, channels]."""
 
 
 def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
@@ -34,9 +38,10 @@ def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
         return None
     data, epsilon = found
     batch, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
-    layout = image_layout(shape)
+    layout = _layout(shape)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        moved = any(step.axes is not None for step in epilogue.steps)
         info = KernelInfo(
             Kind.KERNEL,
             "nn.layer_norm",
@@ -47,7 +52,8 @@ def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
         def body(*buffers: tirx.Buffer) -> None:
             image, *extras, result = buffers
             store, _ = epilogue.write_back(layout, extras, result)
-            _normalize(view(image, batch, channels, pixels), (batch, channels, pixels), epsilon, store)
+            rows = view(image, batch, channels, pixels)
+            _normalize(rows, (batch, channels, pixels), epsilon, store, side_by_side="channels" if moved else "pixels")
 
         arguments = [Argument("data", shape), *epilogue.arguments, epilogue.result(layout)]
         name = "layer_norm_2d" + epilogue.label
@@ -56,15 +62,47 @@ def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
     return Lowering((data,), layout, build)
 
 
-def _normalize(rows: tirx.Buffer, extents: tuple[int, int, int], epsilon: float, store: Any) -> None:
-    """Emits the normalization of [batch, channels, pixels]; `store(image, channel, pixel, value)` takes the results."""
+def _layout(shape: tuple[int, ...]) -> ResultLayout:
+    """Lays results out as images, or with their channels last, as the linear layers that follow some of them read."""
+    images = image_layout(shape)
+    _, channels, height, width = shape
+
+    def permuted(axes: tuple[int, ...]) -> ResultLayout | None:
+        if axes != _CHANNELS_LAST:
+            return None
+        return ResultLayout(
+            tuple(shape[axis] for axis in axes),
+            lambda b, i, j: (b * (height * width) + j) * channels + i,
+            lambda b, i, j: [images.coordinates(b, i, j)[axis] for axis in axes],
+            frozenset(n for n, axis in enumerate(axes) if axis in images.cheap),
+        )
+
+    return replace(images, permuted=permuted)
+
+
+def _normalize(
+    rows: tirx.Buffer,
+    extents: tuple[int, int, int],
+    epsilon: float,
+    store: Callable[[Any, Any, Any, Any], None],
+    side_by_side: Literal["pixels", "channels"],
+) -> None:
+    """Emits the normalization.
+
+    Args:
+        rows: [batch, channels, pixels].
+        extents: The same numbers.
+        epsilon: What is added to the variance.
+        store: (image, channel, pixel, value): emits the store of a result.
+        side_by_side: Which results lie beside each other, and so are stored as vectors.
+    """
     batch, channels, pixels = extents
 
     def block(n: Any, first: Any, width: int) -> None:
-        def each_pixel(body: Any) -> None:
+        def each_pixel(body: Callable[[Any], None]) -> None:
             for_each_vector(width, LANES, body)
 
-        def each_channel(body: Any) -> None:
+        def each_channel(body: Callable[[Any, Any], None]) -> None:
             with T.serial(0, channels) as c:
                 each_pixel(lambda j: body(c, j))
 
@@ -88,7 +126,11 @@ def _normalize(rows: tirx.Buffer, extents: tuple[int, int, int], epsilon: float,
         each_pixel(lambda j: T.buffer_store(low, narrow(sums[j] / fp64(channels) - widen(high[j])), [j]))
         each_channel(square)
         each_pixel(lambda j: T.buffer_store(factor, inverse_root(squares[j], channels, epsilon), [j]))
-        each_channel(lambda c, j: store(n, c, first + j, centred(c, j) * factor[j]))
+        if side_by_side == "pixels":
+            each_channel(lambda c, j: store(n, c, first + j, centred(c, j) * factor[j]))
+            return
+        with T.serial(0, width) as j:
+            for_each_vector(channels, LANES, lambda c: store(n, c, first + j, centred(c, j) * factor[j]))
 
     each_block(batch, channels, pixels, block)
 
@@ -96,11 +138,13 @@ def _normalize(rows: tirx.Buffer, extents: tuple[int, int, int], epsilon: float,
 def _normalized(context: Context, divide: ir.Call) -> tuple[relax.Expr, float] | None:
     """Returns what a division normalizes over its channels, and ε; None if it does something else."""
     data, root = _deviation_of(context, divide.args[0]), context.definition(divide.args[1])
-    shifted = context.definition(root.args[0]) if is_call(root, "relax.sqrt") else None
-    epsilon = number(shifted.args[1]) if is_call(shifted, "relax.add") else None
-    if data is None or shifted is None or epsilon is None:
+    if data is None or not is_call(root, "relax.sqrt"):
         return None
-    squares = _averaged_by(context, shifted.args[0])
+    variance = context.definition(root.args[0])
+    epsilon = number(variance.args[1]) if is_call(variance, "relax.add") else None
+    if epsilon is None:
+        return None
+    squares = _averaged_by(context, variance.args[0])
     deviation = None if squares is None else _squared_by(context, squares)
     same = None if deviation is None else _deviation_of(context, deviation)
     return (data, epsilon) if same is not None and same.same_as(data) else None

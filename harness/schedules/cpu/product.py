@@ -281,6 +281,22 @@ those of the columns beside it."""
 
 
 @dataclass(frozen=True)
+class Interleaved:
+    """Rows whose columns alternate in the result.
+
+    Attributes:
+        rows: So many rows, of a tile whose rows are a multiple of them.
+        run: Columns that lie in one run of the result: a divisor of those of a tile, and of all.
+        store: (batch, first row, first column, number of the element from there on, value): emits the store of one
+            element; may be vectorized over the number.
+    """
+
+    rows: int
+    run: int
+    store: Callable[[Any, Any, Any, Any, Any], None]
+
+
+@dataclass(frozen=True)
 class Access:
     """How a kernel gets at its operands and its result.
 
@@ -290,6 +306,7 @@ class Access:
         store: How an element of the result is stored.
         touched: What the store touches, if columns lie side by side.
         rows: How the streaming operand is read where it lies, if it is the left one and packed along its rows.
+        interleaved: How rows are stored that alternate in the result; each by itself if None.
     """
 
     pack: Pack
@@ -297,6 +314,7 @@ class Access:
     store: Store
     touched: Touched = lambda b, i, j: []
     rows: Read | None = None
+    interleaved: Interleaved | None = None
 
 
 def product_function(
@@ -573,13 +591,18 @@ def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, bl
         row = T.Bind((block.left_first + p) * tile.rows)
 
         def line(i: Any, width: int) -> None:
+            if access.interleaved is not None:
+                _write_together(tile, access.interleaved, totals, p, i, width, (block.batch, row, column))
+                return
             for_each_vector(
                 width,
                 tile.lanes,
                 lambda j: access.store(block.batch, row + i, column + j, totals[p, i * tile.columns + j]),
             )
 
-        with T.serial(0, at_most(tile.rows, extents.rows, row)) as i:
+        step = 1 if access.interleaved is None else access.interleaved.rows
+        with T.serial(0, at_most(tile.rows, extents.rows, row) // step) as n:
+            i = n * step
             if tail == 0:
                 line(i, tile.columns)
             elif extents.columns < tile.columns:
@@ -592,3 +615,34 @@ def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, bl
                         line(i, tail)
 
     return After(fetch, write)
+
+
+def _write_together(
+    tile: Tile,
+    interleaved: Interleaved,
+    totals: tirx.Buffer,
+    p: Any,
+    i: Any,
+    width: int,
+    first: tuple[Any, Any, Any],
+) -> None:
+    """Emits the store of some rows of a register tile, element by element of the first, the second and so on.
+
+    Args:
+        tile: The tile.
+        interleaved: How they are stored.
+        totals: [panel, rows · columns].
+        p: The panel.
+        i: The first row, counted in the panel.
+        width: Columns that are stored.
+        first: Batch, first row and first column of the panel.
+    """
+    rows, run = interleaved.rows, interleaved.run
+    batch, row, column = first
+    with T.serial(0, width // run) as v:
+        lines = [totals[p, tirx.Ramp((i + n) * tile.columns + v * run, 1, run)] for n in range(rows)]
+        mixed = registers((rows * run,))
+        order = [at % rows * run + at // rows for at in range(rows * run)]
+        T.buffer_store(mixed, tirx.Shuffle(lines, order), [tirx.Ramp(0, 1, rows * run)])
+        with T.vectorized(0, rows * run) as at:
+            interleaved.store(batch, row + i, column + v * run, at, mixed[at])

@@ -26,7 +26,8 @@ from harness.schedules.common.origins import joined
 from harness.schedules.cpu import amx, bfmmla
 from harness.schedules.cpu.attention import key_layers, lower_attention
 from harness.schedules.cpu.bf16 import arithmetic
-from harness.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
+from harness.schedules.cpu.conv2d import lower_conv2d
+from harness.schedules.cpu.conv2d_transpose import lower_conv2d_transpose
 from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
 from harness.schedules.cpu.feed_forward import feed_forward, joins
@@ -249,7 +250,10 @@ def _all_round(
         if is_call(value, "relax.permute_dims"):  # a kernel may read through it; what is copied stays fp32
             return _all_round(context, facts, readers, user, same)
         views = (*same, user) if variable in same else same
-        return is_call(value, "relax.reshape", "relax.astype") and _all_round(context, facts, readers, user, views)
+        moves = is_call(value, "relax.broadcast_to") and static_shape(value) == static_shape(value.args[0])
+        return (moves or is_call(value, "relax.reshape", "relax.astype")) and _all_round(
+            context, facts, readers, user, views
+        )
 
     users = facts.users.get(variable, [])
     return bool(users) and all(map(rounds, users))
