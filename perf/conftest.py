@@ -162,7 +162,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.when == "call" and report.passed:
-        keep(item)
+        try:
+            keep(item)
+        except HarnessError as error:
+            report.outcome, report.longrepr = "failed", str(error)
     return report
 
 

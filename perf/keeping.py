@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_benchmark.utils import safe_dumps
 
-from harness.files import write_json
+from harness.files import write_text
 from harness.machine import describe_machine, versions
 from perf import peers
 
@@ -75,7 +76,8 @@ def keep(item: pytest.Item) -> None:
         machine_info=session.get_machine_info(),
         commit_info=config.hook.pytest_benchmark_generate_commit_info(config=config),
     )
-    write_json(_file(folder, item.nodeid), result | {"kept": config.stash[KEPT]})
+    # As pytest-benchmark does it: among the parameters of a test may be anything.
+    write_text(_file(folder, item.nodeid), safe_dumps(result | {"kept": config.stash[KEPT]}, indent=1) + "\n")
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -115,8 +115,9 @@ def suite(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         "def pytest_configure(config):\n    perf_configure(config)\n    root_configure(config)\n"
     )
     (tmp_path / "test_suite.py").write_text(
-        "import json, pathlib\n"
-        "def test_case(benchmark):\n"
+        "import json, pathlib, pytest\n"
+        "@pytest.mark.parametrize('path', [pathlib.Path('file')])\n"
+        "def test_case(benchmark, path):\n"
         "    benchmark.pedantic(lambda: None)\n"
         "    benchmark.extra_info |= json.loads(pathlib.Path('info.json').read_text())\n"
     )
@@ -138,7 +139,7 @@ def test_a_slowdown_against_a_stored_run_fails(suite: Callable[..., subprocess.C
     assert "nothing of ours is slower" in same.stdout
     slower = suite(info(1.5, 1.51, 1.52, 1.5, 1.51), "--benchmark-compare=stored.json")
     assert slower.returncode == 1
-    assert "slower: test_case, untuned, 1.50 times the time" in slower.stdout
+    assert "slower: test_case[path0], untuned, 1.50 times the time" in slower.stdout
     faster = suite(info(0.5, 0.51, 0.52, 0.5, 0.51), "--benchmark-compare=stored.json")
     assert faster.returncode == 0 and "faster" in faster.stdout
 
