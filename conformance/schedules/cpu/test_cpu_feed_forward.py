@@ -57,6 +57,22 @@ def test_every_bit_is_that_of_two_products(rows: int, cpu: str | None) -> None:
     hold_result(joined, reference, [x, w1, b1, w2, b2])
 
 
+@pytest.mark.parametrize("cpu", [None, *narrower()])
+def test_a_thin_network_with_a_smaller_hidden_layer_is_one_kernel(cpu: str | None) -> None:
+    """As where SAM 3's decoder makes numbers of distances: its time is that of the hidden layer in memory."""
+    target = None if cpu is None else tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    x, weights = normal((1, 14401, 2)), [normal((256, 2), 1), normal((256,), 2), normal((8, 256), 3), normal((8,), 4)]
+
+    def network(x: relax.Expr, w1: relax.Expr, b1: relax.Expr, w2: relax.Expr, b2: relax.Expr) -> relax.Expr:
+        return op.add(op.matmul(hidden_layer(x, w1, b1), op.permute_dims(w2)), b2)
+
+    assert any(info.algorithm == FEED_FORWARD for info in infos_of(lowered(network, [x], weights, target)).values())
+    joined = run(network, [x], weights, target)
+    hidden = run(hidden_layer, [x], weights[:2], target)
+    second = run(lambda h, w, b: op.add(op.matmul(h, op.permute_dims(w)), b), [hidden], weights[2:], target)
+    np.testing.assert_array_equal(joined, second)
+
+
 def test_the_hidden_layer_is_never_whole() -> None:
     module = lowered_for(block, [(1, 5184, NARROW), *SHAPES], inputs=1)
     (info,) = (info for info in infos_of(module).values() if info.algorithm == FEED_FORWARD)

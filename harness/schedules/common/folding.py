@@ -98,6 +98,8 @@ def fold(scope: Scope, value: relax.Expr) -> Folded:
     shape = _shape(scope, value)
     if shape is None:
         raise ValueError("only floating-point tensors of static shape can be folded")
+    if value in scope.known:
+        return scope.known[value]  # type: ignore[no-any-return]
     definition = scope.definition(value)
     folded = None
     if value not in scope.results and not scope.is_parameter(value):
@@ -358,7 +360,9 @@ def _beside(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> Folde
 
     def element(reader: Reader, at: Index) -> Any:
         def read(n: int) -> Any:
-            return parts[n].element(placed(reader, n), [*at[:axis], at[axis] - starts[n], *at[axis + 1 :]])
+            # Where it is read, the index is known to be one of the part's own.
+            with reader.analyzer.constraint_scope(tirx.convert(at[axis]) >= starts[n]):
+                return parts[n].element(placed(reader, n), [*at[:axis], at[axis] - starts[n], *at[axis + 1 :]])
 
         for n in range(len(parts) - 1):
             if not reader.analyzer.can_prove(tirx.convert(at[axis]) >= starts[n + 1]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tvm import ir, relax
 
@@ -21,6 +22,7 @@ class Scope:
         results: Variables that hold what a kernel stores, as far as that is known.
         functions: The functions of the module, by the variables that calls name them by.
         symbolic: Whether tensors with symbolic extents are followed as well as those of static shape.
+        known: Tensors that are already known as functions of their index (`folding.Folded`).
     """
 
     bindings: dict[relax.Var, relax.Expr]
@@ -28,6 +30,7 @@ class Scope:
     results: set[relax.Var] = field(default_factory=set)
     functions: Mapping[ir.GlobalVar, ir.BaseFunc] = field(default_factory=dict)
     symbolic: bool = False
+    known: Mapping[relax.Var, Any] = field(default_factory=dict)
 
     def is_parameter(self, value: relax.Expr) -> bool:
         """Returns whether the value is known when the model is loaded."""

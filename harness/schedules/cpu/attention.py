@@ -32,6 +32,7 @@ from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.attention_per_head import Cut, per_head_kernel
 from harness.schedules.cpu.attention_streaming import Tiles, streaming_kernel
+from harness.schedules.cpu.bias_of_image import bias_of_image
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, Step
 from harness.schedules.cpu.few_queries import few_queries_kernel
@@ -68,6 +69,10 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     layer = context.key_layers.get(attention.args[1])
     if layer is not None and tile is not None:
         operands = _with_layer(context, operands, layer, attention.args[1], tile)
+    per_head = tile is not None and not _workload(found).streams
+    of_image = bias_of_image(context, bias) if per_head else None
+    if of_image is not None:
+        operands = replace(operands, bias=None, of_image=of_image)
     if projection is None:
         return _lowering(operands, kernel)
     return _projected(context, operands, kernel, projection, static_shape(attention) or ())

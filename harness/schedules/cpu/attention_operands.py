@@ -15,6 +15,7 @@ from harness.schedules.common.folding import Folded
 from harness.schedules.common.graph import extents
 from harness.schedules.common.kernel import Argument, fp32, free_variables
 from harness.schedules.common.kernel_info import KernelInfo
+from harness.schedules.cpu.bias_of_image import BiasOfImage
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.product import Read, pack_function, packed_shape
 from harness.schedules.cpu.tile import Tile
@@ -89,6 +90,7 @@ class Attention:
         projected: Whether a projection of the values follows that usually comes before.
         layer: The layer that the kernel computes keys with; None if they are read.
         arithmetic: What both products multiply and add, without `split`.
+        of_image: The bias in parts, for a kernel that adds them up; there is no `bias` then.
     """
 
     query: Folded
@@ -101,6 +103,7 @@ class Attention:
     projected: bool = False
     layer: Layer | None = None
     arithmetic: Arithmetic = FP32
+    of_image: BiasOfImage | None = None
 
     @property
     def name(self) -> str:
@@ -125,7 +128,7 @@ class Attention:
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
         """The tensors that are read from memory, in the order of `arguments`."""
-        bias = [] if self.bias is None else [self.bias]
+        bias = [self.bias] if self.bias is not None else [] if self.of_image is None else self.of_image.inputs
         return (*(value for part in self._parts for value in part[0]), *bias)
 
     @property
@@ -138,6 +141,8 @@ class Attention:
         ]
         if self.bias is not None:
             arguments.append(Argument("bias", self._bias_shape, str(self.bias.ty.dtype)))
+        if self.of_image is not None:
+            arguments += self.of_image.arguments
         batch, length, heads, _ = self.query.shape
         extents = (batch, length, heads, self.value.shape[3])
         return [*arguments, Argument("result", tuple(extents[self.result.index(d)] for d in range(4)))]
@@ -148,7 +153,7 @@ class Attention:
         return free_variables(self.arguments)
 
     def split(self, buffers: Sequence[tirx.Buffer]) -> tuple[list[Sequence[tirx.Buffer]], Sequence[tirx.Buffer]]:
-        """The buffers of the inputs: those of query, key, value and layer, and that of the bias if there is one."""
+        """The buffers of the inputs: those of query, key, value and layer, and those of the bias if there is one."""
         sources = []
         for inputs, _ in self._parts:
             sources.append(buffers[: len(inputs)])
@@ -188,7 +193,7 @@ class Attention:
     @property
     def masks(self) -> bool:
         """Whether scores can be -inf."""
-        return self.bias is not None or self.diagonal is not None
+        return self.bias is not None or self.of_image is not None or self.diagonal is not None
 
     def info(self, algorithm: str) -> KernelInfo:
         """The facts of a kernel that computes it in this way."""
@@ -204,6 +209,8 @@ class Attention:
             channels=channels,
         )
         decisions = {"values": "projected afterwards"} if self.projected else {}
+        if self.of_image is not None:
+            decisions["bias"] = "added up from the lines and columns of an image"
         if self.layer is not None:
             decisions["keys"] = "projected while they are packed"
             if info.flop is not None:

@@ -97,6 +97,9 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                 T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), results_shape)
             )
             state = State(highest_of, sums, results, by_channel=tiles is not None)
+            biases = None
+            if attention.of_image is not None:
+                biases = T.alloc_buffer((group, attention.of_image.rows, columns), "float32")
             strip = T.alloc_buffer((keys_here + padding, columns), "float32")
             weights = strip if arithmetic.terms == 1 else T.alloc_buffer((elements, columns), arithmetic.dtype)
             result_panels = columns // output.rows if tiles is None else channel_panels
@@ -122,6 +125,8 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                     )
                     with T.serial(0, depth) as d, T.serial(0, columns) as j:
                         T.buffer_store(queries, rotated[j, d], [q, d, j])
+                    if attention.of_image is not None and biases is not None:
+                        attention.of_image.fill(bias, (b, h), q, first, biases)
                     state.clear(q, lanes)
                 with T.serial(0, blocks_of_keys) as block, T.serial(0, group_here) as q:
                     first_key = T.Bind(block * keys_here)
@@ -130,7 +135,8 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                     highest, total, factor = (registers((columns,)) for _ in range(3))
                     state.read_highest(q, highest, lanes)
                     place = (b, h, first, q, first_key)
-                    _scores(attention, scores, keys, queries, strip, highest, keys_here, place, bias)
+                    read = [biases] if biases is not None else bias
+                    _scores(attention, scores, keys, queries, strip, highest, keys_here, place, read)
                     state.raise_to(q, highest, factor, lanes)
                     fill(total, columns, lanes, 0.0)
 
@@ -182,13 +188,15 @@ def _scores(
         highest: Is raised.
         count: Keys of the block.
         place: Batch, head, first query, number of the block of queries, first key.
-        bias: Buffer of the bias, if there is one.
+        bias: Buffer of the bias, if there is one; the rows of a bias that is of an image.
     """
     b, h, first, q, first_key = place
     length, columns = attention.query.shape[1], tile.columns
 
     def finish(key: Any, j: Any, value: Any) -> Any:
         query = T.min(first + j, length - 1) if length % columns else first + j
+        if attention.of_image is not None:
+            value = value + attention.of_image.of(bias[0], q, j, first_key + key)
         return attention.masked(bias, (b, h, query, first_key + key), value)
 
     with T.serial(0, ceil_div(count, tile.rows)) as panel:

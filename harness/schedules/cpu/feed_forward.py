@@ -41,6 +41,12 @@ _WEIGHT_BYTES = 4 * 1024 * 1024
 """Weights of both layers together at most."""
 _BLOCK_BYTES = 1024 * 1024
 """Hidden layer of a task at most."""
+_THIN = 32
+"""Where what is read and what is made have so many channels together, memory takes longer than arithmetic."""
+_THIN_HIDDEN_BYTES = 4 * 1024 * 1024
+"""Then a hidden layer of so much is worth a kernel of its own: it does not fit into the second-level caches."""
+_THIN_BLOCK_BYTES = 256 * 1024
+"""And tasks are smaller, so that there are enough of them."""
 
 
 def joins(first: LinearLayer, activation: Epilogue, second: LinearLayer) -> bool:
@@ -56,7 +62,7 @@ def joins(first: LinearLayer, activation: Epilogue, second: LinearLayer) -> bool
         second.in_order
         and all(step.axes is None for step in activation.steps)
         and (first.extents.rows, wide) == (second.extents.rows, second.extents.depth)
-        and 4 * first.extents.rows * wide >= _HIDDEN_BYTES
+        and 4 * first.extents.rows * wide >= (_THIN_HIDDEN_BYTES if _is_thin(first, second) else _HIDDEN_BYTES)
         and 4 * wide * (narrow + last) <= _WEIGHT_BYTES
     )
 
@@ -96,11 +102,16 @@ def feed_forward(first: Lowering, activation: Epilogue, second: Lowering, count:
     return Lowering((*first.inputs, second.inputs[1]), second.layout, build)
 
 
+def _is_thin(first: LinearLayer, second: LinearLayer) -> bool:
+    return first.extents.depth + second.extents.columns <= _THIN
+
+
 def _rows(first: LinearLayer, second: LinearLayer) -> int:
     """Rows of a task: whole tiles of both products, in blocks that are as equal as these allow."""
     step = math.lcm(first.blocking.tile.rows, second.blocking.tile.rows)
     count = ceil_div(first.extents.rows, step)
-    most = max(1, _BLOCK_BYTES // (4 * step * first.extents.columns))
+    block = _THIN_BLOCK_BYTES if _is_thin(first, second) else _BLOCK_BYTES
+    most = max(1, block // (4 * step * first.extents.columns))
     return step * ceil_div(count, ceil_div(count, most))
 
 
