@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import ir, relax, tirx
 
-from harness.schedules.common.graph import call, static_shape
+from harness.schedules.common.graph import call
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.columns import columns_of, gather
@@ -44,17 +43,17 @@ from harness.schedules.cpu.schedule import (
     blocking_of,
     plan_of,
 )
-from harness.schedules.cpu.window import Window
+from harness.schedules.cpu.window import Window, pair, shapes_of
 from harness.schedules.cpu.winograd import filtered
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     """Lowers `relax.nn.conv2d`, NCHW, of static shape, in fp32 or with operands that it may round."""
     attributes = conv.attrs
-    image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
-    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    if layouts != ("NCHW", "OIHW", "NCHW") or image is None or weight is None or result is None or 0 in image + result:
+    shapes = shapes_of(conv, "OIHW")
+    if shapes is None:
         return None
+    image, weight, result = shapes
     window = Window(
         image,
         result,
@@ -86,11 +85,6 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     extents = convolution.extents.packed(arithmetic.terms)
     blocking = blocking_of(context.unit, extents, "right", decided)
     return _columns(blocking, extents, window, data, weights, weight, arithmetic)
-
-
-def pair(values: Sequence[Any]) -> tuple[int, int]:
-    """Returns an attribute of two numbers."""
-    return int(values[0]), int(values[1])
 
 
 def _columns(

@@ -15,11 +15,10 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from harness.schedules.common.graph import call, static_shape
+from harness.schedules.common.graph import call
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.columns import columns_of
-from harness.schedules.cpu.conv2d import pair
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.gemm import kernel_name
@@ -27,6 +26,7 @@ from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import Access, Interleaved, Read, pack_function, product_function, read_left, stream
 from harness.schedules.cpu.schedule import TransposedConvolution, blocking_in_tiles, blocking_of
 from harness.schedules.cpu.tile import Tile
+from harness.schedules.cpu.window import pair, shapes_of
 
 _SHORTEST_RUN = 4
 """Pixels of a line that are worth being put together."""
@@ -37,10 +37,10 @@ _WIDEST_KERNEL = 4
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
     """Lowers `relax.nn.conv2d_transpose` whose kernel tiles the result (stride = kernel, no padding), NCHW."""
     attributes = conv.attrs
-    image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
-    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    if layouts != ("NCHW", "IOHW", "NCHW") or image is None or weight is None or result is None or 0 in image + result:
+    shapes = shapes_of(conv, "IOHW")
+    if shapes is None:
         return None
+    image, weight, result = shapes
     tiles = (
         pair(attributes.strides) == weight[2:]
         and {*map(int, attributes.padding), *map(int, attributes.output_padding)} == {0}

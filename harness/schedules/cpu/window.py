@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import ir
+
+from harness.schedules.common.graph import static_shape
 from harness.schedules.cpu.epilogue import ResultLayout
 
 
@@ -96,3 +100,26 @@ def image_layout(shape: tuple[int, ...], groups: int = 1) -> ResultLayout:
         return [b // groups, b % groups * channels + i, j // width, j % width]
 
     return ResultLayout(shape, flat, coordinates, frozenset({0, 1}))
+
+
+def shapes_of(conv: ir.Call, kernel_layout: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Returns the shapes of image, weight and result of a convolution over [batch, channels, height, width] in fp32.
+
+    Args:
+        conv: The call.
+        kernel_layout: How its weight has to lie.
+
+    Returns:
+        None where a shape is not static or empty, or where it lies in another way.
+    """
+    attributes = conv.attrs
+    image, weight, result = static_shape(conv.args[0]), static_shape(conv.args[1]), static_shape(conv)
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    if layouts != ("NCHW", kernel_layout, "NCHW") or image is None or weight is None or result is None:
+        return None
+    return None if 0 in image + result else (image, weight, result)
+
+
+def pair(values: Sequence[Any]) -> tuple[int, int]:
+    """Returns an attribute of two numbers."""
+    return int(values[0]), int(values[1])
