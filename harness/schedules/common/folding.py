@@ -403,17 +403,17 @@ def _binary(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | No
     operation = BINARY[value.op.name]
 
     def element(reader: Reader, at: Index) -> Any:
-        values = []
-        for n, part in enumerate(parts):
-            own = at[len(at) - len(part.shape) :]
-            index = [
-                0 if isinstance(extent, int) and extent == 1 else i for extent, i in zip(part.shape, own, strict=True)
-            ]
-            values.append(part.element(placed(reader, n), index))
-        return operation(*values)
+        return operation(*(broadcast(part, placed(reader, n), at) for n, part in enumerate(parts)))
 
     period = max(part.period for part in parts)
     return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
+
+
+def broadcast(part: Folded, reader: Reader, at: Index) -> Any:
+    """Returns the element at an index of a larger shape that a tensor is broadcast to."""
+    own = at[len(at) - len(part.shape) :]
+    index = [0 if isinstance(extent, int) and extent == 1 else i for extent, i in zip(part.shape, own, strict=True)]
+    return part.element(reader, index)
 
 
 def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...]) -> Folded | None:

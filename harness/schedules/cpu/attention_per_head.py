@@ -97,9 +97,9 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                 T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), results_shape)
             )
             state = State(highest_of, sums, results, by_channel=tiles is not None)
-            biases = None
-            if attention.of_image is not None:
-                biases = T.alloc_buffer((group, attention.of_image.rows, columns), "float32")
+            of_image, read = attention.of_image, bias
+            if of_image is not None:
+                read = [T.alloc_buffer((group, of_image.rows, columns), "float32")]
             strip = T.alloc_buffer((keys_here + padding, columns), "float32")
             weights = strip if arithmetic.terms == 1 else T.alloc_buffer((elements, columns), arithmetic.dtype)
             result_panels = columns // output.rows if tiles is None else channel_panels
@@ -125,8 +125,8 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                     )
                     with T.serial(0, depth) as d, T.serial(0, columns) as j:
                         T.buffer_store(queries, rotated[j, d], [q, d, j])
-                    if attention.of_image is not None and biases is not None:
-                        attention.of_image.fill(bias, (b, h), q, first, biases)
+                    if of_image is not None:
+                        of_image.fill(bias, (b, h), q, first, read[0])
                     state.clear(q, lanes)
                 with T.serial(0, blocks_of_keys) as block, T.serial(0, group_here) as q:
                     first_key = T.Bind(block * keys_here)
@@ -135,7 +135,6 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                     highest, total, factor = (registers((columns,)) for _ in range(3))
                     state.read_highest(q, highest, lanes)
                     place = (b, h, first, q, first_key)
-                    read = [biases] if biases is not None else bias
                     _scores(attention, scores, keys, queries, strip, highest, keys_here, place, read)
                     state.raise_to(q, highest, factor, lanes)
                     fill(total, columns, lanes, 0.0)

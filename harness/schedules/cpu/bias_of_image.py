@@ -16,7 +16,7 @@ from typing import Any
 from tvm import ir, relax, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.folding import Folded, Index, Reader, fold
+from harness.schedules.common.folding import Folded, Reader, broadcast, fold
 from harness.schedules.common.graph import is_call, number, static_shape
 from harness.schedules.common.kernel import Argument, fp32
 from harness.schedules.common.scope import Scope
@@ -85,7 +85,7 @@ class BiasOfImage:
                 analyzer = sym.Analyzer()
                 for variable, extent in zip((*head, query, n), (*part.shape[:3], count), strict=True):
                     analyzer.bind(variable, ir.Range(0, extent))
-                value = _element(part, Reader(sources, analyzer), [*head, query, n * step])
+                value = broadcast(part, Reader(sources, analyzer), [*head, query, n * step])
                 T.buffer_store(rows, value, [q, start + n, j])
 
         own = len(self.lines.inputs)
@@ -159,16 +159,10 @@ def _instead(
     part = fold(scope, operand)
     known = {value: Folded((), static_shape(value) or (), lambda reader, at: fp32(0.0)) for value in zeros}
     known[total] = replace(
-        part, shape=static_shape(total) or (), element=lambda reader, at: _element(part, reader, at), period=1
+        part, shape=static_shape(total) or (), element=lambda reader, at: broadcast(part, reader, at), period=1
     )
     # A bias that depends on weights alone is followed, too: its parts are smaller to keep.
     return fold(replace(scope, known=known, parameters=frozenset()), bias)
-
-
-def _element(part: Folded, reader: Reader, at: Index) -> Any:
-    """Returns an element of a tensor that is broadcast to the index's rank and extents."""
-    own = at[len(at) - len(part.shape) :]
-    return part.element(reader, [0 if extent == 1 else i for extent, i in zip(part.shape, own, strict=True)])
 
 
 def _depends(part: Folded, width: int, on: str) -> bool:

@@ -18,11 +18,9 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.kernel import registers, view
 from harness.schedules.cpu.emit import Arithmetic, for_each_vector
 from harness.schedules.cpu.product import Extents, Fill, Pack, Put, Read
-from harness.schedules.cpu.tile import Tile
+from harness.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.schedules.cpu.window import Window
 
-_SHORTEST_RUN = 4
-"""Pixels of a vector that is worth a branch of its own."""
 _LONGEST_STRIDE = 4
 """So many vectors are loaded for one at most; beyond it elements are loaded one by one."""
 
@@ -41,7 +39,7 @@ def gather(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmeti
         image: [batch, channels, height, width].
         arithmetic: How channels become the elements of a panel.
     """
-    if _keeps_lines(window) or _run(window, tile) < _SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
+    if _keeps_lines(window) or tile.run(window.result[3]) < SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
         return _gather_panel(window, tile, image, arithmetic)
     return _gather_runs(window, tile, image, arithmetic)
 
@@ -49,11 +47,6 @@ def gather(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmeti
 def _keeps_lines(window: Window) -> bool:
     """Returns whether a panel of neighbouring pixels reads neighbouring pixels, across the ends of lines too."""
     return window.strides == (1, 1) and window.result[3] == window.image[3]
-
-
-def _run(window: Window, tile: Tile) -> int:
-    """Returns into vectors of how many pixels panels are cut, so that each lies in one line of the result."""
-    return math.gcd(window.result[3], tile.lanes)
 
 
 def _gather_panel(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
@@ -119,7 +112,7 @@ def _gather_runs(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Ari
     height, width = window.image[2:]
     (_, kernel_width), (down_stride, stride), out_width = window.kernel, window.strides, window.result[3]
     planes = view(image, window.image[0] * window.groups, window.channels, height, width)
-    taps, run = math.prod(window.kernel), _run(window, tile)
+    taps, run = math.prod(window.kernel), tile.run(out_width)
     apart = window.channels // arithmetic.terms
     span = stride * (run - 1) + 1
 

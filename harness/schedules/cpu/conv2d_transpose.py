@@ -25,11 +25,9 @@ from harness.schedules.cpu.gemm import kernel_name
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.product import Access, Interleaved, Read, pack_function, product_function, read_left, stream
 from harness.schedules.cpu.schedule import TransposedConvolution, blocking_in_tiles, blocking_of
-from harness.schedules.cpu.tile import Tile
+from harness.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.schedules.cpu.window import pair, shapes_of
 
-_SHORTEST_RUN = 4
-"""Pixels of a line that are worth being put together."""
 _WIDEST_KERNEL = 4
 """Pixels of a line of a kernel that are put together at most."""
 
@@ -86,7 +84,7 @@ def _product(
             pixels, panels, *extras, output = buffers
             rows = view(pixels, batch, depth, extents.columns)
             store, _ = epilogue.write_back(layout, extras, output)
-            lines = Interleaved(kernel_width, _run(width, tile), lambda b, i, j, n, value: store(b, i, (j, n), value))
+            lines = Interleaved(kernel_width, tile.run(width), lambda b, i, j, n, value: store(b, i, (j, n), value))
             pack = stream(columns_of(rows, arithmetic, extents), extents.columns, tile.columns, tile.lanes)
             packed_weights = read_left(panels, arithmetic)
 
@@ -107,15 +105,10 @@ def _product(
     return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)
 
 
-def _run(width: int, tile: Tile) -> int:
-    """Returns into runs of how many pixels panels are cut, so that each lies in one line of the image."""
-    return math.gcd(width, tile.lanes)
-
-
 def _interleaves(kernel_width: int, width: int, tile: Tile) -> bool:
     """Returns whether rows of a line of the kernel are put together: all of them are in one register tile."""
     fits = 1 < kernel_width <= _WIDEST_KERNEL and tile.rows % kernel_width == 0
-    return fits and _run(width, tile) >= _SHORTEST_RUN
+    return fits and tile.run(width) >= SHORTEST_RUN
 
 
 def _layout(result: tuple[int, ...], kernel: tuple[int, int], *, together: bool) -> ResultLayout:

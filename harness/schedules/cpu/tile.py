@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
 from tvm.target import codegen
+
+SHORTEST_RUN = 4
+"""Elements of a vector that is worth being loaded or stored by itself."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,10 @@ class Tile:
     def size(self) -> int:
         """Elements in the tile."""
         return self.rows * self.columns
+
+    def run(self, line: int) -> int:
+        """Returns the columns of the longest vectors that each lie in one line, where lines have so many elements."""
+        return math.gcd(line, self.lanes)
 
 
 @dataclass(frozen=True)
