@@ -21,7 +21,7 @@ from harness.schedules.common.kernel_info import KernelInfo, Kind
 from harness.schedules.cpu.emit import for_each_vector
 from harness.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.schedules.cpu.lowering import Context, Lowering
-from harness.schedules.cpu.reduction import LANES, each_block, fp64, inverse_root, narrow, widen
+from harness.schedules.cpu.reduction import LANES, add, each_block, fold_columns, fp64, inverse_root, narrow, widen
 from harness.schedules.cpu.window import image_layout
 
 _CHANNELS_LAST = (0, 2, 3, 1)
@@ -99,35 +99,26 @@ def _normalize(
     batch, channels, pixels = extents
 
     def block(n: Any, first: Any, width: int) -> None:
-        def each_pixel(body: Callable[[Any], None]) -> None:
-            for_each_vector(width, LANES, body)
-
-        def each_channel(body: Callable[[Any, Any], None]) -> None:
-            with T.serial(0, channels) as c:
-                each_pixel(lambda j: body(c, j))
-
-        sums, squares = registers((width,), "float64"), registers((width,), "float64")
         high, low, factor = (registers((width,)) for _ in range(3))
 
         def centred(c: Any, j: Any) -> Any:
             return (rows[n, c, first + j] - high[j]) - low[j]
 
-        def begin(j: Any) -> None:
-            T.buffer_store(sums, fp64(0.0), [j])
-            T.buffer_store(squares, fp64(0.0), [j])
-
-        def square(c: Any, j: Any) -> None:
+        def square(c: Any, j: Any) -> Any:
             deviation = widen(centred(c, j))
-            T.buffer_store(squares, squares[j] + deviation * deviation, [j])
+            return deviation * deviation
 
-        each_pixel(begin)
-        each_channel(lambda c, j: T.buffer_store(sums, sums[j] + widen(rows[n, c, first + j]), [j]))
+        def each_pixel(body: Callable[[Any], None]) -> None:
+            for_each_vector(width, LANES, body)
+
+        (sums,) = fold_columns(channels, width, lambda j: [add(lambda c: widen(rows[n, c, first + j]))])
         each_pixel(lambda j: T.buffer_store(high, narrow(sums[j] / fp64(channels)), [j]))
         each_pixel(lambda j: T.buffer_store(low, narrow(sums[j] / fp64(channels) - widen(high[j])), [j]))
-        each_channel(square)
+        (squares,) = fold_columns(channels, width, lambda j: [add(lambda c: square(c, j))])
         each_pixel(lambda j: T.buffer_store(factor, inverse_root(squares[j], channels, epsilon), [j]))
         if side_by_side == "pixels":
-            each_channel(lambda c, j: store(n, c, first + j, centred(c, j) * factor[j]))
+            with T.serial(0, channels) as c:
+                each_pixel(lambda j: store(n, c, first + j, centred(c, j) * factor[j]))
             return
         with T.serial(0, width) as j:
             for_each_vector(channels, LANES, lambda c: store(n, c, first + j, centred(c, j) * factor[j]))

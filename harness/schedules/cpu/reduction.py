@@ -278,23 +278,34 @@ def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
     return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
 
 
+def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]]) -> list[tirx.Buffer]:
+    """Emits folds over 0 … count for columns beside each other, and returns their results, [width] each.
+
+    Args:
+        count: Number of terms.
+        width: Number of columns.
+        folds: (column) → its folds.
+    """
+    shapes = folds(0)
+    lanes = [registers((width,), fold.dtype) for fold in shapes]
+    for fold, lane in zip(shapes, lanes, strict=True):
+        _fill(lane, width, tirx.const(fold.start, fold.dtype))
+    with T.serial(0, count) as k:
+        for n, lane in enumerate(lanes):
+
+            def step(j: Any, n: int = n, lane: tirx.Buffer = lane) -> None:
+                T.buffer_store(lane, folds(j)[n].update(lane[j], k), [j])
+
+            for_each_vector(width, LANES, step)
+    return lanes
+
+
 def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> tirx.PrimFunc:
     """Reduces the middle of [outer, count, inner], a block of neighbouring columns at a time."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         def block(i: Any, first: Any, width: int) -> None:
-            shapes = reduction.folds(lambda k: data[i, k, first])
-            lanes = [registers((width,), fold.dtype) for fold in shapes]
-            for fold, lane in zip(shapes, lanes, strict=True):
-                _fill(lane, width, tirx.const(fold.start, fold.dtype))
-            with T.serial(0, count) as k:
-                for n, lane in enumerate(lanes):
-
-                    def step(j: Any, n: int = n, lane: tirx.Buffer = lane) -> None:
-                        fold = reduction.folds(lambda row: data[i, row, first + j])[n]
-                        T.buffer_store(lane, fold.update(lane[j], k), [j])
-
-                    for_each_vector(width, LANES, step)
+            lanes = fold_columns(count, width, lambda j: reduction.folds(lambda k: data[i, k, first + j]))
             for_each_vector(
                 width,
                 LANES,
