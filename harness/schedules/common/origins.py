@@ -13,8 +13,8 @@ All of this does nothing to a module that is not tagged, and nothing to the code
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -191,6 +191,26 @@ def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     ]
     fused["main"] = fused["main"].with_attr(_SITES, json.dumps(sites))
     return fused
+
+
+def merge_sites(module: tvm.IRModule, earlier: Mapping[str, Mapping[int, int]]) -> tvm.IRModule:
+    """Gives the operators of calls that were dropped to the sites of those whose results take their places.
+
+    Args:
+        module: What `fuse_calls` returned, without the dropped calls; one that is not tagged stays as it is.
+        earlier: For `LOAD` and `main`, where they are there: the call that each call became, by their numbers.
+    """
+    if "main" not in earlier or _SITES not in (module["main"].attrs or {}):
+        return module
+    sites, merged = sites_of(module), list[Site]()
+    for name in (LOAD, "main"):
+        parts: dict[int, tuple[Part, ...]] = {}
+        of_function = [site for site in sites if site.at_load == (name == LOAD)]
+        for number, call in earlier.get(name, {}).items():
+            parts[call] = of_function[number].parts + parts.get(call, ())  # what a site returns stands last in it
+        merged += [replace(of_function[number], parts=parts[number]) for number in sorted(parts)]
+    module["main"] = module["main"].with_attr(_SITES, json.dumps([asdict(site) for site in merged]))
+    return module
 
 
 def sites_of(lowered: tvm.IRModule) -> list[Site]:

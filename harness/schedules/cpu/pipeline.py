@@ -7,6 +7,7 @@ from tvm import relax
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.origins import fuse_calls, keep_origins
+from harness.schedules.common.repeats import merge_calls
 from harness.schedules.common.vm import lower_to_vm
 from harness.schedules.cpu import elementwise, normalization, roi_align, softmax
 from harness.schedules.cpu.memory import plan_memory
@@ -62,6 +63,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         relax.transform.AnnotateTIROpPattern(),
         fuse_calls,
         relax.transform.FuseTIR(),
+        merge_calls,
         elementwise.schedule_remaining(),
     ]
 

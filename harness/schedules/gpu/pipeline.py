@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from harness.schedules.common.origins import fuse_calls, keep_origins
+from harness.schedules.common.repeats import merge_calls
 from harness.schedules.common.vm import lower_to_vm
 from harness.schedules.gpu import legalization, normalization, reduction
 from harness.schedules.gpu.rewrite import call_attention, group_transposed_products
@@ -41,6 +42,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
             relax.transform.FoldConstant(),
             fuse_calls,
             relax.transform.FuseTIR(),
+            merge_calls,
             schedule_kernels(),
             *finish,
             lower_to_vm(),
