@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.schedules.common.graph import Legalize, call, default, reshaped
@@ -58,49 +58,24 @@ def layer_norm_kernel(rows: int, count: int, epsilon: float, scaled: bool, shift
     return prim_func("layer_norm", arguments, body, kernel("nn.layer_norm", lines=rows, count=count))
 
 
-def group_norm_kernel(
-    batch: int, groups: int, channels: int, inner: int, epsilon: float, scaled: bool, shifted: bool
-) -> tirx.PrimFunc:
-    """Normalizes each group of [batch · groups, channels, inner], `channels` being those of one group.
+def group_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
+    """Builds the moments of each line of data [lines, count]: out [lines, 3].
 
-    The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out. A group is one contiguous
-    line; with few groups it is cut into chunks so that every thread has work.
+    Of each line out has the mean in two parts, the second far smaller, and 1/√(variance + ε). With few lines they are
+    cut into chunks so that every thread has work.
     """
-    count = channels * inner
-    lines = batch * groups
 
-    def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
-        *affine, out = rest
-        moments = emit_line_moments(lines, count, lambda i, k: data[i, k // inner, k % inner])
-        statistics = T.alloc_buffer((lines, 3), "float32")
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        moments = emit_line_moments(lines, count, lambda i, k: data[i, k])
         with T.serial(0, lines) as i:
             mean, squares = moments(i)
             high = scalar(narrow(mean), "float32")
-            T.buffer_store(statistics, high, [i, 0])
-            T.buffer_store(statistics, narrow(mean - tirx.Cast("float64", high)), [i, 1])
-            T.buffer_store(statistics, inverse_root(squares, count, epsilon), [i, 2])
-        with tasks(lines * channels, lines * count) as task:
-            i, c = task // channels, task % channels
-            high, low, factor = (scalar(statistics[i, n], "float32") for n in range(3))
-            scale, shift = (
-                (scalar(a[i % groups, c], "float32") for a in (affine[0], affine[-1])) if affine else (None,) * 2
-            )
+            T.buffer_store(out, high, [i, 0])
+            T.buffer_store(out, narrow(mean - tirx.Cast("float64", high)), [i, 1])
+            T.buffer_store(out, inverse_root(squares, count, epsilon), [i, 2])
 
-            def write(k: Any) -> None:
-                value = ((data[i, c, k] - high) - low) * factor
-                if scaled:
-                    value = value * scale
-                if shifted:
-                    value = value + shift
-                T.buffer_store(out, value, [i, c, k])
-
-            for_each_vector(inner, LANES, write)
-
-    names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
-    affine = [Argument(name, (groups, channels)) for name in names]
-    shape = (lines, channels, inner)
-    info = kernel("nn.group_norm", lines=lines, channels=channels, inner=inner)
-    return prim_func("group_norm", [Argument("data", shape), *affine, Argument("out", shape)], body, info)
+    arguments = [Argument("data", (lines, count)), Argument("out", (lines, 3))]
+    return prim_func("group_moments", arguments, body, kernel("nn.group_norm", lines=lines, count=count))
 
 
 def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
@@ -116,16 +91,31 @@ def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
 
 
 def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    """Computes the moments in a kernel; what is elementwise after that is fused with the activation that follows."""
     found = recognized(node, _DTYPES)
     if found is None:
         return default(bb, node)
     lines, groups, channels, inner = found.lines, found.groups, found.channels, found.inner
-    scaled, shifted = found.scale is not None, found.shift is not None
-    function = group_norm_kernel(lines // groups, groups, channels, inner, found.epsilon, scaled, shifted)
+    count = channels * inner
+    function = group_moments_kernel(lines, count, found.epsilon)
+    name = f"group_moments_{lines}x{count}"
+    moments = bb.emit(call(bb, name, function, [reshaped(bb, found.data, (lines, count))]))
+
+    def normalized(data: te.Tensor, moments: te.Tensor, *affine: te.Tensor) -> te.Tensor:
+        def element(i: Any, c: Any, k: Any) -> Any:
+            value = ((data[i, c, k] - moments[i, 0]) - moments[i, 1]) * moments[i, 2]
+            if found.scale is not None:
+                value = value * affine[0][i % groups, c]
+            if found.shift is not None:
+                value = value + affine[-1][i % groups, c]
+            return value
+
+        return te.compute((lines, channels, inner), element, name="normalized")
+
     affine = [reshaped(bb, operand, (groups, channels)) for operand in found.affine]
-    arguments = [reshaped(bb, found.data, (lines, channels, inner)), *affine]
-    name = f"group_norm_{lines}x{channels}x{inner}"
-    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), found.shape)
+    data = reshaped(bb, found.data, (lines, channels, inner))
+    result = bb.emit(bb.call_te(normalized, data, moments, *affine, primfunc_name_hint="normalized"))
+    return reshaped(bb, result, found.shape)
 
 
 LEGALIZE: dict[str, Legalize] = {
