@@ -11,6 +11,7 @@ from harness.schedules.common.repeats import merge_calls
 from harness.schedules.common.vm import lower_to_vm
 from harness.schedules.cpu import elementwise, normalization, roi_align, softmax
 from harness.schedules.cpu.memory import plan_memory
+from harness.schedules.cpu.pixel_projection import project_rows
 from harness.schedules.cpu.rewrite import call_kernels
 from harness.schedules.cpu.widening import widen
 
@@ -55,6 +56,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
     return [
         relax.transform.CanonicalizeBindings(),
         widen(),
+        project_rows,
         call_kernels(target, schedules),
         relax.transform.LegalizeOps(LEGALIZE),
         keep_origins,
