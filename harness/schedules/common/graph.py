@@ -11,6 +11,9 @@ from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
+MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
+"""Operators that keep every element and may give it another index."""
+
 
 def permutation(call: ir.Call) -> tuple[int, ...]:
     """Returns the axes of a `relax.permute_dims`."""

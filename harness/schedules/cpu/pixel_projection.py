@@ -16,12 +16,10 @@ from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.schedules.common.folding import moved, row_starts
-from harness.schedules.common.graph import Facts, between, facts_of, is_call, parameters_of, static_shape
+from harness.schedules.common.graph import MOVES, Facts, between, facts_of, is_call, parameters_of, static_shape
 from harness.schedules.common.origins import joined
 from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.bf16 import multiplies_half, with_half_products
-
-_MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def project_rows(module: tvm.IRModule, _context: tvm.transform.PassContext) -> t
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function):
             facts = facts_of(function)
-            computed = {bound for bound, value in facts.bindings.items() if not is_call(value, *_MOVES)}
+            computed = {bound for bound, value in facts.bindings.items() if not is_call(value, *MOVES)}
             scope = Scope(facts.bindings, parameters_of(function, facts.bindings), results=computed)
             rewriter.rewrite(_projections(scope, facts))
             changed.update_func(variable, rewriter.visit_expr(function))
@@ -104,7 +102,7 @@ def _projection(scope: Scope, matmul: ir.Call) -> Projection | None:
     before = static_shape(bias) if bias is not None else (1, channels, 1, 1)
     if shape is None or shape[0] != 1 or shape[2] * shape[3] != count or before != (1, channels, 1, 1):
         return None
-    if rows * (channels + count) * shape[1] >= channels * count * shape[1]:
+    if rows * (channels + count) >= channels * count:
         return None
     moves = between(scope.bindings, matmul.args[1], folded.inputs)
     return Projection(matmul, image, definition, biased, bias, tuple(moves))

@@ -13,6 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.folding import BINARY, moved, row_starts
 from harness.schedules.common.graph import (
+    MOVES,
     Facts,
     between,
     facts_of,
@@ -49,9 +50,6 @@ KERNELS: dict[str, Lower] = {
     "relax.divide": lower_layer_norm_2d,
 }
 """Functions that lower a Relax operator, or several that end with it, to a kernel; by operator."""
-
-
-_MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 
 def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
@@ -268,7 +266,7 @@ def _only_user(facts: Facts, variable: relax.Var) -> relax.Var | None:
 def _read_as_rows(context: Context, facts: Facts, variable: relax.Var) -> bool:
     """Returns whether only a matrix product reads the variable, and can read its rows where they lie."""
     last = variable
-    while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *_MOVES):
+    while (user := _only_user(facts, last)) is not None and is_call(context.bindings[user], *MOVES):
         last = user
     if user is not None and is_call(context.bindings[user], "relax.astype"):
         user = _only_user(facts, user)
