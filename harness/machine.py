@@ -36,7 +36,7 @@ _FEATURES = re.compile(r"avx|fma$|f16c$|sse4_2$|amx|asimd|neon|sve|sme\d|sme$|(f
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns CPU, vector features, usable cores, memory, system and Python of this process, JSON-able.
+    """Returns CPU, vector features, NVIDIA GPUs, usable cores, memory, system and Python of this process, JSON-able.
 
     `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota;
     `threads` is what it does use, and `threads_chosen` why.
@@ -46,6 +46,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "features": _features(),
+        "gpus": _gpus(),
         "cpus": os.cpu_count(),
         "cores": str(cores()),
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -95,6 +96,12 @@ def _features() -> list[str]:
     else:
         names = []
     return sorted({name for name in names if _FEATURES.match(name)})
+
+
+def _gpus() -> list[str]:
+    """Returns the names of the NVIDIA GPUs, as their driver's tool gives them."""
+    listing = _run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return listing.splitlines() if listing else []
 
 
 def _memory_bytes() -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import chosen_processors
 from harness.files import make_folder
 from harness.processes.threads import SPIN_VARIABLE
+from harness.targets import TARGETS
 from harness.tuned.database import open_database
 from perf.answering import Side, answering_sides, measure, named_case
 from perf.keeping import KEPT, conditions, keep, kept_before
@@ -128,11 +130,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"Unknown peer {unknown[0]!r}: known are {', '.join(PEERS)}.")
     precisions = config.getoption("precision") or [DEFAULT_PRECISION]
+    targets = config.getoption("target") or list(TARGETS)
     for name in config.getoption("peer"):
-        if not any(peers_of(precision, [name]) for precision in precisions):
-            raise pytest.UsageError(
-                f"{name!r} is measured beside cases of another precision: add --precision {PEERS[name].precision}."
-            )
+        if not any(peers_of(*kind, [name]) for kind in itertools.product(precisions, targets)):
+            peer = PEERS[name]
+            precision = f" --precision {peer.precision}" if peer.precision else ""
+            raise pytest.UsageError(f"{name!r} is measured beside other cases: add --target {peer.target}{precision}.")
     database = options_of(config).database
     if database is not None:
         try:

@@ -28,7 +28,7 @@ KEPT = pytest.StashKey[dict[str, Any]]()
 _ROOT = Path(__file__).resolve().parents[1]
 _CODE = ("harness", "perf", "fixtures")
 """Folders whose files decide what is measured, and how fast it is."""
-_MACHINE = ("cpu", "features", "threads", "system", "python")
+_MACHINE = ("cpu", "features", "gpus", "threads", "system", "python")
 _OPTIONS = ("seed", "db", "untuned", "peers", "peer", "rounds", "budget", "cpu", "cuda_arch")
 """Options that are no part of a benchmark's name."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from harness.processes.threads import thread_count
@@ -103,6 +103,48 @@ def _compiled_side(request: Request, mode: str | None, autocast: torch.dtype | N
 
             def load() -> Calls:
                 run = runner(torch.compile(module, mode=mode), inputs, autocast)
+                return {RUN: run, COMPILE: run}
+
+            yield load
+
+
+def cuda_side(request: Request) -> AbstractContextManager[Load]:
+    """PyTorch eager on the GPU."""
+    return _cuda_side(request)
+
+
+def compiled_cuda_side(request: Request) -> AbstractContextManager[Load]:
+    """torch.compile on the GPU with its default mode and backend, which generates Triton."""
+    return _cuda_side(request, compiles=True)
+
+
+def cuda_fp16_side(request: Request) -> AbstractContextManager[Load]:
+    """PyTorch eager on the GPU under autocast to float16."""
+    import torch
+
+    return _cuda_side(request, torch.float16)
+
+
+def cuda_bf16_side(request: Request) -> AbstractContextManager[Load]:
+    """PyTorch eager on the GPU under autocast to bfloat16."""
+    import torch
+
+    return _cuda_side(request, torch.bfloat16)
+
+
+@contextmanager
+def _cuda_side(request: Request, autocast: torch.dtype | None = None, *, compiles: bool = False) -> Iterator[Load]:
+    import torch
+    from torch._inductor.utils import fresh_cache
+
+    inputs = [tensor.cuda() for tensor in torch_inputs(request.folder)]
+    with fresh_cache(dir=str(request.folder)), request.context():
+        module = read_module(request.folder)
+        with ROUTE.applied(module) if compiles else nullcontext():
+
+            def load() -> Calls:
+                module.to("cuda")  # not `cuda()`, which the context takes from tensors
+                run = runner(torch.compile(module) if compiles else module, inputs, autocast)
                 return {RUN: run, COMPILE: run}
 
             yield load

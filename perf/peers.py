@@ -1,4 +1,4 @@
-"""The peers, which users would pick instead of TVM: OpenVINO, ONNX Runtime, torch.compile, and PyTorch in bfloat16.
+"""The peers, which users would pick instead of TVM: OpenVINO, ONNX Runtime, torch.compile, PyTorch on a GPU or in half.
 
 Each peer is set as its users have it or as its own documentation recommends for latency (`Peer.setting`), and a peer
 with two such settings is two peers. All have the same weights and inputs as the other sides and as many threads; those
@@ -47,7 +47,8 @@ class Peer:
             `harness.processes.run_isolated`; None if the peer reads no file.
         compiles: Whether it compiles when it is first called, so that its side has the function `COMPILE`.
         chooses: Whether it chooses the type in which it computes, so that its side has the function `PRECISION`.
-        precision: The precision of the cases that it is a peer of; empty for a peer of every case.
+        precision: The precision of the cases that it is a peer of; empty for a peer of every precision.
+        target: The target of the cases that it is a peer of, because it runs on the same device.
     """
 
     setting: str
@@ -58,6 +59,7 @@ class Peer:
     compiles: bool = False
     chooses: bool = False
     precision: str = ""
+    target: str = "llvm"
 
 
 _OPENVINO = ("onnx", "onnxscript", "openvino")
@@ -99,12 +101,43 @@ PEERS = {
         compiles=True,
         precision="bf16",
     ),
+    "torch cuda": Peer(
+        "eager on the GPU, products in float32 and convolutions in TF32, as PyTorch sets them",
+        "perf.peer_sides:cuda_side",
+        ("torch",),
+        (1, 1),
+        target="cuda",
+    ),
+    "torch.compile cuda": Peer(
+        "default mode, otherwise as torch cuda",
+        "perf.peer_sides:compiled_cuda_side",
+        ("torch",),
+        (1, 1),
+        compiles=True,
+        target="cuda",
+    ),
+    "torch cuda fp16": Peer(
+        'eager on the GPU under torch.autocast("cuda", float16)',
+        "perf.peer_sides:cuda_fp16_side",
+        ("torch",),
+        (1, 1),
+        precision="fp16",
+        target="cuda",
+    ),
+    "torch cuda bf16": Peer(
+        'eager on the GPU under torch.autocast("cuda", bfloat16)',
+        "perf.peer_sides:cuda_bf16_side",
+        ("torch",),
+        (1, 1),
+        precision="bf16",
+        target="cuda",
+    ),
 }
 
 
-def peers_of(precision: str, names: Iterable[str]) -> list[str]:
-    """Returns the peers among `names` that are measured beside cases of a precision."""
-    return [name for name in names if PEERS[name].precision in ("", precision)]
+def peers_of(precision: str, target: str, names: Iterable[str]) -> list[str]:
+    """Returns the peers among `names` that are measured beside cases of a precision and a target."""
+    return [name for name in names if PEERS[name].precision in ("", precision) and PEERS[name].target == target]
 
 
 def versions() -> dict[str, str | None]:

@@ -139,15 +139,17 @@ def runner(
     Args:
         module: The module.
         inputs: Its inputs.
-        autocast: The type of `torch.autocast("cpu", …)`, under which it runs; None for no autocast. Outputs of this
-            type become float32; other arrays share the tensors' memory.
+        autocast: The type of `torch.autocast`, under which it runs; None for no autocast. Outputs of this type become
+            float32; other arrays share the memory of tensors on the CPU.
     """
     import torch
 
+    device = inputs[0].device.type
+
     def run() -> list[np.ndarray]:
-        with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
+        with torch.no_grad(), torch.autocast(device, autocast, enabled=autocast is not None):
             outputs = module(*inputs)
         several = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        return [(tensor if tensor.dtype != autocast else tensor.float()).numpy() for tensor in several]
+        return [(tensor if tensor.dtype != autocast else tensor.float()).cpu().numpy() for tensor in several]
 
     return run

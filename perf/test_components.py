@@ -78,7 +78,9 @@ def test_component(
             add_side(side, process, prepared.compile_seconds[side])
             assert sides[side]["verdict"] in (VerdictKind.STRICT, VerdictKind.ORACLE), sides[side]
         files: dict[str, float] = {}
-        settings = {side: {"setting": PEERS[side].setting} for side in peers_of(case.precision, options.peers)}
+        settings = {
+            side: {"setting": PEERS[side].setting} for side in peers_of(case.precision, case.target, options.peers)
+        }
         for side in settings:
             try:
                 memory = processes[TORCH].memory()

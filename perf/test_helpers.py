@@ -187,7 +187,7 @@ def test_what_cannot_be_compared_is_a_sentence(suite: Callable[..., subprocess.C
         ("--db=nowhere", "there is no tuning database in nowhere"),
         ("--keep=test_suite.py/kept", "cannot write"),
         ("--peer=onnx", "Unknown peer 'onnx': known are openvino, openvino f32, onnxruntime, torch.compile"),
-        ("--peer=torch bf16", "'torch bf16' is measured beside cases of another precision: add --precision bf16"),
+        ("--peer=torch bf16", "'torch bf16' is measured beside other cases: add --target llvm --precision bf16."),
     ],
 )
 def test_options_that_make_no_sense_are_a_sentence(

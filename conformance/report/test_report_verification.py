@@ -440,6 +440,15 @@ def test_the_machine_is_described_with_what_numbers_depend_on():
     assert machine["python"].startswith("3.")
 
 
+def test_the_gpus_are_those_that_their_driver_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe_machine()["gpus"] == []
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho NVIDIA H200\necho NVIDIA L4\n", encoding="utf-8")
+    tool.chmod(0o755)
+    assert describe_machine()["gpus"] == ["NVIDIA H200", "NVIDIA L4"]
+
+
 def test_the_versions_name_what_is_installed_and_what_is_not():
     found = versions()
     assert found["numpy"] == __import__("numpy").__version__

@@ -200,3 +200,9 @@ def import_stages(stages: list[str], enter: Enter) -> None:
 def fail_without_argument(_: object, enter: Enter) -> None:
     enter("looking")
     raise OSError("no such library")
+
+
+def visible_gpus(_: object, enter: Enter) -> tuple[str | None, int]:
+    import torch
+
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()

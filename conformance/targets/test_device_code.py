@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.execution.test_emulation import LAUNCHES, saved
+from conformance.support.gpu_programs import skip_unless_emulated
 from conformance.support.product import product_module
 from harness.core.processors import Processors
 from harness.execution.emulation.device_module import DeviceModule, read_device_module
@@ -126,6 +127,7 @@ def test_a_named_architecture_is_the_only_one(nvcc, tmp_path):
 
 @pytest.mark.cuda
 def test_source_is_kept_for_emulation(nvcc, tmp_path):
+    skip_unless_emulated("cuda")
     compile_module(product_module(), TARGETS["cuda"], tmp_path / "model.so", for_emulation=True)
     module = read_device_module("cuda", modules_of(tmp_path / "model.so")["cuda"])
     assert [launch.name for launch in module.launches] == ["matmul_kernel"]

@@ -18,6 +18,10 @@ BY_SIDE: Mapping[str, str] = {
     "openvino f32": "#a3499f",
     "torch bf16": "#d9822b",
     "torch.compile bf16": "#7a4a12",
+    "torch cuda": "#1b9e77",
+    "torch.compile cuda": "#a3499f",
+    "torch cuda fp16": "#1b9e77",
+    "torch cuda bf16": "#1b9e77",
 }
 """Ours in blue, PyTorch in orange; they differ in lightness too, so they stay apart in grey. Settings of one peer share
 a colour, and differ in their markers."""
@@ -33,6 +37,10 @@ MARKER_BY_SIDE: Mapping[str, str] = {
     "openvino f32": "<",
     "torch bf16": "*",
     "torch.compile bf16": "X",
+    "torch cuda": "o",
+    "torch.compile cuda": "s",
+    "torch cuda fp16": "^",
+    "torch cuda bf16": "*",
 }
 
 STYLE: Mapping[Any, Any] = {

@@ -23,6 +23,10 @@ LABELS: Mapping[str, str] = {
     OPENVINO_F32: "OpenVINO f32",
     "torch bf16": "PyTorch bf16",
     "torch.compile bf16": "torch.compile bf16",
+    "torch cuda": "PyTorch on the GPU",
+    "torch.compile cuda": "torch.compile on the GPU",
+    "torch cuda fp16": "PyTorch fp16 on the GPU",
+    "torch cuda bf16": "PyTorch bf16 on the GPU",
 }
 """Labels of the sides; a side that is not here keeps its name."""
 PEERS = tuple(name for name in LABELS if name not in (PYTORCH, UNTUNED, TUNED))

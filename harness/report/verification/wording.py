@@ -205,6 +205,7 @@ def provenance(report: Mapping[str, Any]) -> str:
     here = str(machine.get("cpu") or "")
     here += f", {digits(machine['usable_cpus'])} CPUs" if machine.get("usable_cpus") else ""
     here += f", {size(machine['usable_memory_bytes'])}" if machine.get("usable_memory_bytes") else ""
+    here = ", ".join(filter(None, [here, *machine.get("gpus", ())]))
     named = (("apache-tvm", "TVM"), ("torch", "PyTorch"), ("sam3", "sam3"))
     parts = [report["created"], here.removeprefix(", ")]
     parts += [f"{name} {versions[package]}" for package, name in named if versions.get(package)]
