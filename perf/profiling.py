@@ -25,6 +25,8 @@ BUILTIN = "vm.builtin."
 def kernel_times(executable: Executable, inputs: Sequence[np.ndarray | tvm.runtime.Tensor]) -> list[dict[str, Any]]:
     """Every compiled function that one run calls, the longest first; of several short runs, the one in the middle.
 
+    A GPU is waited for before and after each of them, so that starting it is part of its time.
+
     Returns:
         `name`, number of `calls`, their `seconds` together, and the `bytes` of all their tensor arguments together,
         each argument counted once per call.
@@ -36,6 +38,7 @@ def kernel_times(executable: Executable, inputs: Sequence[np.ndarray | tvm.runti
         nonlocal start
         if name.startswith(BUILTIN):
             return
+        executable.device.sync()
         if before:
             start = time.perf_counter()
             return

@@ -61,17 +61,17 @@ def judged(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def circumstances(threads: int, peaks: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Where a result is from: threads, machine, versions, and the machine's peaks in FLOP/s and byte/s.
+    """Where a result is from: threads, machine, versions, and the CPU's peaks in FLOP/s and byte/s.
 
     Args:
-        threads: Of every side.
-        peaks: `perf.probe.measured_peaks` before and after the rounds.
+        threads: Of every side that runs on the CPU.
+        peaks: `perf.probe.measured_peaks` before and after the rounds; none where ours do not run on the CPU.
     """
+    found = {"threads": threads, "machine": describe_machine(), "versions": versions()}
+    if not peaks:
+        return found
     flops, bandwidths = zip(*peaks, strict=True)
-    return {
-        "threads": threads,
-        "machine": describe_machine(),
-        "versions": versions(),
+    return found | {
         "peak_flops": statistics.fmean(flops),
         "peak_bandwidth": statistics.fmean(bandwidths),
         "peaks": [list(pair) for pair in peaks],

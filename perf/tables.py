@@ -102,12 +102,14 @@ def comparison_table(compared: Sequence[Comparison], stored: str) -> str:
 
 
 def circumstances(results: Sequence[Result]) -> str:
-    """Machine, threads and peaks, which belong to every figure."""
-    flops, bandwidths = ([r[key] / 1e9 for r in results] for key in ("peak_flops", "peak_bandwidth"))
-    return (
-        f"on {results[0]['threads']} threads of {results[0]['machine']['cpu']}; "
-        f"peaks in the same run: {_range(flops)} GFLOP/s of fp32 multiply-adds, {_range(bandwidths)} GB/s, triad"
-    )
+    """Machine, threads and the peaks that were measured, which belong to every figure."""
+    machine = results[0]["machine"]
+    where = ", ".join([f"on {results[0]['threads']} threads of {machine['cpu']}", *machine["gpus"]])
+    flops, bandwidths = ([r[key] / 1e9 for r in results if key in r] for key in ("peak_flops", "peak_bandwidth"))
+    if not flops:
+        return where
+    peaks = f"{_range(flops)} GFLOP/s of fp32 multiply-adds, {_range(bandwidths)} GB/s, triad"
+    return f"{where}; peaks in the same run: {peaks}"
 
 
 def _latency(title: str, results: Sequence[tuple[str, Result]]) -> Table:
@@ -117,7 +119,8 @@ def _latency(title: str, results: Sequence[tuple[str, Result]]) -> Table:
     for name, r in results:
         torch = r["sides"]["torch"]["median"]
         for number, (side, s) in enumerate(_measured(r)):
-            share = f"{r['flop'] / s['median'] / r['peak_flops']:.0%}" if r.get("flop") else "n/a"
+            known = r.get("flop") and "peak_flops" in r
+            share = f"{r['flop'] / s['median'] / r['peak_flops']:.0%}" if known else "n/a"
             table.add_row(
                 name if number == 0 else "",
                 side,

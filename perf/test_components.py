@@ -10,8 +10,8 @@ peer as it is set (`perf/peers.py`). Every side has a process of its own (`perf/
 inputs. The outputs of its first call are judged as in a verification, against the reference of the precision: ours must
 pass, peers are reported with their figures. Then the rounds of all sides are interleaved: each side makes one call a
 round, and the first side of a round is the last of the next. Peak memory is that of the side's process over all its
-calls. The machine's peaks are measured right before and right after; the times of our kernels are measured in one more
-run.
+calls. The CPU's peaks are measured right before and right after; the times of our kernels are measured in one more
+run, in which a GPU is waited for after each of them.
 """
 
 from __future__ import annotations
@@ -92,18 +92,16 @@ def test_component(
                 processes.pop(side, None)
                 sides[side] = {"error": str(error)} | settings[side]
 
-        peaks = [measured_peaks(threads)]
+        peaks = [measured_peaks(threads)] if target is HOST else []  # the CPU's tell nothing about a GPU
         seconds, failed = run_interleaved(benchmark, processes, RUN, budget=BUDGET_SECONDS, rounds=options.rounds)
-        peaks.append(measured_peaks(threads))
+        peaks += [measured_peaks(threads) for _ in peaks]
         assert not failed.keys() - PEERS.keys(), failed
         sides |= {side: {"error": error} | settings[side] for side, error in failed.items()}
         for side, rounds in seconds.items():
             sides[side] = summary(rounds) | {"memory": memory_bytes(processes[side].memory())} | sides[side]
         best = next(side for side in reversed(OURS) if side in processes)
         processes[best].warm_up(RUN)
-        # On a GPU, kernels are not waited for one by one, so that they have no times of their own.
-        times = processes[best].result(KERNELS) if target is HOST else []
-        kernels = with_work(times, prepared.work[best])
+        kernels = with_work(processes[best].result(KERNELS), prepared.work[best])
     result: dict[str, Any] = {"case": case.to_json(), "sample": measured_sample, "sides": sides}
     result |= {"flop": prepared.flop, "kernels": kernels, "profiled": best, "note": prepared.note}
     result |= {"ratios": ratios(sides)} | circumstances(threads, peaks)

@@ -36,6 +36,7 @@ from harness.report.performance.plots import shortened
 from harness.report.performance.reading import KernelTime, Measurement, read_result, read_results
 from harness.tuned.database import store
 from harness.tuned.trials import Conditions, Kind, Trial, append_trials
+from perf.tables import component_tables
 
 MACHINE = {
     "cpu": "Test CPU | 1",
@@ -219,6 +220,20 @@ def test_the_summary_says_what_is_reached(perf_json: Path, tmp_path: Path) -> No
     assert "✅ reached" in openvino and "vision_backbone 1.0" in openvino and "aim of 1.1 is not reached" in openvino
     assert "✅ reached" in gain and "photo and text +8.5 %" in gain and "aim of 10 % is not reached" in gain
     assert "❌ **1 of 4 measured goals not reached**" in page
+
+
+def test_a_gpu_is_named_and_has_no_share_of_the_cpus_peak(tmp_path: Path) -> None:
+    sides = three_sides(7.4, 0.2, None) | {"torch cuda": side(rounds(0.15, 30, 3))}
+    benchmark = component("vit", sides, machine=MACHINE | {"gpus": ["NVIDIA H200"]})
+    found = benchmark["extra_info"]
+    found["case"]["target"], found["sample"], found["note"] = "cuda", "", ""
+    for figure in found["sides"].values():
+        figure |= {"first_call": 1.0, "memory": None, "mean": 1.0, "throughput": 1.0}
+    del found["peak_flops"], found["peak_bandwidth"]
+    page, table = page_of(tmp_path, write(tmp_path / "gpu.json", benchmark)), component_tables([found])
+    assert "Test CPU \\| 1, 2 threads, NVIDIA H200" in page and "PyTorch on the GPU" in page
+    assert "product_gelu" in page and "of the measured peak" not in page and "roofline_components" not in page
+    assert "on 2 threads of Test CPU | 1, NVIDIA H200\n" in table + "\n" and "peaks in the same run" not in table
 
 
 def test_plots_are_pictures_that_the_page_shows(perf_json: Path, tmp_path: Path) -> None:

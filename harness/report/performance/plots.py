@@ -272,13 +272,15 @@ def _median_peak(kernels: Sequence[KernelRate]) -> float:
 
 
 def draw_component_roofline(section: Section) -> Figure | None:
-    """Draws the components' kernels whose operations and bytes are known; the area is their share of the time."""
+    """Draws the components' kernels on the CPU whose work is known; the area is their share of the time."""
     peaks = peak_range(section)
     if peaks.flops is None or peaks.bandwidth is None:
         return None
     flops, bandwidth = peaks.flops.median, peaks.bandwidth.median
     points = []
     for measurement in section.measurements:
+        if measurement.peak_flops is None:
+            continue
         total = sum(kernel.seconds for kernel in measurement.kernels)
         for kernel in measurement.kernels:
             if kernel.flop and kernel.bytes and kernel.seconds > _LEAST_SHARE * total:
