@@ -390,13 +390,11 @@ def test_a_case_that_may_use_a_gpu_is_not_forked():
 
 
 @forks
-def test_forks_that_verify_see_no_gpu(monkeypatch):
+def test_forks_see_no_gpu(template, monkeypatch):
     """PyTorch would ask CUDA for its random state, which a fork cannot."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with closing(libraries_loaded()) as template:
-        result = run_isolated("conformance.support.misbehaviour:visible_gpus", None, timeout=60, template=template)
-        assert template.runs
-    assert result.value == ("", 0)
+    result = run_isolated("conformance.support.misbehaviour:visible_gpus", None, timeout=60, template=template)
+    assert template.runs and result.value == ("", 0)
 
 
 @forks

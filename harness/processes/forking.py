@@ -20,7 +20,11 @@ from harness.processes.child import answer_and_end, named
 
 
 def main(load: str) -> None:
-    """Calls `load` (as `module:name`) to load the libraries, then forks until stdin ends."""
+    """Calls `load` (as `module:name`) to load the libraries, then forks until stdin ends.
+
+    No GPU is seen: PyTorch asks CUDA for its random state where there is one, and its driver survives no fork.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     answers = os.dup(1)
     os.dup2(2, 1)  # what is printed while loading is no answer
     gc.disable()  # collections take a quarter of the time of imports, and find nothing

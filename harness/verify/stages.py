@@ -5,7 +5,6 @@ Everything here happens in one process, which `harness.processes` isolates; the 
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
 from contextlib import closing
@@ -37,8 +36,6 @@ def load_libraries() -> None:
     PyTorch and TVM import much of themselves on first use, so a small module is exported, imported and lowered. No
     library is written, which would stay if this process is killed; no thread is left running, which forks would miss.
     """
-    # A fork cannot use what PyTorch asks CUDA for wherever it sees a device, as in `run_decompositions`.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
     from harness.execution.run import Run  # noqa: F401
