@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from harness.report.performance.plots import png
 from perf.scaling import THREADS, Distribution, Machine, Program
 
 _COLOURS = ("#1f5fa8", "#d9822b", "#1b9e77", "#a3499f", "#7a4a12", "#86b7e6", "#555555", "#b8860b")
+_MARKERS = "os^D"
+"""Programs of the same colour differ in their markers."""
 _KERNELS = 6
 _LINES: Mapping[Distribution, str] = {"dynamic": "-", "static": ":"}
 
@@ -20,9 +23,11 @@ def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+    figure = Figure(figsize=(9.0, 6.0), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle("Speed-up over one thread, replayed from loops measured part by part", x=0.01, ha="left")
+    figure.suptitle(
+        "Speed-up over one thread, replayed; solid: dynamic distribution, dotted: TVM's static", x=0.01, ha="left"
+    )
     left, right = figure.subplots(ncols=2, sharey=True)
     kernels: dict[str, Program] = {}
     for program in programs.values():
@@ -33,17 +38,18 @@ def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
         (right, "Longest kernels", {name[:44]: kernels[name] for name in longest}),
     ):
         axes.plot(THREADS, THREADS, color=FAINT, linewidth=1, label="as many times as threads")
-        for (name, program), colour in zip(shown.items(), (_COLOURS * len(shown))[: len(shown)], strict=True):
+        kinds = itertools.cycle((marker, colour) for marker in _MARKERS for colour in _COLOURS)
+        for (name, program), (marker, colour) in zip(shown.items(), kinds, strict=False):
             for how, line in _LINES.items():
                 speedups = [program.speedup(threads, machine, how) for threads in THREADS]
-                axes.plot(THREADS, speedups, line, color=colour, marker="o", markersize=2.5, linewidth=1.2)
-            axes.plot([], [], color=colour, label=name)
+                axes.plot(THREADS, speedups, line, color=colour, marker=marker, markersize=3, linewidth=1.2)
+            axes.plot([], [], color=colour, marker=marker, markersize=3, label=name)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(THREADS, [str(threads) for threads in THREADS])
         axes.set_yticks(THREADS, [str(threads) for threads in THREADS])
-        axes.set_xlabel("threads (solid: dynamic distribution, dotted: TVM's static one)", color=EDGE)
+        axes.set_xlabel("threads", color=EDGE)
         axes.set_title(title)
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     left.set_ylabel("speed-up")
     write_bytes(path, png(figure))
