@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness.processes.threads import thread_count
@@ -89,20 +89,22 @@ def autotuned_bf16_side(request: Request) -> AbstractContextManager[Load]:
 
 
 @contextmanager
-def _compiled_side(request: Request, mode: str | None, autocast: torch.dtype | None = None) -> Iterator[Load]:
+def _compiled_side(
+    request: Request, mode: str | None, autocast: torch.dtype | None = None, device: str = "cpu"
+) -> Iterator[Load]:
     import torch
     import torch._dynamo
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
-    inputs = torch_inputs(request.folder)
+    inputs = [tensor.to(device) for tensor in torch_inputs(request.folder)]
     # What an earlier run compiled or tuned would make this one look fast.
     with fresh_cache(dir=str(request.folder)), config.patch(freezing=mode is not None), request.context():
         module = read_module(request.folder)
         with ROUTE.applied(module):
 
             def load() -> Calls:
-                run = runner(torch.compile(module, mode=mode), inputs, autocast)
+                run = runner(torch.compile(module.to(device), mode=mode), inputs, autocast)
                 return {RUN: run, COMPILE: run}
 
             yield load
@@ -110,52 +112,39 @@ def _compiled_side(request: Request, mode: str | None, autocast: torch.dtype | N
 
 def cuda_side(request: Request) -> AbstractContextManager[Load]:
     """PyTorch eager on the GPU."""
-    return _cuda_side(request)
+    return _eager_side(request, "cuda")
 
 
 def compiled_cuda_side(request: Request) -> AbstractContextManager[Load]:
     """torch.compile on the GPU with its default mode and backend, which generates Triton."""
-    return _cuda_side(request, compiles=True)
+    return _compiled_side(request, None, device="cuda")
 
 
 def cuda_fp16_side(request: Request) -> AbstractContextManager[Load]:
     """PyTorch eager on the GPU under autocast to float16."""
     import torch
 
-    return _cuda_side(request, torch.float16)
+    return _eager_side(request, "cuda", torch.float16)
 
 
 def cuda_bf16_side(request: Request) -> AbstractContextManager[Load]:
     """PyTorch eager on the GPU under autocast to bfloat16."""
     import torch
 
-    return _cuda_side(request, torch.bfloat16)
+    return _eager_side(request, "cuda", torch.bfloat16)
 
 
-@contextmanager
-def _cuda_side(request: Request, autocast: torch.dtype | None = None, *, compiles: bool = False) -> Iterator[Load]:
-    import torch
-    from torch._inductor.utils import fresh_cache
-
-    inputs = [tensor.cuda() for tensor in torch_inputs(request.folder)]
-    with fresh_cache(dir=str(request.folder)), request.context():
-        module = read_module(request.folder)
-        with ROUTE.applied(module) if compiles else nullcontext():
-
-            def load() -> Calls:
-                module.to("cuda")  # not `cuda()`, which the context takes from tensors
-                run = runner(torch.compile(module) if compiles else module, inputs, autocast)
-                return {RUN: run, COMPILE: run}
-
-            yield load
-
-
-@contextmanager
-def bf16_side(request: Request) -> Iterator[Load]:
+def bf16_side(request: Request) -> AbstractContextManager[Load]:
     """PyTorch eager under autocast on the CPU."""
     import torch
 
-    inputs = torch_inputs(request.folder)
+    return _eager_side(request, "cpu", torch.bfloat16)
+
+
+@contextmanager
+def _eager_side(request: Request, device: str, autocast: torch.dtype | None = None) -> Iterator[Load]:
+    inputs = [tensor.to(device) for tensor in torch_inputs(request.folder)]
     with request.context():
         read_module(request.folder)  # imports what it is made of
-        yield lambda: {RUN: runner(read_module(request.folder), inputs, torch.bfloat16)}
+        # Not `cuda()`, which the context takes from tensors.
+        yield lambda: {RUN: runner(read_module(request.folder).to(device), inputs, autocast)}

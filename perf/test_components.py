@@ -92,9 +92,11 @@ def test_component(
                 processes.pop(side, None)
                 sides[side] = {"error": str(error)} | settings[side]
 
-        peaks = [measured_peaks(threads)] if target is HOST else []  # the CPU's tell nothing about a GPU
+        probes = target is HOST  # the CPU's peaks tell nothing about a GPU
+        peaks = [measured_peaks(threads)] if probes else []
         seconds, failed = run_interleaved(benchmark, processes, RUN, budget=BUDGET_SECONDS, rounds=options.rounds)
-        peaks += [measured_peaks(threads) for _ in peaks]
+        if probes:
+            peaks.append(measured_peaks(threads))
         assert not failed.keys() - PEERS.keys(), failed
         sides |= {side: {"error": error} | settings[side] for side, error in failed.items()}
         for side, rounds in seconds.items():
