@@ -102,6 +102,10 @@ def test_what_multiplies_bf16_is_told_and_why_a_matrix_unit_is_refused():
     assert bf16_products(there, lambda: "operation not permitted").endswith("(AMX) refused, operation not permitted")
     lacking = bf16_products(linux("flags : avx512f amx_tile"), lambda: None)
     assert lacking == "bf16: fp32 arithmetic on shifted halves, no instruction; no matrix unit (AMX)"
+    integers = "bf16: 16-bit integers that share scales, no instruction; no matrix unit (AMX)"
+    assert bf16_products(linux("flags : avx avx2 fma"), lambda: None) == integers
+    assert bf16_products(linux("flags : avx2 fma avx512f avx512bw avx512_vnni"), lambda: None) == integers
+    assert bf16_products(linux("flags : avx2 fma avx512f avx512bw"), lambda: None) == lacking
     assert bf16_products(linux("Features : fp asimd bf16 i8mm"), lambda: None) == "bf16: bfmmla and bfdot"
     assert bf16_products(linux("Features : fp asimd"), lambda: None).endswith("no instruction")
 

@@ -80,7 +80,7 @@ def assembly(module: tvm.IRModule, target: tvm.target.Target) -> str:
 def product_loops(text: str) -> list[ProductLoop]:
     """Every innermost loop with an accumulator, in all functions."""
     loops = []
-    for body in _innermost_loops(text):
+    for body in innermost_loops(text):
         fused = tuple(i for i in body if _FUSED.fullmatch(i.mnemonic))
         others = {_register(operand) for i in body if i not in fused for operand in i.written}
         accumulators = frozenset(_register(i.written[0]) for i in fused) - others
@@ -94,7 +94,7 @@ def full_vector(cpu: str) -> re.Pattern[str]:
     return re.compile(_FULL_VECTOR.get(cpu, _NEON))
 
 
-def _innermost_loops(text: str) -> Iterator[tuple[Instruction, ...]]:
+def innermost_loops(text: str) -> Iterator[tuple[Instruction, ...]]:
     """Code between a label and a jump back to it, with no such loop inside."""
     lines = text.splitlines()
     labels = {line[:-1] if line.endswith(":") else line.split(":")[0]: n for n, line in enumerate(lines) if ":" in line}

@@ -20,6 +20,7 @@ from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
 from harness.parity.verdict import judge
 from harness.schedules.common.kernel import chunk_length
+from harness.schedules.cpu import vpmaddwd
 from harness.schedules.cpu.bfmmla import LEAST_ROWS, TERMS
 
 SMALLEST = 2.0**-126
@@ -50,11 +51,13 @@ class Processor:
         fuses: Whether a product is not rounded by itself, which only shows where it is beyond fp32's range.
         odd: Whether both products of a pair are added first, and sums are rounded to odd, as by `bfdot`; four terms are
             two pairs in turn where there are as many, as for `bfmmla`.
+        integers: Whether a linear layer of several rows multiplies integers that share scales, as by `vpmaddwd`.
     """
 
     flushes: bool = False
     fuses: bool = True
     odd: bool = False
+    integers: bool = False
 
 
 ARM = Processor(flushes=True, fuses=False, odd=True)
@@ -125,6 +128,8 @@ def product(
     rows, terms = (len(weight), channels) if channels else x.shape
     if panels and processor.odd and rows >= LEAST_ROWS and terms % TERMS == 0:
         return _product_of_fours(left, right)
+    if panels and processor.integers and rows >= vpmaddwd.LEAST_ROWS and not channels:
+        return _product_of_integers(*(side.astype(np.float32) for side in (left[:, 0], right[0])))
     pairs = x.shape[1] // 2
     chunk = chunk_length(pairs)
     totals = np.zeros((x.shape[0], weight.shape[0]), np.float32)
@@ -149,6 +154,33 @@ def _product_of_fours(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         for first in (k, k + 2 * quarter):
             sums = pair_added(sums, *([side[..., first], side[..., first + quarter]] for side in (left, right)))
     return sums
+
+
+def _product_of_integers(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """What `vpmaddwd` makes of rows, [m, k], and columns, [n, k], that are integers with a scale in each chunk."""
+    pairs = left.shape[1] // 2
+    chunk = max(length for length in range(1, vpmaddwd.LONGEST + 1) if pairs % length == 0)
+    largest = int(np.sqrt((2**31 - 1) // (2 * chunk)))
+    sums = np.zeros((len(left), len(right)), np.float32)
+    with np.errstate(all="ignore"):
+        for first in range(0, pairs, chunk):
+            terms = np.r_[first : first + chunk, pairs + first : pairs + first + chunk]
+            (rows, row_scales), (columns, column_scales) = (_scaled(side[:, terms], largest) for side in (left, right))
+            exact = rows @ columns.T
+            assert np.abs(exact).max() < 2**31
+            by_column = exact.astype(np.float32) * column_scales
+            # One rounding, of a product that float64 holds.
+            sums = (by_column.astype(np.float64) * row_scales[:, None] + sums).astype(np.float32)
+    return sums
+
+
+def _scaled(terms: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest integers of rows of terms, in float64, and what each row of them is multiplied by."""
+    most = np.maximum(np.abs(terms).max(axis=1), np.float32(vpmaddwd.LEAST))
+    factor = ((np.float32(largest) / most).view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)
+    finite = np.isfinite(most)
+    scales = np.where(finite, np.float32(1.0) / factor, np.float32(np.nan))
+    return np.where(finite[:, None], np.rint(terms * factor[:, None]), 0).astype(np.float64), scales
 
 
 def hold_to_upstream(

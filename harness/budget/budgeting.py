@@ -98,7 +98,7 @@ class Result:
         outputs: By output: r_rms in float32, in half precision throughout, and of the choice.
         rates: By which time is counted.
         cpu: LLVM's name of the processor that code was compiled for; empty for a GPU.
-        has_instruction: Whether it has an instruction for products in bfloat16; None for a GPU.
+        gains: Whether it multiplies linear layers faster in bfloat16 than in fp32; None for a GPU.
         refused: Number of choices that exceeded the limit when they were measured, although not as predicted.
         reused: Number of measurements that an earlier run had made.
         made: Number of measurements that this run made.
@@ -112,7 +112,7 @@ class Result:
     outputs: Mapping[str, Mapping[str, float]]
     rates: Rates
     cpu: str
-    has_instruction: bool | None
+    gains: bool | None
     refused: int
     reused: int
     made: int
@@ -216,6 +216,7 @@ class Search:
             HarnessError: Not even float32 throughout holds the limit.
         """
         from harness.schedules.cpu.bf16 import has_instruction
+        from harness.schedules.cpu.vpmaddwd import multiplies_integers
 
         chosen, refused = self._within(limit)
         half = frozenset(chosen.half)
@@ -249,7 +250,7 @@ class Search:
             },
             self._rates,
             str(target.attrs.get("mcpu", "")),
-            has_instruction(target) if "cpu" in target.keys else None,
+            has_instruction(target) or multiplies_integers(target) if "cpu" in target.keys else None,
             refused,
             self._log.reused,
             self._log.made,

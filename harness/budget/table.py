@@ -66,10 +66,8 @@ def summary(result: Result) -> str:
         f"Time is counted, not measured: operations at {rates.fp32:g} GFLOP/s in fp32 and {rates.half:g} in half "
         "precision (--fp32-rate, --half-rate).",
     ]
-    if result.has_instruction is False:
-        lines.append(
-            f"{result.cpu} has no instruction for products in bfloat16: there, layers are no faster than in fp32."
-        )
+    if result.gains is False:
+        lines.append(f"{result.cpu} has nothing that multiplies bfloat16 faster than fp32: there, layers gain no time.")
     if result.untouched:
         lines.append(f"{len(result.untouched)} groups are float32 on {budget.target} in any case.")
     if result.refused:

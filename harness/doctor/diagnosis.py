@@ -15,6 +15,7 @@ from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usabl
 
 _PROBE_SECONDS = 120.0
 _SHIFTS = "fp32 arithmetic on shifted halves, no instruction"
+_INTEGERS = "16-bit integers that share scales, no instruction"
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,13 @@ def bf16_products(present: Collection[str], ask: Callable[[], str | None]) -> st
         present: Features of the processor, in LLVM's spelling.
         ask: Asks the system for the matrix unit of x86; returns why it is refused, or None.
     """
-    from harness.runtime.cpu import MATRIX_UNIT
+    from harness.runtime.cpu import INTEGER_PAIRS, MATRIX_UNIT
 
     if "neon" in present:
         return f"bf16: {'bfmmla and bfdot' if 'bf16' in present else _SHIFTS}"
-    vectors = "vdpbf16ps" if "avx512bf16" in present else _SHIFTS
+    needed = next((needed for widest, needed in INTEGER_PAIRS.items() if widest in present), None)
+    integers = needed is not None and set(needed).issubset(present)
+    vectors = "vdpbf16ps" if "avx512bf16" in present else _INTEGERS if integers else _SHIFTS
     if not set(MATRIX_UNIT).issubset(present):
         return f"bf16: {vectors}; no matrix unit (AMX)"
     refusal = ask()

@@ -75,6 +75,13 @@ unless they are named, see `MATRIX_UNIT`.
 MATRIX_UNIT = ("amx-tile", "amx-bf16")
 """Features of x86's matrix unit that kernels use where a target names them."""
 
+INTEGER_PAIRS = {"avx512f": ("avx512vnni", "avx512bw"), "avx2": ("avx2", "fma")}
+"""By the widest vectors of an x86 processor: features with which pairs of 16-bit integers are faster than fp32.
+
+AVX2 starts two multiplications of pairs and two additions in the time of two fp32 multiply-adds; 512-bit vectors need
+VNNI, which does both at once.
+"""
+
 # The levels of the x86-64 ABI, best first, with the features that each adds to the next.
 X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64-v4", frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})),

@@ -20,7 +20,7 @@ from conformance.schedules.cpu.test_cpu_attention_streaming import workspace
 from conformance.schedules.cpu.test_cpu_bf16 import (
     ARM_PRODUCTS,
     DOT_PRODUCTS,
-    SHIFTS,
+    WITHOUT_INSTRUCTION,
     runs,
     target_for,
     with_instruction,
@@ -260,8 +260,8 @@ def module_of(cpu: str, shape: tuple[int, int, int], half: bool) -> tvm.IRModule
 
 @pytest.mark.parametrize(
     ("cpu", "shape"),
-    [*((cpu, MANY) for cpu in SHIFTS), ("znver4", FEW), ("znver4", ODD)],
-    ids=[*SHIFTS, "few queries", "an odd number of channels"],
+    [*((cpu, MANY) for cpu in WITHOUT_INSTRUCTION), ("znver4", FEW), ("znver4", ODD)],
+    ids=[*WITHOUT_INSTRUCTION, "few queries", "an odd number of channels"],
 )
 def test_the_kernel_is_that_of_fp32(cpu: str, shape: tuple[int, int, int]) -> None:
     """Where shifts would take the place of an instruction, where keys are read as they lie, where nothing is a pair."""

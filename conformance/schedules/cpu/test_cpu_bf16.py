@@ -31,7 +31,9 @@ LINUX, MACOS = "aarch64-linux-gnu", "arm64-apple-macos"
 TRIPLES = {"neoverse-n1": LINUX, "neoverse-v1": LINUX, "neoverse-n2": LINUX, "apple-m1": MACOS, "apple-m2": MACOS}
 DOT_PRODUCTS = ("znver5", "cooperlake", "sapphirerapids")
 ARM_PRODUCTS = ("neoverse-v1", "neoverse-n2", "apple-m2")
-SHIFTS = ("x86-64-v4", "x86-64-v3", "neoverse-n1", "apple-m1")
+INTEGERS = ("x86-64-v3", "znver3", "cascadelake")
+SHIFTS = ("x86-64-v4", "neoverse-n1", "apple-m1")
+WITHOUT_INSTRUCTION = (*INTEGERS, *SHIFTS)
 
 
 def target_for(cpu: str) -> tvm.target.Target:
@@ -46,7 +48,8 @@ def runs(*cpus: str) -> pytest.MarkDecorator:
 EXECUTED = [
     pytest.param("cooperlake", Processor(flushes=True), marks=runs("cooperlake"), id="dot products"),
     pytest.param("x86-64-v4", Processor(), marks=runs("x86-64-v4"), id="shifts with AVX-512"),
-    pytest.param("x86-64-v3", Processor(), marks=runs("x86-64-v3"), id="shifts with AVX2"),
+    pytest.param("x86-64-v3", Processor(integers=True), marks=runs("x86-64-v3"), id="integers with AVX2"),
+    pytest.param("cascadelake", Processor(integers=True), marks=runs("cascadelake"), id="integers with AVX-512"),
     pytest.param("x86-64", Processor(fuses=False), marks=runs("x86-64"), id="shifts with SSE"),
     pytest.param("neoverse-n1", Processor(), marks=runs("neoverse-n1"), id="shifts with NEON"),
     pytest.param("neoverse-v1", ARM, marks=runs("neoverse-v1"), id="Arm's products"),
@@ -101,7 +104,7 @@ def test_denormals_infinities_and_nan(cpu: str, processor: Processor) -> None:
     np.testing.assert_array_equal(run(linear, [x], [weight], target_for(cpu)), expected)
 
 
-@pytest.mark.parametrize("cpu", [pytest.param(cpu, marks=runs(cpu)) for cpu in ("x86-64-v3", "neoverse-n1")])
+@pytest.mark.parametrize("cpu", [pytest.param(cpu, marks=runs(cpu)) for cpu in ("x86-64", "neoverse-n1")])
 def test_activations_are_rounded_to_the_nearest_and_ties_to_even(cpu: str) -> None:
     """Numbers between two neighbours, times one: what is multiplied is what `ml_dtypes` rounds to."""
     bits = np.arange(0x3F800000, 0x3F830000, 0x0FFF, np.uint32)
@@ -239,7 +242,7 @@ def test_sums_stay_in_registers(cpu: str, rows: int, columns: int, depth: int) -
 
 def test_the_arithmetic_follows_from_the_processor() -> None:
     assert {arithmetic(target_for(cpu)).shapes for cpu in (*DOT_PRODUCTS, *ARM_PRODUCTS)} == {None}
-    assert None not in {arithmetic(target_for(cpu)).shapes for cpu in SHIFTS}
+    assert None not in {arithmetic(target_for(cpu)).shapes for cpu in WITHOUT_INSTRUCTION}
 
 
 # --- what is half ---
@@ -256,7 +259,7 @@ def test_a_sum_of_an_odd_number_of_terms_has_fp32_products() -> None:
 
     module = lower(Layer().eval(), (torch.randn(5, 33),), Route(precision="bf16")).module
     names = functions_of(cpu_pipeline(target_for("x86-64-v3"))(module))
-    assert {name for name in names if name.startswith("matmul")} == {"matmul_add_astype", "matmul_bf16_add"}
+    assert {name for name in names if name.startswith("matmul")} == {"matmul_add_astype", "matmul_bf16_vpmaddwd_add"}
 
 
 class Mixed(nn.Module):

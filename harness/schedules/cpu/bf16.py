@@ -96,7 +96,7 @@ def arithmetic(target: tvm.target.Target) -> Arithmetic:
     unit = vector_unit(target)
     if has_instruction(target):
         return _arithmetic(_dot_products(unit.lanes))
-    return _arithmetic(_shifts(unit.lanes), _SHAPES[unit], Split("float32", 2, _terms))
+    return _arithmetic(_shifts(unit.lanes), _SHAPES[unit], Split("float32", 2, terms_of))
 
 
 def _arithmetic(
@@ -170,7 +170,7 @@ def pair_bits(low: Any, high: Any) -> Any:
     return tirx.bitwise_or(tirx.shift_right(_rounded(low), _bits(16)), _rounded(high))
 
 
-def _terms(pair: Any) -> tuple[Any, Any]:
+def terms_of(pair: Any) -> tuple[Any, Any]:
     """Returns the terms of a pair in fp32, the low one first."""
     sixteen = tirx.const(16, "int32")
     low, high = tirx.shift_left(pair, sixteen), tirx.bitwise_and(pair, tirx.const(-65536, "int32"))

@@ -83,6 +83,21 @@ def spread(total: int, count: int, k: Any, body: Callable[[Any], None]) -> None:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """How elements of a chunk of the depth become numbers that share a scale, which is stored after them.
+
+    Attributes:
+        row: (panels, element of the chunk → index, elements of the chunk, lanes): emits that a row of a left panel is
+            scaled.
+        columns: (panels, (element of the chunk, column) → index, elements, columns, lanes): emits that those of a right
+            panel are.
+    """
+
+    row: Callable[[tirx.Buffer, Callable[[Any], Sequence[Any]], int, int], None]
+    columns: Callable[[tirx.Buffer, Callable[[Any, Any], Sequence[Any]], int, int, int], None]
+
+
+@dataclass(frozen=True)
 class Tiles:
     """Instructions that multiply whole panels that lie in memory, the left one row by row.
 
@@ -96,6 +111,9 @@ class Tiles:
         longest: Elements of the depth, at most, that all left panels share before the next.
         begin: Name of the function that a task calls before it multiplies; empty if there is none.
         end: Name of the one that it calls at its end; empty if there is none.
+        scaled: How elements of packed panels are scaled; None if they are multiplied as they are.
+        fetches: Whether what is read next is fetched before two panels are multiplied: small ones, that a cache holds
+            beside the next.
     """
 
     function: str
@@ -105,6 +123,8 @@ class Tiles:
     longest: int
     begin: str = ""
     end: str = ""
+    scaled: Scaled | None = None
+    fetches: bool = False
 
     def takes(self, rows: int, depth: int) -> bool:
         """Returns whether the left panel is worth its tiles, and the depth, in elements, fills them."""
@@ -206,6 +226,15 @@ class Arithmetic:
         frame: AbstractContextManager[Any] = T.attr(tirx.const(0, "int32"), "pragma_import_llvm", self.functions)
         return frame
 
+    @property
+    def scaled(self) -> Scaled | None:
+        """How elements of packed panels are scaled; None if they are not."""
+        return None if self.tiles is None else self.tiles.scaled
+
+    def stored(self, elements: Any, chunk: int) -> Any:
+        """Returns how many elements are stored for so many of the depth, in whole chunks with the scale of each."""
+        return elements if self.scaled is None else elements + elements // chunk
+
     def held(self) -> AbstractContextManager[None]:
         """Emits that the work of a task, which is emitted in the context, has what it multiplies with."""
         return nullcontext() if self.tiles is None else self.tiles.held()
@@ -275,6 +304,7 @@ def multiply_panels(
     after: After | None = None,
     arithmetic: Arithmetic = FP32,
     stride: int | None = None,
+    fetch: Callable[[Any, Any], None] | None = None,
 ) -> None:
     """Emits totals[p] = left panel p · one right panel, for every p below `panels`.
 
@@ -295,7 +325,10 @@ def multiply_panels(
             which is to fetch what will be read next.
         after: What is done with the totals of a panel as soon as they are complete.
         arithmetic: What a step does.
-        stride: Elements from one row of a left panel to the next, where the arithmetic has tiles; a chunk if None.
+        stride: Elements from one row of a left panel to the next, where the arithmetic has tiles; those that are stored
+            for a chunk if None.
+        fetch: (panel, first term of the chunk): emits, where the arithmetic has tiles, that what will be read next is
+            fetched before a panel is multiplied.
     """
 
     def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
@@ -317,11 +350,13 @@ def multiply_panels(
         if arithmetic.tiles is not None:
             assert place is None
             with T.serial(0, panels) as p:
+                if fetch is not None:
+                    fetch(p, c * chunk)
                 operands = totals[p, 0], left(p, c * chunk, 0, 0), right(c * chunk, 0, 0)
                 # TVM would make the buffer smaller if it saw less of it being used.
                 prefetch(totals[p, tile.size - 1], write=True)
                 addresses = [tirx.address_of(element) for element in operands]
-                row_bytes = (stride or chunk) * int(tvm.DataType(arithmetic.dtype).itemsize)
+                row_bytes = (stride or arithmetic.stored(chunk, chunk)) * int(tvm.DataType(arithmetic.dtype).itemsize)
                 added = tirx.const(c > 0, "bool") if isinstance(c, int) else c > 0
                 arithmetic.tiles.multiply(tile, addresses, row_bytes, count, added)
                 if last is not None:

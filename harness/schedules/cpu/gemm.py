@@ -32,6 +32,7 @@ from harness.schedules.cpu.product import (
     panel_width,
     product_function,
     read_left,
+    read_right,
     stream,
     stream_rows,
 )
@@ -164,7 +165,7 @@ def matrix_product(
         return in_elements(staying.reader(buffer, extents.rows, extents.depth))
 
     def panels_of(panels: tirx.Buffer) -> PanelRead:
-        read = read_left(panels, arithmetic) if resident == "left" else lambda m, p, k, j: panels[m, p, k, j]
+        read = read_left(panels, arithmetic) if resident == "left" else read_right(panels, arithmetic, blocking.chunk)
         return lambda b, p, k, i: read(staying.index(batch, b), p, k, i)
 
     def packing(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Var:
@@ -177,6 +178,7 @@ def matrix_product(
             tile,
             pack_reader,
             arithmetic,
+            blocking.chunk,
         )
         return builder.emit(call(builder, "pack", function, [value]))
 

@@ -122,6 +122,8 @@ class Context(Scope):
     ) -> Arithmetic:
         """Returns what the kernel of an operator of fp32 operands multiplies, which it may round: see `rounds`.
 
+        Elements that are scaled are those of linear layers alone.
+
         Args:
             operator: The operator.
             rows: Rows of the product.
@@ -130,7 +132,9 @@ class Context(Scope):
             panels: Whether the kernel can multiply whole panels.
         """
         tiled = self.in_tiles(rows, terms, taps) if panels and multiplies_half(operator) else None
-        return tiled or (self.bf16 if self.rounds(operator, terms) else FP32)
+        if tiled is not None and tiled.scaled is None:
+            return tiled
+        return self.bf16 if self.rounds(operator, terms) else FP32
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
         """Returns the source of a swap of the last two dimensions, or None."""

@@ -111,30 +111,49 @@ def pack_function(
     tile: Tile,
     read: Callable[[tirx.Buffer], Read],
     arithmetic: Arithmetic = FP32,
+    chunk: int | None = None,
 ) -> tirx.PrimFunc:
     """Packs a resident operand into panels of an arithmetic's elements; what lies beyond its edge is zero.
 
-    Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth].
+    Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth]. Elements that are scaled are
+    followed by their scales, chunk by chunk, and are of a right operand.
+
+    Args:
+        side: Which operand it is.
+        source: The operand.
+        batch: Its matrices.
+        width: Its rows, of a left one, or its columns.
+        depth: Elements of the depth.
+        tile: The register tile.
+        read: Buffer of the operand → how an element of a panel is read.
+        arithmetic: What is multiplied.
+        chunk: Elements of a chunk, if the arithmetic scales them.
     """
-    shape = packed_shape(side, batch, width, depth, tile)
-    panels, panel = shape[1], shape[3]
+    scaled = arithmetic.scaled
     by_row, dtype = side == "left" and arithmetic.tiles is not None, arithmetic.dtype
+    assert scaled is None or (chunk is not None and side == "right")
+    split = next(n for n in (8, 4, 2, 1) if depth % n == 0) if scaled is None else depth // (chunk or depth)
+    part = depth // split
+    stored = arithmetic.stored(part, part)
+    shape = packed_shape(side, batch, width, split * stored, tile)
+    panels, panel = shape[1], shape[3]
     if by_row:
         shape = (*shape[:2], panel, depth)
-    split = next(n for n in (8, 4, 2, 1) if depth % n == 0)
 
     def body(data: tirx.Buffer, packed: tirx.Buffer) -> None:
         element = read(data)
-        with T.parallel(0, batch * panels * split) as task, T.serial(0, depth // split) as step:
+        with T.parallel(0, batch * panels * split) as task:
             b = task // (panels * split)
             p = task // split % panels
-            k = task % split * (depth // split) + step
-            with T.serial(0, panel) as i:
+            first, begin = task % split * part, task % split * stored
+            with T.serial(0, part) as step, T.serial(0, panel) as i:
                 at = p * panel + i
-                value = element(b, at, k)
+                value = element(b, at, first + step)
                 if width % panel:
                     value = T.if_then_else(at < width, value, tirx.const(0, dtype))
-                T.buffer_store(packed, value, [b, p, i, k] if by_row else [b, p, k, i])
+                T.buffer_store(packed, value, [b, p, i, begin + step] if by_row else [b, p, begin + step, i])
+            if scaled is not None:
+                scaled.columns(packed, lambda k, j: [b, p, begin + k, j], part, panel, tile.lanes)
 
     return prim_func("pack", [source, Argument("packed", shape, dtype)], body, HELPER)
 
@@ -144,6 +163,13 @@ def read_left(panels: tirx.Buffer, arithmetic: Arithmetic) -> PanelRead:
     if arithmetic.tiles is not None:
         return lambda b, p, k, i: panels[b, p, i, k]
     return lambda b, p, k, i: panels[b, p, k, i]
+
+
+def read_right(panels: tirx.Buffer, arithmetic: Arithmetic, chunk: int) -> PanelRead:
+    """Returns how a resident right operand is read that `pack_function` has packed, in chunks of so many elements."""
+    if arithmetic.scaled is None:
+        return lambda b, p, k, j: panels[b, p, k, j]
+    return lambda b, p, k, j: panels[b, p, arithmetic.stored(k, chunk), j]
 
 
 def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
@@ -437,6 +463,7 @@ def multiply_block(
             after=_write(extents, tile, access, totals, block, column),
             arithmetic=arithmetic,
             stride=operands.stride,
+            fetch=operands.fetch,
         )
 
 
@@ -456,7 +483,7 @@ class Operands:
     """The operands of `multiply_panels` for one right panel.
 
     Attributes:
-        left, right, ahead, before, stride: What it takes under these names.
+        left, right, ahead, before, stride, fetch: What it takes under these names.
     """
 
     left: Callable[[Any, Any, Any, int], Any]
@@ -464,15 +491,16 @@ class Operands:
     ahead: Callable[[Any, Any, Any], None] | None = None
     before: Callable[[Any, Any], None] | None = None
     stride: int | None = None
+    fetch: Callable[[Any, Any], None] | None = None
 
 
 def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic: Arithmetic = FP32) -> tuple[int, ...]:
     """Returns the shape of a packed block of the left operand: [chunk, panel, k, row], or with rows before their terms.
 
     Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Where an element is several
-    parts, the first parts of a chunk come before the second ones.
+    parts, the first parts of a chunk come before the second ones. Scales come after what they are of.
     """
-    rows, terms = blocking.tile.rows, blocking.chunk * arithmetic.kept.parts
+    rows, terms = blocking.tile.rows, arithmetic.stored(blocking.chunk, blocking.chunk) * arithmetic.kept.parts
     panel = (terms, rows) if access.rows is None else (rows, terms)
     return (ceil_div(extents.depth, blocking.chunk), blocking.partition.slots, *panel)
 
@@ -497,6 +525,9 @@ def pack_left(
                     T.buffer_store(workspace, part, [c, slot, i, at] if by_row else [c, slot, at, i])
 
             fill(put, c * chunk, at_most(chunk, extents.depth, c * chunk))
+            if arithmetic.scaled is not None:
+                with T.serial(0, blocking.tile.rows) as i:
+                    arithmetic.scaled.row(workspace, lambda k: [c, slot, i, k], chunk, blocking.tile.lanes)
 
 
 def read_left_panels(
@@ -512,7 +543,7 @@ def read_left_panels(
     by_row = access.rows is not None
     chunks, parts = ceil_div(extents.depth, blocking.chunk), arithmetic.kept.parts
     step = tile.rows * parts
-    size = blocking.chunk * step
+    size = arithmetic.stored(blocking.chunk, blocking.chunk) * step
 
     def operands(r: Any) -> Operands:
         line = view(workspace, chunks * slots * size)
@@ -532,7 +563,17 @@ def read_left_panels(
             row = first + blocking.chunk + at // tile.columns
             prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
 
-        return Operands(left, _read_packed(access, block, r), ahead)
+        def fetch(p: Any, first: Any) -> None:
+            with T.serial(0, ceil_div(size, LINE)) as n:
+                prefetch(line[(first // blocking.chunk * slots + p + 1) * size + n * LINE], level=1)
+            lines = blocking.chunk * ceil_div(tile.columns, LINE)
+            with T.serial(0, ceil_div(lines, slots)) as n:
+                at = (p * ceil_div(lines, slots) + n) * LINE
+                row = first + blocking.chunk + at // tile.columns
+                prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
+
+        fetches = arithmetic.tiles is not None and arithmetic.tiles.fetches
+        return Operands(left, _read_packed(access, block, r), ahead, fetch=fetch if fetches else None)
 
     return operands
 

@@ -24,7 +24,7 @@ from harness.schedules.common.graph import (
     static_shape,
 )
 from harness.schedules.common.origins import joined
-from harness.schedules.cpu import amx, bfmmla
+from harness.schedules.cpu import amx, bfmmla, vpmaddwd
 from harness.schedules.cpu.attention import key_layers, lower_attention
 from harness.schedules.cpu.bf16 import arithmetic
 from harness.schedules.cpu.conv2d import lower_conv2d
@@ -101,7 +101,9 @@ def _in_tiles(target: tvm.target.Target, bf16: Arithmetic) -> Arithmetic | None:
     """Returns how a target multiplies whole panels of bfloat16, if it does."""
     if amx.matrix_unit(target):
         return amx.with_tiles(bf16)
-    return bfmmla.arithmetic() if bfmmla.has_matrix_instruction(target) else None
+    if bfmmla.has_matrix_instruction(target):
+        return bfmmla.arithmetic()
+    return vpmaddwd.with_integers(bf16, vector_unit(target).lanes) if vpmaddwd.multiplies_integers(target) else None
 
 
 @dataclass(frozen=True)
