@@ -257,7 +257,7 @@ def _add_results(
             lambda first, k, j: weights[first + k, j],
             totals,
             before=exponentials,
-            longest=arithmetic.tiles.chunk(elements),
+            longest=arithmetic.tiles.chunk(elements, even=True),
             arithmetic=arithmetic,
             stride=stride,
         )
@@ -299,7 +299,7 @@ def _tile_of_scores(
         lambda p, first, k, i: left(first + k, i),
         lambda first, k, j: right(first + k, j),
         totals,
-        longest=None if arithmetic.tiles is None else arithmetic.tiles.chunk(depth),
+        longest=None if arithmetic.tiles is None else arithmetic.tiles.chunk(depth, even=True),
         arithmetic=arithmetic,
         stride=depth,
     )

@@ -140,11 +140,13 @@ class Tiles:
         holding = [shape for shape in self.shapes if shape[0] >= rows]
         return Tile(*(holding[-1] if holding else self.shapes[0]), lanes)
 
-    def chunk(self, depth: int) -> int:
-        """Returns the elements of a chunk of the depth: chunks are of equal length."""
+    def chunk(self, depth: int, *, even: bool = False) -> int:
+        """Returns the elements of a chunk of the depth; the last is shorter, unless they must be even or are scaled."""
         steps = depth // self.step
         most = max(1, self.longest // self.step)
-        return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
+        if even or self.scaled is not None:
+            return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
+        return self.step * ceil_div(steps, ceil_div(steps, most))
 
     def multiply(self, tile: Tile, panels: Sequence[Any], row_bytes: int, count: Any, added: Any) -> None:
         """Emits a product.
@@ -336,6 +338,9 @@ def multiply_panels(
 
     if isinstance(depth, int):
         chunk = chunk_length(depth) if longest is None else ceil_div(depth, ceil_div(depth, longest))
+        if arithmetic.tiles is not None:
+            assert longest is not None
+            chunk = longest
     else:
         assert longest is not None and after is None
         chunk = longest

@@ -517,17 +517,23 @@ def pack_left(
     by_row, chunk = access.rows is not None, blocking.chunk
     with T.serial(0, block.left_panels) as slot:
         fill = access.pack(block.batch, (block.left_first + slot) * blocking.tile.rows)
-        with T.serial(0, ceil_div(extents.depth, chunk)) as c:
 
+        def pack_chunk(c: Any, count: int, slot: Any = slot, fill: Fill = fill) -> None:
             def put(k: Any, i: Any, value: Any) -> None:
                 for n, part in enumerate(arithmetic.kept.of(value)):
                     at = k + n * chunk
                     T.buffer_store(workspace, part, [c, slot, i, at] if by_row else [c, slot, at, i])
 
-            fill(put, c * chunk, at_most(chunk, extents.depth, c * chunk))
+            fill(put, c * chunk, count)
             if arithmetic.scaled is not None:
                 with T.serial(0, blocking.tile.rows) as i:
                     arithmetic.scaled.row(workspace, lambda k: [c, slot, i, k], chunk, blocking.tile.lanes)
+
+        whole, rest = divmod(extents.depth, chunk)
+        with T.serial(0, whole) as c:
+            pack_chunk(c, chunk)
+        if rest:
+            pack_chunk(whole, rest)
 
 
 def read_left_panels(
