@@ -16,6 +16,7 @@ from harness.models.sam3.video.questions import frames_of
 from harness.models.sam3.video.sessions.answers import numbered
 from harness.models.sam3.video.sessions.judging import judged
 from harness.models.sam3.video.sessions.scripts import Request, load_scripts, mask_of, pixels_of
+from harness.models.sam3.video.shown import OF_A_PROMPT
 from harness.runtime.sam3.resizing import resized
 
 SIZE = (96, 144)
@@ -118,11 +119,21 @@ def test_a_pixel_of_a_prompted_object_is_undecided_near_zero_alone(reference: Ar
     assert masks.kind is (VerdictKind.STRICT if logit == 1e-3 else VerdictKind.FAILED)
 
 
-@pytest.mark.parametrize(("score", "kind"), [(0.99, VerdictKind.FAILED), (0.990003, VerdictKind.STRICT)])
-def test_objects_of_exactly_one_score_are_in_one_order(reference: Arrays, score: float, kind: VerdictKind) -> None:
-    """Both claim the same pixels. Equal scores are constants; rounding exchanges nearly equal ones alone."""
+@pytest.mark.parametrize(
+    ("scores", "kind"),
+    [
+        ((OF_A_PROMPT, OF_A_PROMPT), VerdictKind.FAILED),
+        ((0.99, 0.99), VerdictKind.STRICT),
+        ((0.990003, 0.99), VerdictKind.STRICT),
+        ((0.99003, 0.99), VerdictKind.FAILED),
+    ],
+)
+def test_objects_of_nearly_one_score_are_in_any_order(
+    reference: Arrays, scores: tuple[float, float], kind: VerdictKind
+) -> None:
+    """Both claim the same pixels. The score of a prompt is a constant; rounding exchanges others, equal ones too."""
     reference["1/logits/4"] = reference["1/logits/3"]
-    reference["1/tracker_scores"] = np.array([score, 0.99], np.float32)
+    reference["1/tracker_scores"] = np.array(scores, np.float32)
     both = reference["1/masks"][0]
     reference["1/masks"] = np.array([both, both & False])
     reference["1/boxes"][1] = reference["1/boxes"][0]

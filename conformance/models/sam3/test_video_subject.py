@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,39 @@ def test_objects_of_one_score_are_in_one_order_or_the_other(
     verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is kind
     assert ("on 1 frames" in verdict.reason) is (kind is VerdictKind.STRICT)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_three_objects_of_one_score_may_be_in_any_order(answer: Answer, order: tuple[int, ...]) -> None:
+    """The third one is not shown, and has what the other two lack."""
+    logits = [blob(120), blob(135), blob(150)]
+    claims = shown(logits)
+    answer.reference.update(
+        {
+            "2/candidates": np.array([0, 1, 5]),
+            "2/unfilled": np.array(logits),
+            "2/tracker_scores": np.full(3, 0.99, np.float32),
+            "2/masks": shared_out(claims, (0, 1, 2))[:2],
+            "2/boxes": boxes(claims[:2]),
+        }
+    )
+    actual = faultless(answer)
+    actual["2/masks"] = shared_out(claims, order)[:2]
+    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    assert verdict.kind is VerdictKind.STRICT, verdict
+    first, second = claims[:2]
+    actual["2/masks"][:, first & second & (np.arange(WIDTH) < WIDTH * 135 / 288)] ^= True
+    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    assert verdict.kind is VerdictKind.FAILED, verdict
+
+
+def shared_out(claims: np.ndarray, order: Sequence[int]) -> np.ndarray:
+    """Masks whose common pixels are those of the first object in the order."""
+    masks, left = claims.copy(), np.ones(claims.shape[1:], bool)
+    for each in order:
+        masks[each] &= left
+        left &= ~claims[each]
+    return masks
 
 
 def test_drift_is_measured_against_float64(answer: Answer) -> None:

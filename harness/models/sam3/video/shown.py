@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from harness.core.program import Arrays
 from harness.parity.verdict import judge, judge_by_gate, unmeasured
 from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
+from harness.runtime.sam3.video.occlusion import PRESENT_LOGIT
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +27,8 @@ MOST_UNDECIDED = 0.05
 """Share of the pixels of a video that may be undecided."""
 TIED = 1e-5
 """Difference of two tracker scores that rounding can turn around."""
+OF_A_PROMPT = float(1 / (1 + np.exp(-PRESENT_LOGIT)))
+"""Tracker score, fp32, of an object on the frame of its prompt."""
 ABSENT_LOGIT = 1024
 """Magnitude of the logits of an object that is not there."""
 
@@ -73,14 +78,12 @@ class FramePixels:
     Attributes:
         inside: By id, the mask of each object that may be shown.
         undecided: By id, the pixels that are inside or not when all logits are moved a little, up or down.
-        tied: The pixels that two objects claim whose tracker scores differ by a rounding error.
-        other: By id, the tied pixels that the object gets if the order of such scores is the other one.
+        scores: By id, the tracker score, by which objects share out the pixels that several claim.
     """
 
     inside: dict[int, Array]
     undecided: dict[int, Array]
-    tied: Array
-    other: dict[int, Array]
+    scores: dict[int, float]
 
     @classmethod
     def of(cls, ids: Sequence[int], logits: Sequence[Array], scores: Array, size: tuple[int, ...]) -> FramePixels:
@@ -92,26 +95,54 @@ class FramePixels:
             scores: Tracker scores fp32 [m].
             size: Height and width of the video.
         """
-        if not ids:
-            return cls({}, {}, np.zeros(size, bool), {})
         moved = [_moved(each, size) for each in logits]
-        above, inside, below = (np.array([each[way] for each in moved]) for way in range(3))
-        undecided = above != below
-        claims = np.where(inside, scores[:, None, None], 0)
-        order = np.argsort(-claims, axis=0, kind="stable")
-        ranked = np.take_along_axis(claims, order, axis=0)
-        tied = np.zeros(size, bool)
-        if len(ids) > 1:
-            # Equal scores are constants, as of prompts; the order of such objects is that of upstream's list.
-            tied = (ranked[1] > 0) & (ranked[0] != ranked[1]) & (ranked[0] - ranked[1] <= TIED)
-        other = [tied & (order[min(1, len(ids) - 1)] == position) for position in range(len(ids))]
-        inside_of, undecided_of, other_of = (dict(zip(ids, each, strict=True)) for each in (inside, undecided, other))
-        return cls(inside_of, undecided_of, tied, other_of)
+        return cls(
+            {each: inside for each, (_, inside, _) in zip(ids, moved, strict=True)},
+            {each: above != below for each, (above, _, below) in zip(ids, moved, strict=True)},
+            dict(zip(ids, scores.tolist(), strict=True)),
+        )
 
-    def in_the_other_order(self, ids: Sequence[int], masks: Array) -> Array:
-        """Masks [n, h, w] of objects that share pixels out by their scores, with the tied ones exchanged."""
-        other = np.array([self.other[each] for each in ids], bool).reshape(masks.shape)
-        return np.where(self.tied, other, masks)
+    def tied(self) -> list[list[int]]:
+        """Returns the ids of objects whose scores rounding can turn around, group by group.
+
+        Scores that are the constant of a prompt are equal on both sides: their order is that of upstream's list.
+        """
+        groups: list[list[int]] = []
+        last = None
+        for each in sorted(self.scores, key=lambda each: -self.scores[each]):
+            score = self.scores[each]
+            if last is not None and last - score <= TIED and not last == score == OF_A_PROMPT:
+                groups[-1].append(each)
+            else:
+                groups.append([each])
+            last = score
+        return [group for group in groups if len(group) > 1]
+
+    def in_the_order_of(self, shown: Array, ids: Sequence[int], masks: Array) -> Array:
+        """Returns masks whose tied objects share out pixels in the one order that other masks show.
+
+        Args:
+            shown: The other masks bool [n, h, w].
+            ids: Of the n objects of both.
+            masks: Upstream's.
+        """
+        masks = masks.copy()
+        for group in self.tied():
+            above = [each for each, score in self.scores.items() if score > max(self.scores[one] for one in group)]
+            claims = {each: self.inside[each].copy() for each in group}
+            for claim in claims.values():
+                claim &= ~np.logical_or.reduce([self.inside[each] for each in above], initial=False)
+            owned = {each: claim & shown[ids.index(each)] for each, claim in claims.items() if each in ids}
+            # What no shown object has is of one that is not shown.
+            nobodys = ~np.logical_or.reduce(list(owned.values()), initial=False)
+            owned |= {each: claims[each] & nobodys for each in group if each not in ids}
+            left = np.ones(masks.shape[1:], bool)
+            for each in _order(group, claims, owned):
+                if each in ids:
+                    position = ids.index(each)
+                    masks[position] = np.where(claims[each], left, masks[position])
+                left &= ~claims[each]
+        return masks
 
     def box_limits(self, ids: Sequence[int]) -> tuple[Array, Array]:
         """Between which limits the boxes [n, 4] of objects lie: those of all masks that undecided pixels allow."""
@@ -160,8 +191,8 @@ def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: Mapping
         if ours.shape != theirs.shape:
             return unmeasured(name, ours, f"shape {list(ours.shape)} instead of {list(theirs.shape)}")
         frame = expected[number]
-        undecided = np.logical_or.reduce([*frame.undecided.values(), np.zeros_like(frame.tied)])
-        exchanged = frame.in_the_other_order(reference[f"{number}/ids"].tolist(), theirs)
+        undecided = np.logical_or.reduce([*frame.undecided.values(), np.zeros(theirs.shape[1:], bool)])
+        exchanged = frame.in_the_order_of(ours, reference[f"{number}/ids"].tolist(), theirs)
         decided, other = (int(np.count_nonzero((ours != each) & ~undecided)) for each in (theirs, exchanged))
         different += min(decided, other)
         ordered += other < decided
@@ -179,8 +210,21 @@ def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: Mapping
     if near:
         told.append(f"{near} pixels differ, all of which are undecided, as {doubtful / max(pixels, 1):.2%} of all are")
     if ordered:
-        told.append(f"on {ordered} frames two objects of the same score up to rounding are in the other order")
+        told.append(f"on {ordered} frames objects of the same score up to rounding are in another order")
     return replace(verdict, kind=VerdictKind.STRICT, reason="; ".join(told))
+
+
+def _order(group: Sequence[int], claims: Mapping[int, Array], owned: Mapping[int, Array]) -> list[int]:
+    """Returns objects in the order in which they own pixels that several claim; as they are given if there is none."""
+    above: dict[int, set[int]] = {each: set() for each in group}
+    for one, other in permutations(group, 2):
+        both = claims[one] & claims[other]
+        if np.count_nonzero(both & owned[one]) > np.count_nonzero(both & owned[other]):
+            above[other].add(one)
+    try:
+        return list(TopologicalSorter(above).static_order())
+    except CycleError:
+        return list(group)
 
 
 def _moved(logits: Array, size: tuple[int, ...]) -> list[Array]:
