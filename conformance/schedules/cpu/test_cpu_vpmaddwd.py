@@ -106,7 +106,7 @@ def test_sums_stay_in_registers(cpu: str, rows: int) -> None:
     """Two vectors in each row of a panel; with VNNI one instruction multiplies and adds."""
     target, fused = target_for(cpu), cpu == "cascadelake"
     text = assembly(lowered(linear, [normal((rows, 1024))], [rounded(normal((512, 1024)))], target), target)
-    panel = min(rows, 12 if fused else 5)
+    panel = min(rows, 8 if fused else 4)
     loops = [loop for loop in innermost_loops(text) if any(i.mnemonic in MULTIPLY for i in loop)]
     assert loops
     for loop in loops:

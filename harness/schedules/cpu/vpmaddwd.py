@@ -7,11 +7,11 @@ as an fp32 multiply-add, and processors with AVX-512 VNNI or AVX-VNNI add that t
 This is block floating point. Operands are rounded to bfloat16 and packed in pairs, as `harness.schedules.cpu.bf16`
 says. Then the terms of a row of the left operand, or of a column of the right one, in a chunk of the depth become
 integers that share one scale in fp32: the largest becomes the largest integer for which no sum of the chunk can leave
-32 bits. For 256 terms that is 2896. So the sums of a chunk are exact. They are multiplied by the scales of their
+32 bits. For 128 terms that is 4095. So the sums of a chunk are exact. They are multiplied by the scales of their
 column and their row, and added to those of the chunks before, in fp32.
 
-A term that is small beside the largest of its 256 loses bits that bfloat16 keeps, and any other one loses nothing or
-little: the error of an integer is at most 1/5792 of the largest term, that of bfloat16 1/256 of the term itself. The
+A term that is small beside the largest of its 128 loses bits that bfloat16 keeps, and any other one loses nothing or
+little: the error of an integer is at most 1/8190 of the largest term, that of bfloat16 1/256 of the term itself. The
 largest term counts as 2⁻¹⁰⁰ at least. A number that is not finite makes the sums of its row or column NaN.
 """
 
@@ -33,14 +33,14 @@ from harness.schedules.cpu.emit import Arithmetic, Scaled, Tiles, for_each_vecto
 from harness.schedules.cpu.tile import vector_unit
 
 _SHAPES = {
-    8: ((5, 2), (4, 2), (3, 2), (2, 2)),
-    16: ((12, 2), (8, 2), (6, 2), (4, 2), (2, 2)),
+    8: ((4, 2), (3, 2), (2, 2)),
+    16: ((8, 2), (4, 2), (2, 2)),
 }
 """By fp32 lanes of a register: rows and vectors of panels whose sums, operands and products fit the registers."""
 LEAST_ROWS = 2
 """A product of one row is bound by memory, and fp32 keeps more of it."""
-LONGEST = 128
-"""Pairs of a chunk: its end, where integers become fp32, costs as much as three pairs or four."""
+LONGEST = 64
+"""Pairs of a chunk, which the first cache holds: its end costs as much as some four pairs."""
 _BYTES = 4
 LEAST = 2.0**-100
 """The largest term of a row in a chunk counts as so much at least: its inverse is a normal number."""
