@@ -421,12 +421,18 @@ def test_components_are_right_at_every_kernel_and_nothing_is_left_out(name: str)
     assert found.coverage.compared > 0
 
 
+def without_instruction(function: str) -> str:
+    """The name of a kernel without what this machine multiplies bfloat16 with."""
+    return function.replace("_vpmaddwd", "")
+
+
 def test_in_half_precision_errors_are_held_to_those_of_autocast() -> None:
     """Each layer rounds its operands, as autocast does: of PyTorch fp32's errors that is some ten thousand times."""
     found = block_in_bf16()
     assert not found.faulty
     assert found.coverage.skipped == {}
-    assert {"matmul_bf16_add_relu", "matmul_bf16_add"} <= {boundary.function for boundary in found.boundaries}
+    names = {without_instruction(boundary.function) for boundary in found.boundaries}
+    assert {"matmul_bf16_add_relu", "matmul_bf16_add"} <= names
     assert all(boundary.local.r_rms < 1.5 for boundary in found.boundaries)
     half, single = found.boundaries[0].local, right_block().boundaries[0].local
     assert half.error > 1000 * single.error and half.torch_error > 1000 * single.torch_error
@@ -439,9 +445,11 @@ def test_what_a_kernel_stores_in_half_precision_is_held_to_what_autocast_rounds(
     found = diagnose_program(program, replace(CASE, precision="bf16"), SEEDED)
     assert not found.faulty
     first, last = found.boundaries
-    assert (first.function, last.function) == ("matmul_bf16_add_relu_astype", "matmul_bf16_add")
+    names = tuple(without_instruction(boundary.function) for boundary in (first, last))
+    assert names == ("matmul_bf16_add_relu_astype", "matmul_bf16_add")
     assert 0.5 < first.local.r_rms < 1.5
-    assert last.local.r_rms < 1e-3, "it was given what is rounded already"
+    # It was given what is rounded already. Integers have an error of their own.
+    assert last.local.r_rms < (1e-3 if last.function == names[1] else 0.4)
     assert last.accumulated.r_rms < 1.5
 
 
