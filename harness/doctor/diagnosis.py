@@ -102,13 +102,12 @@ def bf16_products(present: Collection[str], ask: Callable[[], str | None]) -> st
         present: Features of the processor, in LLVM's spelling.
         ask: Asks the system for the matrix unit of x86; returns why it is refused, or None.
     """
-    from harness.runtime.cpu import INTEGER_PAIRS, MATRIX_UNIT
+    from harness.runtime.cpu import MATRIX_UNIT, has_integer_pairs
 
     if "neon" in present:
         return f"bf16: {'bfmmla and bfdot' if 'bf16' in present else _SHIFTS}"
-    needed = next((needed for widest, needed in INTEGER_PAIRS.items() if widest in present), None)
-    integers = needed is not None and set(needed).issubset(present)
-    vectors = "vdpbf16ps" if "avx512bf16" in present else _INTEGERS if integers else _SHIFTS
+    others = _INTEGERS if has_integer_pairs(present.__contains__) else _SHIFTS
+    vectors = "vdpbf16ps" if "avx512bf16" in present else others
     if not set(MATRIX_UNIT).issubset(present):
         return f"bf16: {vectors}; no matrix unit (AMX)"
     refusal = ask()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness.runtime.arm import arm_model
@@ -75,12 +75,19 @@ unless they are named, see `MATRIX_UNIT`.
 MATRIX_UNIT = ("amx-tile", "amx-bf16")
 """Features of x86's matrix unit that kernels use where a target names them."""
 
-INTEGER_PAIRS = {"avx512f": ("avx512vnni", "avx512bw"), "avx2": ("avx2", "fma")}
+_INTEGER_PAIRS = {"avx512f": ("avx512vnni", "avx512bw"), "avx2": ("avx2", "fma")}
 """By the widest vectors of an x86 processor: features with which pairs of 16-bit integers are faster than fp32.
 
 AVX2 starts two multiplications of pairs and two additions in the time of two fp32 multiply-adds; 512-bit vectors need
 VNNI, which does both at once.
 """
+
+
+def has_integer_pairs(has: Callable[[str], bool]) -> bool:
+    """Returns whether pairs of 16-bit integers are faster than fp32 on a processor, from what features it has."""
+    widest = next(filter(has, _INTEGER_PAIRS), None)
+    return widest is not None and all(map(has, _INTEGER_PAIRS[widest]))
+
 
 # The levels of the x86-64 ABI, best first, with the features that each adds to the next.
 X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (

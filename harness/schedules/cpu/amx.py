@@ -51,24 +51,10 @@ def matrix_unit(target: tvm.target.Target) -> bool:
 
 def with_tiles(vectors: Arithmetic) -> Arithmetic:
     """Returns the arithmetic of the matrix unit, with the pairs of that of vectors."""
-    return Arithmetic(
-        f"{vectors.name}_amx",
-        vectors.multiplies,
-        vectors.dtype,
-        vectors.terms,
-        vectors.joined,
-        vectors.multiply_add,
-        functions="\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)]),
-        tiles=Tiles(
-            _MULTIPLY,
-            [(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES],
-            _LEAST_ROWS,
-            PAIRS,
-            _STEPS * PAIRS,
-            _BEGIN,
-            _END,
-        ),
-    )
+    functions = "\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)])
+    shapes = [(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES]
+    tiles = Tiles(_MULTIPLY, shapes, _LEAST_ROWS, PAIRS, _STEPS * PAIRS, _BEGIN, _END)
+    return vectors.in_panels("amx", functions, tiles)
 
 
 def _configuration() -> str:

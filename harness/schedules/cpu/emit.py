@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import tvm
@@ -216,6 +216,17 @@ class Arithmetic:
     split: Split | None = None
     tiles: Tiles | None = None
 
+    def in_panels(self, instruction: str, functions: str, tiles: Tiles) -> Arithmetic:
+        """Returns the arithmetic of the same elements that multiplies whole panels.
+
+        Args:
+            instruction: What multiplies, which kernels are called by.
+            functions: LLVM IR of the functions of the tiles.
+            tiles: How panels are multiplied.
+        """
+        name = f"{self.name}_{instruction}"
+        return replace(self, name=name, functions=functions, shapes=None, split=None, tiles=tiles)
+
     @property
     def kept(self) -> Split:
         """What packed blocks keep elements of the left operand as."""
@@ -336,13 +347,11 @@ def multiply_panels(
     def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
         return (p, at) if place is None else tuple(place(p, i, j))
 
-    if isinstance(depth, int):
+    assert isinstance(depth, int) or after is None
+    if isinstance(depth, int) and arithmetic.tiles is None:
         chunk = chunk_length(depth) if longest is None else ceil_div(depth, ceil_div(depth, longest))
-        if arithmetic.tiles is not None:
-            assert longest is not None
-            chunk = longest
     else:
-        assert longest is not None and after is None
+        assert longest is not None
         chunk = longest
     whole = not isinstance(depth, int) or depth % chunk == 0
     if arithmetic.tiles is None:

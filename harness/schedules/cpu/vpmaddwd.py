@@ -26,11 +26,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 from tvm.target import codegen
 
-from harness.runtime.cpu import INTEGER_PAIRS
+from harness.runtime.cpu import has_integer_pairs
 from harness.schedules.common.kernel import registers
 from harness.schedules.cpu.bf16 import has_instruction, terms_of
 from harness.schedules.cpu.emit import Arithmetic, Scaled, Tiles, for_each_vector
-from harness.schedules.cpu.tile import vector_unit
 
 _SHAPES = {
     8: ((4, 2), (3, 2), (2, 2)),
@@ -57,10 +56,8 @@ _INTRINSICS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 def multiplies_integers(target: tvm.target.Target) -> bool:
     """Returns whether a CPU without an instruction for bfloat16 multiplies integers faster than fp32."""
-    widest = {8: "avx2", 16: "avx512f"}.get(vector_unit(target).lanes)
-    if widest is None or has_instruction(target):
-        return False
-    return bool(codegen.llvm_cpu_has_features(list(INTEGER_PAIRS[widest]), target))
+    features = has_integer_pairs(lambda feature: bool(codegen.llvm_cpu_has_features(feature, target)))
+    return features and not has_instruction(target)
 
 
 def with_integers(vectors: Arithmetic, lanes: int) -> Arithmetic:
@@ -70,24 +67,11 @@ def with_integers(vectors: Arithmetic, lanes: int) -> Arithmetic:
         vectors: The arithmetic of products that this one does not take.
         lanes: fp32 lanes of a vector register.
     """
-    return Arithmetic(
-        f"{vectors.name}_vpmaddwd",
-        vectors.multiplies,
-        vectors.dtype,
-        vectors.terms,
-        vectors.joined,
-        vectors.multiply_add,
-        functions="\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])]),
-        tiles=Tiles(
-            _MULTIPLY,
-            [(rows, vectors_of * lanes) for rows, vectors_of in _SHAPES[lanes]],
-            LEAST_ROWS,
-            1,
-            LONGEST,
-            scaled=Scaled(_scale_row, _scale_columns),
-            fetches=True,
-        ),
-    )
+    functions = "\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])])
+    shapes = [(rows, across * lanes) for rows, across in _SHAPES[lanes]]
+    scaled = Scaled(_scale_row, _scale_columns)
+    tiles = Tiles(_MULTIPLY, shapes, LEAST_ROWS, 1, LONGEST, scaled=scaled, fetches=True)
+    return vectors.in_panels("vpmaddwd", functions, tiles)
 
 
 def largest_integer(pairs: int) -> int:
@@ -203,48 +187,38 @@ def _function(rows: int, vectors: int, lanes: int) -> str:
     width = vectors * lanes * _BYTES
     sums = [(i, j) for i in range(rows) for j in range(vectors)]
 
-    def splat(name: str, scalar: str, ty: str) -> str:
-        zeros = f"<{lanes} x i32> zeroinitializer"
-        return (
-            f"  %one.{name} = insertelement {ty} poison, {scalar}, i32 0\n"
-            f"  %{name} = shufflevector {ty} %one.{name}, {ty} poison, {zeros}"
-        )
+    def row(i: int, name: str, base: str, ty: str, wide: str) -> list[str]:
+        """Loads one number of a row into all lanes."""
+        return [
+            f"  %at.{name}.{i} = getelementptr i8, ptr {base}, i64 %offset.{i}",
+            f"  %one.{name}.{i} = load {ty}, ptr %at.{name}.{i}, align 4",
+            f"  %first.{name}.{i} = insertelement {wide} poison, {ty} %one.{name}.{i}, i32 0",
+            f"  %{name}.{i} = shufflevector {wide} %first.{name}.{i}, {wide} poison, {integers} zeroinitializer",
+        ]
+
+    def columns(name: str, base: str, ty: str) -> list[str]:
+        """Loads the vectors of a row of columns."""
+        lines = []
+        for j in range(vectors):
+            lines += [
+                f"  %at.{name}.{j} = getelementptr i8, ptr {base}, i64 {j * lanes * _BYTES}",
+                f"  %{name}.{j} = load {ty}, ptr %at.{name}.{j}, align 4",
+            ]
+        return lines
 
     offsets = "\n".join(f"  %offset.{i} = mul i64 %row, {i}" for i in range(rows))
     totals = "\n".join(
         f"  %sum.{i}.{j} = phi {integers} [ zeroinitializer, %entry ], [ %next.{i}.{j}, %step ]" for i, j in sums
     )
-    step = []
-    for j in range(vectors):
-        step += [
-            f"  %right.{j} = getelementptr i8, ptr %r, i64 {j * lanes * _BYTES}",
-            f"  %b.{j} = load {pairs}, ptr %right.{j}, align 4",
-        ]
+    step, scaled = columns("b", "%r", pairs), columns("column", "%r.next", floats)
     for i in range(rows):
-        step += [
-            f"  %left.{i} = getelementptr i8, ptr %l, i64 %offset.{i}",
-            f"  %pair.{i} = load i32, ptr %left.{i}, align 4",
-            splat(f"both.{i}", f"i32 %pair.{i}", integers),
-            f"  %a.{i} = bitcast {integers} %both.{i} to {pairs}",
-        ]
+        step += [*row(i, "both", "%l", "i32", integers), f"  %a.{i} = bitcast {integers} %both.{i} to {pairs}"]
+        scaled += row(i, "row", "%l.next", "float", floats)
         for j in range(vectors):
             step += [
                 f"  %product.{i}.{j} = call {integers} @{_INTRINSICS[lanes]}({pairs} %a.{i}, {pairs} %b.{j})",
                 f"  %next.{i}.{j} = add {integers} %sum.{i}.{j}, %product.{i}.{j}",
             ]
-    scaled = []
-    for j in range(vectors):
-        scaled += [
-            f"  %of.column.{j} = getelementptr i8, ptr %r.next, i64 {j * lanes * _BYTES}",
-            f"  %column.{j} = load {floats}, ptr %of.column.{j}, align 4",
-        ]
-    for i in range(rows):
-        scaled += [
-            f"  %of.row.{i} = getelementptr i8, ptr %l.next, i64 %offset.{i}",
-            f"  %scale.{i} = load float, ptr %of.row.{i}, align 4",
-            splat(f"row.{i}", f"float %scale.{i}", floats),
-        ]
-        for j in range(vectors):
             scaled += [
                 f"  %number.{i}.{j} = sitofp {integers} %next.{i}.{j} to {floats}",
                 f"  %by.column.{i}.{j} = fmul {floats} %number.{i}.{j}, %column.{j}",

@@ -128,10 +128,10 @@ class FramePixels:
         """
         masks = masks.copy()
         for group in self.tied():
-            above = [each for each, score in self.scores.items() if score > max(self.scores[one] for one in group)]
-            claims = {each: self.inside[each].copy() for each in group}
-            for claim in claims.values():
-                claim &= ~np.logical_or.reduce([self.inside[each] for each in above], initial=False)
+            highest = max(self.scores[each] for each in group)
+            above = [self.inside[each] for each, score in self.scores.items() if score > highest]
+            free = ~np.logical_or.reduce(above, initial=False)
+            claims = {each: self.inside[each] & free for each in group}
             owned = {each: claim & shown[ids.index(each)] for each, claim in claims.items() if each in ids}
             # What no shown object has is of one that is not shown.
             nobodys = ~np.logical_or.reduce(list(owned.values()), initial=False)
