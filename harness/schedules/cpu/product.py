@@ -518,7 +518,7 @@ def pack_left(
     with T.serial(0, block.left_panels) as slot:
         fill = access.pack(block.batch, (block.left_first + slot) * blocking.tile.rows)
 
-        def pack_chunk(c: Any, count: int, slot: Any = slot, fill: Fill = fill) -> None:
+        def pack_chunk(c: Any, count: Any, slot: Any = slot, fill: Fill = fill) -> None:
             def put(k: Any, i: Any, value: Any) -> None:
                 for n, part in enumerate(arithmetic.kept.of(value)):
                     at = k + n * chunk
@@ -529,6 +529,11 @@ def pack_left(
                 with T.serial(0, blocking.tile.rows) as i:
                     arithmetic.scaled.row(workspace, lambda k: [c, slot, i, k], chunk, blocking.tile.lanes)
 
+        if arithmetic.tiles is None:
+            # Loops that end earlier in the last chunk were 4 % faster in fp32.
+            with T.serial(0, ceil_div(extents.depth, chunk)) as c:
+                pack_chunk(c, at_most(chunk, extents.depth, c * chunk))
+            return
         whole, rest = divmod(extents.depth, chunk)
         with T.serial(0, whole) as c:
             pack_chunk(c, chunk)
