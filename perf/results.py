@@ -14,6 +14,8 @@ from perf.memory import Memory
 
 TORCH, UNTUNED, TUNED = "torch", "untuned", "tuned"
 OURS = (UNTUNED, TUNED)
+OURS_IN_FP32 = "tvm fp32"
+"""Ours in fp32, beside a case in half precision: what that gains is told by one run."""
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:

@@ -6,7 +6,8 @@
     pytest perf/test_components.py --component memory_attention -k second --scale full
 
 TVM's sides are lowered with the frontend, the strategy and the precision of the case; PyTorch runs in fp32, and each
-peer as it is set (`perf/peers.py`). Every side has a process of its own (`perf/processes.py`) and the same weights and
+peer as it is set (`perf/peers.py`). Beside a case in half precision runs ours in fp32, so that one run tells what it
+gains. Every side has a process of its own (`perf/processes.py`) and the same weights and
 inputs. The outputs of its first call are judged as in a verification, against the reference of the precision: ours must
 pass, peers are reported with their figures. Then the rounds of all sides are interleaved: each side makes one call a
 round, and the first side of a round is the last of the next. Peak memory is that of the side's process over all its
@@ -19,6 +20,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +28,19 @@ import pytest
 
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
+from harness.core.precision import DEFAULT_PRECISION
 from harness.models.registry import subjects
 from harness.processes.threads import configure_threads
 from harness.targets import HOST, TARGETS
 from perf import peers
-from perf.components import prepare
+from perf.components import Judge, prepare
 from perf.options import Options
 from perf.peer_sides import COMPILE, PRECISION
 from perf.peers import PEERS, Peer, PeerError, peers_of
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, BenchmarkProcessError, run_interleaved
 from perf.profiling import with_work
-from perf.results import OURS, TORCH, circumstances, memory_bytes, ratios, summary
+from perf.results import OURS, OURS_IN_FP32, TORCH, circumstances, memory_bytes, ratios, summary
 from perf.sides import KERNELS, RUN, Request
 
 BUDGET_SECONDS = 30.0
@@ -62,20 +65,33 @@ def test_component(
         database = options.database_for(case.target)
         kept = options.float32(case)
         prepared = prepare(case, request.folder, database, options.processors, measured_sample, kept)
+        in_fp32 = None
+        if case.precision != DEFAULT_PRECISION:
+            fp32_request = replace(request, folder=request.folder / DEFAULT_PRECISION)
+            fp32_request.folder.mkdir()
+            fp32_case = replace(case, precision=DEFAULT_PRECISION)
+            in_fp32 = prepare(fp32_case, fp32_request.folder, database, options.processors, measured_sample)
         gc.collect()
         sides: dict[str, dict[str, Any]] = {}
         processes: dict[str, BenchmarkProcess] = {}
 
-        def add_side(side: str, process: BenchmarkProcess, compile_seconds: float | None) -> None:
+        def add_side(
+            side: str, process: BenchmarkProcess, compile_seconds: float | None, judge: Judge = prepared.judge
+        ) -> None:
             processes[side] = stack.enter_context(process)
             first_call, outputs = process.first(RUN)
             load = {"compile_seconds": compile_seconds, "load_seconds": process.load_seconds}
-            sides[side] = {"first_call": first_call, **load, **prepared.judge(outputs)}
+            sides[side] = {"first_call": first_call, **load, **judge(outputs)}
 
         add_side(TORCH, BenchmarkProcess("perf.sides:torch_side", request), None)
         for side, library in prepared.libraries.items():
             process = BenchmarkProcess("perf.sides:tvm_side", request.with_library(library))
             add_side(side, process, prepared.compile_seconds[side])
+        if in_fp32 is not None:
+            best, library = list(in_fp32.libraries.items())[-1]
+            process = BenchmarkProcess("perf.sides:tvm_side", fp32_request.with_library(library))
+            add_side(OURS_IN_FP32, process, in_fp32.compile_seconds[best], in_fp32.judge)
+        for side in sides.keys() - {TORCH}:
             assert sides[side]["verdict"] in (VerdictKind.STRICT, VerdictKind.ORACLE), sides[side]
         files: dict[str, float] = {}
         settings = {

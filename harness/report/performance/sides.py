@@ -11,11 +11,14 @@ from typing import Any
 PYTORCH, UNTUNED, TUNED = "torch", "untuned", "tuned"
 OURS = (TUNED, UNTUNED)
 """The sides that are ours, the better one first."""
+TVM_FP32 = "tvm fp32"
+"""Ours in fp32, beside a case in half precision."""
 OPENVINO_F32 = "openvino f32"
 LABELS: Mapping[str, str] = {
     PYTORCH: "PyTorch",
     UNTUNED: "TVM untuned",
     TUNED: "TVM tuned",
+    TVM_FP32: "TVM fp32",
     "torch.compile": "torch.compile",
     "torch.compile max-autotune": "torch.compile max-autotune",
     "onnxruntime": "ONNX Runtime",
@@ -29,7 +32,7 @@ LABELS: Mapping[str, str] = {
     "torch cuda bf16": "PyTorch bf16 on the GPU",
 }
 """Labels of the sides; a side that is not here keeps its name."""
-PEERS = tuple(name for name in LABELS if name not in (PYTORCH, UNTUNED, TUNED))
+PEERS = tuple(name for name in LABELS if name not in (PYTORCH, UNTUNED, TUNED, TVM_FP32))
 
 
 def recorded_side(name: str, side: Mapping[str, Any]) -> str:
