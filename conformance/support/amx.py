@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import tvm
@@ -12,6 +13,7 @@ from tvm import ir, tirx
 from conformance.support.bf16 import rounded
 from harness.runtime.cpu import MATRIX_UNIT
 from harness.schedules.cpu.amx import PAIRS
+from harness.schedules.cpu.bf16x6 import LARGE, PARTS, SMALL
 
 _DEFINED = re.compile(r"define linkonce_odr i32 @(\w+?)(?:_(\d+)x(\d+))?\(")
 """Name of a function, and rows and columns of the panels that it multiplies."""
@@ -28,7 +30,7 @@ def without_unit(module: tvm.IRModule) -> tvm.IRModule:
 
     def replaced(text: ir.StringImm) -> ir.StringImm:
         defined = _DEFINED.findall(str(text.value)) if "tdpbf16ps" in str(text.value) else []
-        functions = [_function(name, int(rows or 0), int(columns or 0)) for name, rows, columns in defined]
+        functions = [_replacement(name, int(rows or 0), int(columns or 0)) for name, rows, columns in defined]
         return ir.StringImm("\n".join([_DECLARED, *functions])) if functions else text
 
     made = module.clone()
@@ -41,9 +43,78 @@ def without_unit(module: tvm.IRModule) -> tvm.IRModule:
 _DECLARED = "declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)"
 
 
-def _function(name: str, rows: int, columns: int) -> str:
+def _replacement(name: str, rows: int, columns: int) -> str:
     if not rows:
         return f"define linkonce_odr i32 @{name}() {{\n  ret i32 0\n}}\n"
+    return (_function_of_parts if "x6" in name else _function)(name, rows, columns)
+
+
+def _function_of_parts(name: str, rows: int, columns: int) -> str:
+    """Adds products of parts one after the other, those of a whole chunk that are small first."""
+    width, one = 4 * columns, "one_product_in_tiles"
+    vectors = rows * columns // 16
+    return f"""
+{_function(one, rows, columns)}
+define linkonce_odr i32 @{name}_{rows}x{columns}(ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added) {{
+entry:
+  %chunk = alloca [{vectors} x <16 x float>], align 64
+  store [{vectors} x <16 x float>] zeroinitializer, ptr %chunk, align 64
+  %count = zext i32 %steps to i64
+  %new = icmp eq i32 %added, 0
+  br label %small
+{_loop_of_parts("small", "entry", "middle", SMALL, f"{one}_{rows}x{columns}", width)}
+middle:
+  br label %large
+{_loop_of_parts("large", "middle", "between", LARGE, f"{one}_{rows}x{columns}", width)}
+between:
+  br label %add
+add:
+  %v = phi i32 [ 0, %between ], [ %v.next, %add ]
+  %here = getelementptr <16 x float>, ptr %chunk, i32 %v
+  %there = getelementptr <16 x float>, ptr %sums, i32 %v
+  %one = load <16 x float>, ptr %here, align 4
+  %other = load <16 x float>, ptr %there, align 4
+  %both = fadd <16 x float> %other, %one
+  %result = select i1 %new, <16 x float> %one, <16 x float> %both
+  store <16 x float> %result, ptr %there, align 4
+  %v.next = add i32 %v, 1
+  %v.more = icmp slt i32 %v.next, {vectors}
+  br i1 %v.more, label %add, label %end
+end:
+  ret i32 0
+}}
+"""
+
+
+def _loop_of_parts(
+    name: str, before: str, after: str, products: Sequence[tuple[int, int]], one: str, width: int
+) -> str:
+    calls = []
+    for n, (left, right) in enumerate(products):
+        at = f"{name}.{n}"
+        calls.append(
+            f"""
+  %left.part.{at} = mul i64 %count, {left * PAIRS * 4}
+  %left.at.{at} = add i64 %left.step.{name}, %left.part.{at}
+  %l.{at} = getelementptr i8, ptr %left, i64 %left.at.{at}
+  %right.part.{at} = mul i64 %count, {right * PAIRS * width}
+  %right.at.{at} = add i64 %right.step.{name}, %right.part.{at}
+  %r.{at} = getelementptr i8, ptr %right, i64 %right.at.{at}
+  %called.{at} = call i32 @{one}(ptr %chunk, ptr %l.{at}, ptr %r.{at}, i64 %row, i32 1, i32 1)"""
+        )
+    return f"""
+{name}:
+  %s.{name} = phi i32 [ 0, %{before} ], [ %next.{name}, %{name} ]
+  %at.{name} = zext i32 %s.{name} to i64
+  %left.step.{name} = mul i64 %at.{name}, {PAIRS * 4}
+  %right.step.{name} = mul i64 %at.{name}, {PAIRS * width}
+{"".join(calls)}
+  %next.{name} = add i32 %s.{name}, 1
+  %more.{name} = icmp slt i32 %next.{name}, %steps
+  br i1 %more.{name}, label %{name}, label %{after}"""
+
+
+def _function(name: str, rows: int, columns: int) -> str:
     width = 4 * columns
     vector = "<16 x i32>"
     spread = f"shufflevector {vector}"
@@ -120,19 +191,48 @@ end:
 
 
 def product_in_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """What the unit makes of matrices [m, k] and [n, k] without denormal numbers, as Intel's manual has TDPBF16PS.
+    """What the unit makes of matrices [m, k] and [n, k] without denormal numbers; both are rounded to bfloat16."""
+    sums = np.zeros((len(x), len(weight)), np.float32)
+    left, right = (rounded(array).astype(np.float64) for array in (x, weight))
+    for step in range(0, x.shape[1] // 2, PAIRS):
+        sums = sums + _in_tile(left, right, step)
+    return sums
+
+
+def product_of_parts(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """What the unit makes of fp32 matrices [m, k] and [n, k] in six products of parts, none of which is denormal."""
+    lefts, rights = ([part.astype(np.float64) for part in parts_of(array)] for array in (x, weight))
+    pairs = x.shape[1] // 2
+    chunk = PAIRS * next(steps for steps in (4, 3, 2, 1) if pairs % (PAIRS * steps) == 0)
+    totals = np.zeros((len(x), len(weight)), np.float32)
+    for first in range(0, pairs, chunk):
+        sums = np.zeros_like(totals)
+        for products in (SMALL, LARGE):
+            for step in range(first, first + chunk, PAIRS):
+                for left, right in products:
+                    sums = sums + _in_tile(lefts[left], rights[right], step)
+        totals = totals + sums
+    return totals
+
+
+def parts_of(array: np.ndarray) -> list[np.ndarray]:
+    """The parts of fp32 numbers, in bfloat16, the largest first."""
+    found = []
+    for _ in range(PARTS):
+        found.append(rounded(array))
+        array = array - found[-1].astype(np.float32)
+    return found
+
+
+def _in_tile(left: np.ndarray, right: np.ndarray, first: int) -> np.ndarray:
+    """What TDPBF16PS of Intel's manual adds to a tile, of matrices [m, k] and [n, k] of bfloat16 in float64.
 
     A pair is terms k and k + depth / 2. Products of bfloat16 have 16 bits, so that float64 holds what decides how a
     sum of one and of an fp32 number is rounded.
     """
-    left, right = (rounded(array).astype(np.float64) for array in (x, weight))
-    pairs = x.shape[1] // 2
-    totals = np.zeros((x.shape[0], weight.shape[0]), np.float32)
-    for begin in range(0, pairs, PAIRS):
-        sums = np.zeros((2, *totals.shape), np.float32)
-        for k in range(begin, begin + PAIRS):
-            for half, term in enumerate((k, k + pairs)):
-                exact = sums[half] + left[:, term, None] * right[None, :, term]
-                sums[half] = exact.astype(np.float32)
-        totals = totals + (sums[0] + sums[1])
-    return totals
+    pairs = left.shape[1] // 2
+    sums = np.zeros((2, len(left), len(right)), np.float32)
+    for k in range(first, first + PAIRS):
+        for half, term in enumerate((k, k + pairs)):
+            sums[half] = (sums[half] + left[:, term, None] * right[None, :, term]).astype(np.float32)
+    return sums[0] + sums[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,16 +16,16 @@ from tvm import relax
 from tvm.target import codegen
 
 from conformance.schedules.cpu.test_cpu_attention_bf16 import hold_rounded, masks_of
-from conformance.support.amx import product_in_tiles, target_with_tiles, without_unit
+from conformance.support.amx import parts_of, product_in_tiles, product_of_parts, target_with_tiles, without_unit
 from conformance.support.assembly import assembly
 from conformance.support.attention import attention_bf16, operands
-from conformance.support.bf16 import linear, rounded
+from conformance.support.bf16 import SMALLEST, linear, rounded
 from conformance.support.convolutions import AROUND, PLAIN, Geometry, as_product, filters, transposed_by_taps
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
 from conformance.support.place import executes
 from harness.core.case import Case
-from harness.core.outcome import VerdictKind
+from harness.core.outcome import Verdict, VerdictKind
 from harness.core.settings import SEEDED
 from harness.lowering.route import Route, lower
 from harness.models.registry import models, subjects
@@ -89,6 +90,71 @@ def test_a_product_of_activations_is_what_numpy_emulates(rows: int, columns: int
     actual = in_tiles(lambda *operands: with_half_products(relax.op.matmul(*operands)), [x, y])
     expected = np.stack([product_in_tiles(a, rounded(b.T)) for a, b in zip(x, y, strict=True)])
     np.testing.assert_array_equal(actual, expected)
+
+
+# --- fp32 in parts ---
+
+
+def of_fp32(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
+    """x · weightᵀ, as a linear layer is written in fp32."""
+    return relax.op.matmul(x, relax.op.permute_dims(weight))
+
+
+@emulated
+@few
+@given(
+    rows=st.sampled_from([64, 75, 130]),
+    columns=st.sampled_from([1, 16, 31, 33, 130]),
+    steps=st.sampled_from([1, 3, 8, 37]),
+)
+def test_a_layer_of_fp32_numbers_is_what_numpy_emulates(rows: int, columns: int, steps: int) -> None:
+    depth = 32 * steps
+    x, weight = normal((rows, depth)), normal((columns, depth), 1, scale=depth**-0.5)
+    np.testing.assert_array_equal(in_tiles(of_fp32, [x], [weight]), product_of_parts(x, weight))
+
+
+@given(st.floats(2.0**-102, 2.0**127, width=32), st.sampled_from([-1, 1]))
+def test_parts_are_exact(number: float, sign: int) -> None:
+    value = np.float32(sign * number)
+    parts = parts_of(value[None])
+    assert sum(part.astype(np.float64)[0] for part in parts) == value
+    assert all(part == 0 or abs(part) >= SMALLEST for part in np.concatenate(parts).astype(np.float64))
+
+
+@emulated
+@pytest.mark.parametrize("depth", [256, 1024, 4736])
+@pytest.mark.parametrize("massive", [False, True])
+def test_parts_are_at_least_as_accurate_as_fp32(depth: int, massive: bool) -> None:
+    """Than PyTorch's fp32 and than the kernels of vectors; with channels of 300 times the size of others, too."""
+    x, weight = normal((96, depth)), normal((64, depth), 1, scale=depth**-0.5)
+    if massive:
+        x[:, :3] *= 300
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    in_parts = rms(in_tiles(of_fp32, [x], [weight]) - exact)
+    assert in_parts <= rms(run(of_fp32, [x], [weight], ANY) - exact)
+    assert in_parts <= rms((torch.from_numpy(x) @ torch.from_numpy(weight).T).numpy() - exact)
+
+
+@emulated
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 3.4e38])
+def test_a_number_without_parts_makes_its_row_or_column_nan(number: float) -> None:
+    x, weight = normal((64, 64)), normal((32, 64), 1)
+    expected = product_of_parts(x, weight)
+    x[7, 3] = number
+    actual = in_tiles(of_fp32, [x], [weight])
+    assert np.isnan(actual[7]).all()
+    np.testing.assert_array_equal(np.delete(actual, 7, 0), np.delete(expected, 7, 0))
+    x, weight[5, 40] = normal((64, 64)), number
+    actual = in_tiles(of_fp32, [x], [weight])
+    assert np.isnan(actual[:, 5]).all()
+    np.testing.assert_array_equal(np.delete(actual, 5, 1), np.delete(expected, 5, 1))
+
+
+@emulated
+def test_tiny_numbers_lose_little() -> None:
+    x, weight = normal((64, 64)) * np.float32(2.0**-118), normal((32, 64), 1)
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    assert rms(in_tiles(of_fp32, [x], [weight]) - exact) <= 1e-2 * rms(exact)
 
 
 # --- convolutions ---
@@ -169,6 +235,8 @@ def test_the_unit_computes_it() -> None:
     np.testing.assert_array_equal(actual, convolved(x, weight, AROUND))
     arrays = operands(1, 96, 576, 2, 64)
     hold_rounded(run(attention_bf16(), arrays, target=target), arrays)
+    x, weight = normal((96, 1024)), normal((384, 1024), 1)
+    np.testing.assert_array_equal(run(of_fp32, [x], [weight], target), product_of_parts(x, weight))
 
 
 @pytest.mark.parametrize("cpu", ["sapphirerapids", "graniterapids"])
@@ -181,12 +249,24 @@ def test_sums_stay_in_tiles(cpu: str, rows: int, sums: int, operands: int) -> No
     for mnemonic, written in re.findall(r"(tilezero|tileloadd|tdpbf16ps|tilestored)\s.*?(?:%tmm(\d))?$", text, re.M):
         letter = {"tilezero": "z", "tileloadd": "o", "tdpbf16ps": "p", "tilestored": "w"}[mnemonic]
         letters += "s" if mnemonic == "tileloadd" and int(written) < sums else letter
-    # LLVM may write a function of its own for the first chunk.
-    begun = f"(z{{{sums}}})?(s{{{sums}}})?"
-    assert re.fullmatch(f"({begun}(o{{{operands}}}p{{{sums}}})+w{{{sums}}})+", letters), letters
+    # LLVM may put what is before and after a loop anywhere.
+    assert re.fullmatch(f"(z{{{sums}}}|s{{{sums}}}|w{{{sums}}}|o{{{operands}}}p{{{sums}}})+", letters), letters
     assert "z" in letters and "s" in letters
     assert text.index("ldtilecfg") < text.index("tileloadd") and text.rindex("tilestored") < text.index("tilerelease")
     assert "multiply_bf16_tiles" not in re.sub(r"#.*", "", text), "it is not called, but part of the loop"
+
+
+def test_sums_of_parts_stay_in_tiles() -> None:
+    """The five small products of a chunk come before the large one; a tile of an operand stays for the next product."""
+    target = target_with_tiles("sapphirerapids")
+    text = assembly(lowered(of_fp32, [normal((96, 1024))], [normal((512, 1024))], target), target)
+    letters = "".join(
+        {"tilezero": "z", "tileloadd": "o", "tdpbf16ps": "p", "tilestored": "w"}[mnemonic]
+        for mnemonic in re.findall(r"\b(tilezero|tileloadd|tdpbf16ps|tilestored)\b", text)
+    )
+    small, large = "oooopppp" + "oopppp" * 4, "oooopppp"
+    assert re.fullmatch(f"(w{{4}})*(zzzz{small}{large}(w{{4}})*)+", letters), letters
+    assert "multiply_bf16x6_tiles" not in re.sub(r"#.*", "", text), "it is not called, but part of the loop"
 
 
 @pytest.mark.parametrize("kind", ["convolution", "attention"])
@@ -222,6 +302,15 @@ def test_what_does_not_fill_tiles_stays_with_vectors() -> None:
     assert not any("amx" in name for name in functions_in_bf16(Layers(), WITH_TILES, torch.randn(8, 64)))
 
 
+def test_layers_of_few_rows_stay_with_fp32() -> None:
+    """So do those whose depth does not fill tiles, and products of two activations."""
+    for rows, depth, parts in ((64, 64, True), (63, 64, False), (64, 48, False)):
+        names = functions_of(lowered(of_fp32, [normal((rows, depth))], [normal((48, depth))], WITH_TILES))
+        assert any("bf16x6_amx" in name for name in names) == parts, names
+    names = functions_of(lowered(relax.op.matmul, [normal((2, 96, 64)), normal((2, 64, 96))], target=WITH_TILES))
+    assert not any("bf16x6" in name for name in names)
+
+
 def test_a_name_alone_does_not_promise_the_unit() -> None:
     """Hypervisors hide it: without being asked for, code for such a processor needs no more than its vectors."""
     named = tvm.target.Target({"kind": "llvm", "mcpu": "sapphirerapids", "mtriple": "x86_64-linux-gnu"})
@@ -236,22 +325,37 @@ def test_the_facts_tell_tiles() -> None:
     assert info.flop == 2 * 32 * 64 * 64
 
 
-@emulated
-def test_a_component_in_tiles_is_as_accurate_as_autocast() -> None:
-    case = Case("scoring_head", "real", "llvm", precision="bf16")
+def verdicts_in_tiles(component: str, precision: str) -> Sequence[Verdict]:
+    """Verdicts on what a component gives in tiles, emulated, for its main sample."""
+    case = Case(component, "real", "llvm", precision=precision)
     subject = subjects()[case.component]
     with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         assert isinstance(workload, TracedWorkload)
         (program,) = workload.programs.values()
-        inputs = tuple(program.example.values())
-        made = lower(program.module, inputs, Route(precision="bf16"))
+        made = lower(program.module, tuple(program.example.values()), Route(precision=precision))
         module = without_unit(cpu_pipeline(WITH_TILES)(made.module))
         assert sum("amx" in name for name in functions_of(module)) >= 3
         machine = machine_of(module, ANY)
         weights = list(machine["main_transform_params"]([tvm.runtime.tensor(a) for a in made.parameters().values()]))
-        (logits,) = machine["main"](*(tvm.runtime.tensor(value.numpy()) for value in inputs), *weights)
-        reference, _ = workload.reference()
-        (verdict,) = judge({"logits": logits.numpy()}, reference, workload.oracle(), by_oracle=True)
-    assert verdict.kind is VerdictKind.ORACLE, verdict
-    assert verdict.r_rms < 1
+        outputs = machine["main"](*(tvm.runtime.tensor(value.numpy()) for value in program.example.values()), *weights)
+        arrays = [output.numpy() for output in ([outputs] if isinstance(outputs, tvm.runtime.Tensor) else outputs)]
+        prefix = workload.trace[0].prefix
+        actual = {f"{prefix}{name}": array for name, array in zip(program.outputs, arrays, strict=True)}
+        reference, exact = workload.reference()[0], workload.oracle()
+        sides = ({name: values[name] for name in actual} for values in (reference, exact))
+        return judge(actual, *sides, by_oracle=precision != "fp32")
+
+
+@emulated
+def test_a_component_in_tiles_is_as_accurate_as_autocast() -> None:
+    for verdict in verdicts_in_tiles("scoring_head", "bf16"):
+        assert verdict.kind is VerdictKind.ORACLE, verdict
+        assert verdict.r_rms < 1
+
+
+@emulated
+def test_a_component_of_parts_is_strict() -> None:
+    for verdict in verdicts_in_tiles("box_head", "fp32"):
+        assert verdict.kind is VerdictKind.STRICT, verdict
+        assert verdict.r_rms < 1

@@ -167,7 +167,12 @@ def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
 
 def pair_bits(low: Any, high: Any) -> Any:
     """Returns the bits of a pair of terms, each rounded to the nearest bfloat16, the even one of two."""
-    return tirx.bitwise_or(tirx.shift_right(_rounded(low), _bits(16)), _rounded(high))
+    return bits_of_pair(rounded_bits(low), rounded_bits(high))
+
+
+def bits_of_pair(low: Any, high: Any) -> Any:
+    """Returns the bits of a pair of terms from what `rounded_bits` returns of each."""
+    return tirx.bitwise_or(tirx.shift_right(low, _bits(16)), high)
 
 
 def terms_of(pair: Any) -> tuple[Any, Any]:
@@ -179,10 +184,10 @@ def terms_of(pair: Any) -> tuple[Any, Any]:
 
 def to_bf16(value: Any) -> Any:
     """Returns the nearest bfloat16 of an fp32 number, the even one of two; NaN becomes the quiet one."""
-    return tirx.reinterpret(BF16, tirx.Cast("uint16", tirx.shift_right(_rounded(value), _bits(16))))
+    return tirx.reinterpret(BF16, tirx.Cast("uint16", tirx.shift_right(rounded_bits(value), _bits(16))))
 
 
-def _rounded(value: Any) -> Any:
+def rounded_bits(value: Any) -> Any:
     """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; NaN becomes the quiet one."""
     if str(value.ty.dtype) == BF16:
         return tirx.shift_left(tirx.Cast("uint32", tirx.reinterpret("uint16", value)), _bits(16))

@@ -98,6 +98,21 @@ class Scaled:
 
 
 @dataclass(frozen=True)
+class Split:
+    """What an element of an operand is kept as in a packed block, where it is not kept as it is.
+
+    Attributes:
+        dtype: Type of a part.
+        parts: Number of parts.
+        of: (element) → its parts.
+    """
+
+    dtype: str
+    parts: int
+    of: Callable[[Any], Sequence[Any]]
+
+
+@dataclass(frozen=True)
 class Tiles:
     """Instructions that multiply whole panels that lie in memory, the left one row by row.
 
@@ -112,6 +127,8 @@ class Tiles:
         begin: Name of the function that a task calls before it multiplies; empty if there is none.
         end: Name of the one that it calls at its end; empty if there is none.
         scaled: How elements of packed panels are scaled; None if they are multiplied as they are.
+        split: What elements of both operands are kept as, the first parts of a chunk before the second ones; None if
+            they are kept as they are.
         fetches: Whether what is read next is fetched before two panels are multiplied: small ones, that a cache holds
             beside the next.
     """
@@ -124,6 +141,7 @@ class Tiles:
     begin: str = ""
     end: str = ""
     scaled: Scaled | None = None
+    split: Split | None = None
     fetches: bool = False
 
     def takes(self, rows: int, depth: int) -> bool:
@@ -141,10 +159,15 @@ class Tiles:
         return Tile(*(holding[-1] if holding else self.shapes[0]), lanes)
 
     def chunk(self, depth: int, *, even: bool = False) -> int:
-        """Returns the elements of a chunk of the depth; the last is shorter, unless they must be even or are scaled."""
+        """Returns the elements of a chunk of the depth; the last is shorter, unless they are stored chunk by chunk.
+
+        Args:
+            depth: Elements of the depth.
+            even: Whether all chunks must be equal in any case.
+        """
         steps = depth // self.step
         most = max(1, self.longest // self.step)
-        if even or self.scaled is not None:
+        if even or self.scaled is not None or self.split is not None:
             return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
         return self.step * ceil_div(steps, ceil_div(steps, most))
 
@@ -173,21 +196,6 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Split:
-    """What elements of the left operand are kept as in a packed block, where that saves work in each step.
-
-    Attributes:
-        dtype: Type of a part.
-        parts: Number of parts.
-        of: (element) → its parts.
-    """
-
-    dtype: str
-    parts: int
-    of: Callable[[Any], Sequence[Any]]
-
-
-@dataclass(frozen=True)
 class Arithmetic:
     """What a product multiplies and adds: the elements of its panels, and one step of its depth.
 
@@ -201,7 +209,7 @@ class Arithmetic:
             emits a step. With `split`, the left element is the sequence of its parts.
         functions: LLVM IR of the functions that a step calls.
         shapes: Rows and vectors of the tiles that stay in registers; those of fp32 if None.
-        split: How packed blocks keep elements of the left operand, if not as they are.
+        split: What packed blocks keep elements of the left operand as, for vectors; None if as they are.
         tiles: What takes the place of steps, of products whose left panels lie row by row; None if nothing.
     """
 
@@ -229,8 +237,9 @@ class Arithmetic:
 
     @property
     def kept(self) -> Split:
-        """What packed blocks keep elements of the left operand as."""
-        return self.split or Split(self.dtype, 1, lambda element: (element,))
+        """What packed blocks keep elements of the left operand as; those of the right one, too, with `tiles`."""
+        split = self.split if self.tiles is None else self.tiles.split
+        return split or Split(self.dtype, 1, lambda element: (element,))
 
     def imported(self) -> AbstractContextManager[Any]:
         """Emits that the functions are known to what is emitted in the context."""
@@ -244,9 +253,20 @@ class Arithmetic:
         """How elements of packed panels are scaled; None if they are not."""
         return None if self.tiles is None else self.tiles.scaled
 
+    @property
+    def in_chunks(self) -> bool:
+        """Whether more than an element of the right operand is stored for each: then it is, chunk by chunk."""
+        return self.tiles is not None and (self.tiles.scaled is not None or self.tiles.split is not None)
+
     def stored(self, elements: Any, chunk: int) -> Any:
-        """Returns how many elements are stored for so many of the depth, in whole chunks with the scale of each."""
-        return elements if self.scaled is None else elements + elements // chunk
+        """Returns how many numbers of a panel are stored for so many elements of the depth, of whole chunks.
+
+        Args:
+            elements: Elements of the depth.
+            chunk: Those of a chunk, whose scale is stored behind it.
+        """
+        parts = elements if self.tiles is None else elements * self.kept.parts
+        return parts if self.scaled is None else parts + elements // chunk
 
     def held(self) -> AbstractContextManager[None]:
         """Emits that the work of a task, which is emitted in the context, has what it multiplies with."""

@@ -115,8 +115,9 @@ def pack_function(
 ) -> tirx.PrimFunc:
     """Packs a resident operand into panels of an arithmetic's elements; what lies beyond its edge is zero.
 
-    Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth]. Elements that are scaled are
-    followed by their scales, chunk by chunk, and are of a right operand.
+    Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth]. Those of which more than
+    elements are stored (`Arithmetic.in_chunks`) lie chunk by chunk, and are of a right operand: first parts before
+    second ones, scales behind what they are of.
 
     Args:
         side: Which operand it is.
@@ -127,12 +128,12 @@ def pack_function(
         tile: The register tile.
         read: Buffer of the operand → how an element of a panel is read.
         arithmetic: What is multiplied.
-        chunk: Elements of a chunk, if the arithmetic scales them.
+        chunk: Elements of a chunk, if the arithmetic stores panels chunk by chunk.
     """
-    scaled = arithmetic.scaled
+    scaled, parts = arithmetic.scaled, arithmetic.kept if arithmetic.in_chunks else None
     by_row, dtype = side == "left" and arithmetic.tiles is not None, arithmetic.dtype
-    assert scaled is None or (chunk is not None and side == "right")
-    split = next(n for n in (8, 4, 2, 1) if depth % n == 0) if scaled is None else depth // (chunk or depth)
+    assert not arithmetic.in_chunks or (chunk is not None and side == "right")
+    split = depth // (chunk or depth) if arithmetic.in_chunks else next(n for n in (8, 4, 2, 1) if depth % n == 0)
     part = depth // split
     stored = arithmetic.stored(part, part)
     shape = packed_shape(side, batch, width, split * stored, tile)
@@ -149,9 +150,11 @@ def pack_function(
             with T.serial(0, part) as step, T.serial(0, panel) as i:
                 at = p * panel + i
                 value = element(b, at, first + step)
-                if width % panel:
-                    value = T.if_then_else(at < width, value, tirx.const(0, dtype))
-                T.buffer_store(packed, value, [b, p, i, begin + step] if by_row else [b, p, begin + step, i])
+                for n, kept in enumerate((value,) if parts is None else parts.of(value)):
+                    if width % panel:
+                        kept = T.if_then_else(at < width, kept, tirx.const(0, dtype))
+                    place = begin + n * part + step
+                    T.buffer_store(packed, kept, [b, p, i, place] if by_row else [b, p, place, i])
             if scaled is not None:
                 scaled.columns(packed, lambda k, j: [b, p, begin + k, j], part, panel, tile.lanes)
 
@@ -167,7 +170,7 @@ def read_left(panels: tirx.Buffer, arithmetic: Arithmetic) -> PanelRead:
 
 def read_right(panels: tirx.Buffer, arithmetic: Arithmetic, chunk: int) -> PanelRead:
     """Returns how a resident right operand is read that `pack_function` has packed, in chunks of so many elements."""
-    if arithmetic.scaled is None:
+    if not arithmetic.in_chunks:
         return lambda b, p, k, j: panels[b, p, k, j]
     return lambda b, p, k, j: panels[b, p, arithmetic.stored(k, chunk), j]
 
@@ -500,9 +503,15 @@ def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic:
     Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Where an element is several
     parts, the first parts of a chunk come before the second ones. Scales come after what they are of.
     """
-    rows, terms = blocking.tile.rows, arithmetic.stored(blocking.chunk, blocking.chunk) * arithmetic.kept.parts
+    rows, terms = blocking.tile.rows, stored_left(blocking, arithmetic)
     panel = (terms, rows) if access.rows is None else (rows, terms)
     return (ceil_div(extents.depth, blocking.chunk), blocking.partition.slots, *panel)
+
+
+def stored_left(blocking: Blocking, arithmetic: Arithmetic) -> int:
+    """Returns how many numbers are stored for a row of a left panel in a chunk of the depth."""
+    parts = 1 if arithmetic.split is None else arithmetic.split.parts
+    return int(arithmetic.stored(blocking.chunk, blocking.chunk)) * parts
 
 
 def pack_left(
@@ -554,7 +563,7 @@ def read_left_panels(
     by_row = access.rows is not None
     chunks, parts = ceil_div(extents.depth, blocking.chunk), arithmetic.kept.parts
     step = tile.rows * parts
-    size = arithmetic.stored(blocking.chunk, blocking.chunk) * step
+    size = stored_left(blocking, arithmetic) * tile.rows
 
     def operands(r: Any) -> Operands:
         line = view(workspace, chunks * slots * size)
