@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from harness.runtime.loading import LoadError, cpu_problem, load_library
 from harness.runtime.manifest import (
     MANIFEST,
     PACKING_LIBRARY,
+    PROBE_LIBRARY,
     VARIANT,
     ArtifactError,
     Manifest,
@@ -22,6 +23,7 @@ from harness.runtime.manifest import (
 )
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.packing import pack, packs, write_packed
+from harness.runtime.probing import fastest
 from harness.runtime.variants import is_for_several, read_variants
 from harness.runtime.weights import MappedWeights
 
@@ -52,14 +54,25 @@ def prepared(folder: Path, announce: Announce = lambda sentence: None) -> Path:
 
 
 def _chosen(folder: Path) -> str:
-    """Returns the variant that uses most of what this CPU has, of several such the one that was named first."""
+    """Returns the variant that uses most of what this CPU has, of several such the one that was named first.
+
+    If that is one in fp32 for a matrix unit, it is timed beside the best without, and the faster one is taken.
+    """
     manifests = {name: read_manifest(folder / name, VARIANT) for name in read_variants(folder).names}
     problems = {name: _problem(manifest) for name, manifest in manifests.items()}
     running = [name for name, problem in problems.items() if problem is None]
     if not running:
         told = "; ".join(f"{name} was {problem}" for name, problem in problems.items())
         raise LoadError(f"{folder} has no code for this {cpu_model()}: {told}. Compile it with --cpu for this one, too")
-    return max(running, key=lambda name: len(manifests[name].cpu_features))
+
+    def best(names: Sequence[str]) -> str:
+        return max(names, key=lambda name: len(manifests[name].cpu_features))
+
+    chosen = best(running)
+    if PROBE_LIBRARY not in manifests[chosen].files or MATRIX_UNIT[0] not in manifests[chosen].cpu_features:
+        return chosen
+    others = [name for name in running if MATRIX_UNIT[0] not in manifests[name].cpu_features]
+    return fastest(folder, [best(others), chosen]) if others else chosen
 
 
 def _problem(manifest: Manifest) -> str | None:

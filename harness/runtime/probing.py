@@ -1,0 +1,103 @@
+"""Which variant of a folder is the fastest on this machine: each has a library with one linear layer, which is timed.
+
+What a processor has does not tell whether its matrix unit is faster at fp32 than its vectors, because hosts throttle
+it. The answer is kept in the folder, so that a machine gets the same variant, and so the same numbers, at each load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.runtime.cpu import cpu_model
+from harness.runtime.devices import to_device
+from harness.runtime.loading import load_library
+from harness.runtime.manifest import PROBE_LIBRARY, PROBED
+from harness.runtime.packing import pack, packs
+from harness.runtime.threads import default_threads
+
+ENTRY = "probed"
+"""Name of the layer's function."""
+ROWS, DEPTH, COLUMNS = 576, 1024, 1024
+"""Extents of the layer: a window of SAM 3's image encoder by one of its projections, 1.2 GFLOP."""
+_ROUNDS = 9
+
+
+def fastest(folder: Path, names: Sequence[str]) -> str:
+    """Returns the variant whose layer takes the least time, as it was found at the first load.
+
+    Args:
+        folder: The folder for several CPUs. `probed.json` in it is read and, where it can be, written; without that
+            file the next load times the layers again.
+        names: Variants that run on this machine and have a library to be timed; one that comes earlier is chosen of
+            two that take the same time.
+
+    Raises:
+        LoadError: One of the libraries cannot be loaded.
+    """
+    here = {"cpu": cpu_model(), "threads": default_threads().count, "variants": list(names)}
+    kept = _kept(folder / PROBED)
+    if kept.get("here") == here and kept.get("fastest") in names:
+        return str(kept["fastest"])
+    seconds = layer_seconds({name: folder / name / PROBE_LIBRARY for name in names})
+    found = min(names, key=seconds.__getitem__)
+    _keep(folder / PROBED, {"here": here, "fastest": found, "seconds": seconds})
+    return found
+
+
+def layer_seconds(libraries: Mapping[str, Path]) -> dict[str, float]:
+    """Returns the median time of one call of the layer of each library, in seconds; their calls alternate.
+
+    Raises:
+        LoadError: One of the libraries cannot be loaded.
+    """
+    calls = {name: _Layer(library) for name, library in libraries.items()}
+    rounds = [{name: call.seconds() for name, call in calls.items()} for _ in range(1 + _ROUNDS)]
+    # The first call of a library makes its memory and wakes the threads.
+    return {name: statistics.median(round_[name] for round_ in rounds[1:]) for name in calls}
+
+
+class _Layer:
+    """The layer of a library, with packed weights."""
+
+    def __init__(self, library: Path) -> None:
+        import tvm_ffi
+
+        device = tvm_ffi.device("cpu", 0)
+        self._machine = load_library(library, device)
+        rng = np.random.default_rng(0)
+        x, weight = (rng.standard_normal((extent, DEPTH), np.float32) for extent in (ROWS, COLUMNS))
+        weights: dict[str, Any] = {"weight": weight}
+        if packs(self._machine, ENTRY):
+            weights = pack(self._machine, ENTRY, [(weight, "float32")])
+        self._arguments = [to_device(value, device, value.dtype.name) for value in (x, *weights.values())]
+
+    def seconds(self) -> float:
+        """Returns how long a call takes."""
+        start = time.perf_counter()
+        self._machine.call(ENTRY, *self._arguments)
+        return time.perf_counter() - start
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _keep(path: Path, found: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a folder that cannot be written is asked again at the next load
