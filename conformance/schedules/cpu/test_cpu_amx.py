@@ -254,6 +254,7 @@ def test_sums_stay_in_tiles(cpu: str, rows: int, sums: int, operands: int) -> No
     assert "z" in letters and "s" in letters
     assert text.index("ldtilecfg") < text.index("tileloadd") and text.rindex("tilestored") < text.index("tilerelease")
     assert "multiply_bf16_tiles" not in re.sub(r"#.*", "", text), "it is not called, but part of the loop"
+    assert "prefetcht1" in text, "the next chunk of the weights comes from memory meanwhile"
 
 
 def test_sums_of_parts_stay_in_tiles() -> None:

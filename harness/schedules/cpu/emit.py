@@ -129,8 +129,8 @@ class Tiles:
         scaled: How elements of packed panels are scaled; None if they are multiplied as they are.
         split: What elements of both operands are kept as, the first parts of a chunk before the second ones; None if
             they are kept as they are.
-        fetches: Whether what is read next is fetched before two panels are multiplied: small ones, that a cache holds
-            beside the next.
+        fetches_left: Whether the next left panel is fetched before one is multiplied: small ones, that the first cache
+            holds beside the next. The next chunk of the right operand is in any case, into the second cache.
     """
 
     function: str
@@ -142,7 +142,7 @@ class Tiles:
     end: str = ""
     scaled: Scaled | None = None
     split: Split | None = None
-    fetches: bool = False
+    fetches_left: bool = False
 
     def takes(self, rows: int, depth: int) -> bool:
         """Returns whether the left panel is worth its tiles, and the depth, in elements, fills them."""

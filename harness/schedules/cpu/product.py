@@ -584,16 +584,18 @@ def read_left_panels(
             prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
 
         def fetch(p: Any, first: Any) -> None:
-            with T.serial(0, ceil_div(size, LINE)) as n:
-                prefetch(line[(first // blocking.chunk * slots + p + 1) * size + n * LINE], level=1)
-            lines = blocking.chunk * ceil_div(tile.columns, LINE)
+            # All of the next left panel, where that is wanted, and a share of the next right chunk.
+            if arithmetic.tiles is not None and arithmetic.tiles.fetches_left:
+                with T.serial(0, ceil_div(size, LINE)) as n:
+                    prefetch(line[(first // blocking.chunk * slots + p + 1) * size + n * LINE], level=1)
+            begin = access.packed(block.batch, block.right_first + r, first + blocking.chunk, 0)
+            lines = arithmetic.stored(blocking.chunk, blocking.chunk) * ceil_div(tile.columns, LINE)
             with T.serial(0, ceil_div(lines, slots)) as n:
                 at = (p * ceil_div(lines, slots) + n) * LINE
-                row = first + blocking.chunk + at // tile.columns
-                prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
+                row = begin.indices[-2] + at // tile.columns
+                prefetch(begin.source[(*begin.indices[:-2], row, at % tile.columns)], level=2)
 
-        fetches = arithmetic.tiles is not None and arithmetic.tiles.fetches
-        return Operands(left, _read_packed(access, block, r), ahead, fetch=fetch if fetches else None)
+        return Operands(left, _read_packed(access, block, r), ahead, fetch=None if arithmetic.tiles is None else fetch)
 
     return operands
 

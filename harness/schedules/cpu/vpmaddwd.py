@@ -70,7 +70,7 @@ def with_integers(vectors: Arithmetic, lanes: int) -> Arithmetic:
     functions = "\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])])
     shapes = [(rows, across * lanes) for rows, across in _SHAPES[lanes]]
     scaled = Scaled(_scale_row, _scale_columns)
-    tiles = Tiles(_MULTIPLY, shapes, LEAST_ROWS, 1, LONGEST, scaled=scaled, fetches=True)
+    tiles = Tiles(_MULTIPLY, shapes, LEAST_ROWS, 1, LONGEST, scaled=scaled, fetches_left=True)
     return vectors.in_panels("vpmaddwd", functions, tiles)
 
 
