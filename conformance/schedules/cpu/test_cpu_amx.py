@@ -35,8 +35,10 @@ from harness.runtime.cpu import MATRIX_UNIT, cpu_features
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.amx import matrix_unit
-from harness.schedules.cpu.bf16 import with_half_products
+from harness.schedules.cpu.amx import matrix_unit, with_parts, with_tiles
+from harness.schedules.cpu.bf16 import arithmetic, with_half_products
+from harness.schedules.cpu.product import Extents
+from harness.schedules.cpu.schedule import blocking_in_tiles
 
 few = settings(max_examples=6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")
@@ -360,3 +362,16 @@ def test_a_component_of_parts_is_strict() -> None:
     for verdict in verdicts_in_tiles("box_head", "fp32"):
         assert verdict.kind is VerdictKind.STRICT, verdict
         assert verdict.r_rms < 1
+
+
+@pytest.mark.parametrize(("depth", "columns"), [(1024, 3072), (1024, 4736), (4736, 1024)])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_block_stays_in_the_second_cache(depth: int, columns: int, parts: bool) -> None:
+    """2 MB: of the image encoder's layers, every right panel reads a whole block of the left operand."""
+    vectors = arithmetic(WITH_TILES)
+    tiles = (with_parts if parts else with_tiles)(vectors).tiles
+    assert tiles is not None
+    blocking = blocking_in_tiles(tiles, Extents(1, 5184, columns, depth // 2), "left", 16)
+    panel = blocking.tile.rows * depth // 2 * 4 * (3 if parts else 1)
+    assert panel * blocking.partition.slots < 2**21
+    assert panel * (blocking.partition.slots + 1) > 2**21 or blocking.partition.slots >= 9

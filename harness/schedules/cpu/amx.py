@@ -52,6 +52,10 @@ _LEAST_ROWS_OF_PARTS = 64
 GB/s, its six products with 64 rows as long at 2 TFLOP/s of the unit, and 0.75 ns with vectors."""
 _STEPS_OF_PARTS = 4
 """Tiles of depth in a chunk of parts: 24 KB of the right panel."""
+_BLOCK_BYTES = 1856 * 1024
+"""Of the left operand in a block, which passes once through the first cache for each right panel: 32 bytes a cycle of
+multiplying. The second cache, 2 MB, gives that much, and the third some 10 (fp32's vectors ask for 4). A smaller block
+would read the weights from there more often."""
 _BYTES = 4
 _REGISTERS = "={rax},{rax},{rdi},{rsi},~{rcx},~{r11},~{memory},~{flags}"
 """Of a system call of Linux on x86-64: its answer, number and arguments, and what it changes."""
@@ -96,7 +100,7 @@ def _in_tiles(
         split: What the parts of an element are; None if it has one.
     """
     shapes = [(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES]
-    tiles = Tiles(name, shapes, least_rows, PAIRS, steps * PAIRS, _BEGIN, _END, split=split)
+    tiles = Tiles(name, shapes, least_rows, PAIRS, steps * PAIRS, _BEGIN, _END, split=split, block_bytes=_BLOCK_BYTES)
     return vectors.in_panels("amx", "\n".join([_DECLARED, _AROUND, *functions]), tiles)
 
 

@@ -56,6 +56,8 @@ def columns_after(first: Any, columns: Any) -> Any:
     return first + columns
 
 
+_ELEMENT_BYTES = 4
+"""Bytes of an element of a panel, or of a part of one."""
 LINE = 16
 """fp32 numbers in a cache line of x86 and of most AArch64 processors, which fetch 64 bytes."""
 
@@ -129,6 +131,7 @@ class Tiles:
         scaled: How elements of packed panels are scaled; None if they are multiplied as they are.
         split: What elements of both operands are kept as, the first parts of a chunk before the second ones; None if
             they are kept as they are.
+        block_bytes: Bytes of a block of the left operand at most; None if what is behind the second cache keeps up.
         fetches_left: Whether the next left panel is fetched before one is multiplied: small ones, that the first cache
             holds beside the next. The next chunk of the right operand is in any case, into the second cache.
     """
@@ -142,6 +145,7 @@ class Tiles:
     end: str = ""
     scaled: Scaled | None = None
     split: Split | None = None
+    block_bytes: int | None = None
     fetches_left: bool = False
 
     def takes(self, rows: int, depth: int) -> bool:
@@ -170,6 +174,13 @@ class Tiles:
         if even or self.scaled is not None or self.split is not None:
             return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
         return self.step * ceil_div(steps, ceil_div(steps, most))
+
+    def left_panels(self, tile: Tile, depth: int) -> int | None:
+        """Returns the left panels of a block at most, of so many elements of the depth; None if any number will do."""
+        if self.block_bytes is None:
+            return None
+        parts = 1 if self.split is None else self.split.parts
+        return max(1, self.block_bytes // (_ELEMENT_BYTES * parts * tile.rows * depth))
 
     def multiply(self, tile: Tile, panels: Sequence[Any], row_bytes: int, count: Any, added: Any) -> None:
         """Emits a product.

@@ -261,13 +261,20 @@ def panels(extents: Extents, streaming: Side, tile: Tile) -> tuple[int, int]:
     )
 
 
-def choose_partition(extents: Extents, streaming: Side, tile: Tile) -> Partition:
-    """Chooses blocks that fit the workspace and make enough tasks."""
+def choose_partition(extents: Extents, streaming: Side, tile: Tile, most_left: int | None = None) -> Partition:
+    """Chooses blocks that fit the workspace and make enough tasks.
+
+    Args:
+        extents: The extents; the depth counts elements of panels.
+        streaming: Which operand streams.
+        tile: The register tile.
+        most_left: Left panels of a block at most, where they stream; as many as the workspace holds if None.
+    """
     panel = panel_width(streaming, tile)
     count, others = panels(extents, streaming, tile)
     most = count
     if streaming == "left":
-        most = min(_LEFT_PANELS, max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
+        most = min(_LEFT_PANELS, most_left or max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
     slots = min(most, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
     blocks = ceil_div(count, slots)
     splits = max(1, min(others, ceil_div(_TASKS, extents.batch * blocks)))

@@ -278,7 +278,8 @@ def blocking_in_tiles(tiles: Tiles, extents: product.Extents, streaming: Side, l
         lanes: fp32 numbers in a vector register, by which results are stored.
     """
     tile = tiles.tile(extents.rows, lanes)
-    return Blocking(tile, product.choose_partition(extents, streaming, tile), tiles.chunk(extents.depth))
+    partition = product.choose_partition(extents, streaming, tile, tiles.left_panels(tile, extents.depth))
+    return Blocking(tile, partition, tiles.chunk(extents.depth))
 
 
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
