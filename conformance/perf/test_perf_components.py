@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +17,7 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Call, Output
-from harness.core.settings import SEEDED
+from harness.core.settings import REPOSITORY, SEEDED
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from perf.components import call_of, inputs_of, prepare
@@ -75,3 +78,21 @@ def test_the_named_sample_is_measured(tmp_path: Path) -> None:
 def test_what_reads_the_output_of_another_call_is_not_measured_alone() -> None:
     with pytest.raises(HarnessError, match="'second', which reads what another call returns"):
         inputs_of(Call("second", "step", (Output("first", "state"),)), "object_pointers")
+
+
+def test_a_case_in_half_precision_runs_beside_ours_in_fp32(tmp_path: Path) -> None:
+    file = tmp_path / "perf.json"
+    options = ("--component", "box_head", "--target", "llvm", "--precision", "bf16", "--rounds", "2", "--untuned")
+    words = [sys.executable, "-m", "pytest", "perf/test_components.py", *options, f"--benchmark-json={file}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (benchmark,) = json.loads(file.read_text())["benchmarks"]
+    sides = benchmark["extra_info"]["sides"]
+    assert {side: found["verdict"] for side, found in sides.items()} == {
+        "torch": VerdictKind.ORACLE,
+        "untuned": VerdictKind.ORACLE,
+        "tvm fp32": VerdictKind.STRICT,
+    }
+    assert {len(found["seconds"]) for found in sides.values()} == {2}
+    gained = sides["tvm fp32"]["median"] / sides["untuned"]["median"]
+    assert benchmark["extra_info"]["ratios"]["tvm fp32_over_untuned"] == pytest.approx(gained)
