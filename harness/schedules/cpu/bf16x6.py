@@ -25,7 +25,7 @@ from typing import Any
 
 from tvm import tirx
 
-from harness.schedules.cpu.bf16 import bits_of_pair, rounded_bits
+from harness.schedules.cpu.bf16 import PAIR, bits_of_pair, rounded_bits
 from harness.schedules.cpu.emit import Arithmetic, Split
 
 PARTS = 3
@@ -44,7 +44,7 @@ def pairs_of_fp32(vectors: Arithmetic) -> Arithmetic:
 
 def parts_of_pairs() -> Split:
     """Returns how a pair of fp32 numbers becomes pairs of bfloat16."""
-    return Split("int32", PARTS, _parts)
+    return Split("int32", PARTS, _parts, _bits, _numbers)
 
 
 def _terms(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
@@ -58,3 +58,11 @@ def _parts(terms: Any) -> list[Any]:
         found.append(tirx.reinterpret("int32", bits_of_pair(*bits)))
         terms = [term - tirx.reinterpret("float32", part) for term, part in zip(terms, bits, strict=True)]
     return found
+
+
+def _bits(terms: Any) -> list[Any]:
+    return [tirx.reinterpret("int32", term) for term in terms]
+
+
+def _numbers(bits: Callable[[int], Any]) -> list[Any]:
+    return [tirx.reinterpret("float32", bits(n)) for n in range(PAIR)]

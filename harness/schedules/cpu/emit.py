@@ -107,11 +107,16 @@ class Split:
         dtype: Type of a part.
         parts: Number of parts.
         of: (element) → its parts.
+        raw: (element) → what a block has in the place of its first parts until all of a chunk is there, so that what
+            makes parts is not repeated in the code for each row; None if parts are made as elements are read.
+        element: (number → what `raw` gave of that number) → the element.
     """
 
     dtype: str
     parts: int
     of: Callable[[Any], Sequence[Any]]
+    raw: Callable[[Any], Sequence[Any]] | None = None
+    element: Callable[[Callable[[int], Any]], Any] = lambda raw: raw(0)
 
 
 @dataclass(frozen=True)

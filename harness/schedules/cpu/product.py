@@ -40,6 +40,7 @@ from harness.schedules.cpu.emit import (
     LINE,
     After,
     Arithmetic,
+    Split,
     for_each_vector,
     multiply_panels,
     prefetch,
@@ -530,17 +531,21 @@ def pack_left(
     arithmetic: Arithmetic = FP32,
 ) -> None:
     """Emits the packing of a block of the left operand into memory of `left_shape`."""
-    by_row, chunk = access.rows is not None, blocking.chunk
+    by_row, chunk, kept = access.rows is not None, blocking.chunk, arithmetic.kept
+    assert by_row or kept.raw is None
     with T.serial(0, block.left_panels) as slot:
         fill = access.pack(block.batch, (block.left_first + slot) * blocking.tile.rows)
 
         def pack_chunk(c: Any, count: Any, slot: Any = slot, fill: Fill = fill) -> None:
             def put(k: Any, i: Any, value: Any) -> None:
-                for n, part in enumerate(arithmetic.kept.of(value)):
+                for n, part in enumerate((kept.raw or kept.of)(value)):
                     at = k + n * chunk
                     T.buffer_store(workspace, part, [c, slot, i, at] if by_row else [c, slot, at, i])
 
             fill(put, c * chunk, count)
+            if kept.raw is not None:
+                with T.serial(0, blocking.tile.rows) as i:
+                    _split_row(workspace, kept, lambda k, n: [c, slot, i, k + n * chunk], count, blocking.tile.lanes)
             if arithmetic.scaled is not None:
                 with T.serial(0, blocking.tile.rows) as i:
                     arithmetic.scaled.row(workspace, lambda k: [c, slot, i, k], chunk, blocking.tile.lanes)
@@ -555,6 +560,32 @@ def pack_left(
             pack_chunk(c, chunk)
         if rest:
             pack_chunk(whole, rest)
+
+
+def _split_row(
+    workspace: tirx.Buffer, split: Split, at: Callable[[Any, int], Sequence[Any]], count: int, lanes: int
+) -> None:
+    """Emits that what `split.raw` gave of the elements of a row becomes their parts.
+
+    Args:
+        workspace: Where they are.
+        split: What parts are.
+        at: (element, number of a part) → the index; contiguous in the element.
+        count: Elements of the row.
+        lanes: Numbers of a vector register.
+    """
+    raws = [registers((lanes,), split.dtype) for _ in range(split.parts)]
+
+    def do(k: Any) -> None:
+        def raw(n: int) -> Any:
+            # A part takes its place. Tails are shorter vectors, which begin at the first lane.
+            T.buffer_store(raws[n], workspace[tuple(at(k, n))], [k % lanes])
+            return raws[n][k % lanes]
+
+        for n, part in enumerate(split.of(split.element(raw))):
+            T.buffer_store(workspace, part, at(k, n))
+
+    for_each_vector(count, lanes, do)
 
 
 def read_left_panels(
