@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,11 +28,13 @@ from conformance.support.place import executes
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.settings import SEEDED
+from harness.deployment.lowering import reachable
 from harness.lowering.route import Route, lower
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.verdict import judge
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features
+from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
@@ -39,6 +42,7 @@ from harness.schedules.cpu.amx import matrix_unit, with_parts, with_tiles
 from harness.schedules.cpu.bf16 import arithmetic, with_half_products
 from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import blocking_in_tiles
+from harness.targets.compiling import build_library
 
 few = settings(max_examples=6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")
@@ -362,6 +366,36 @@ def test_a_component_of_parts_is_strict() -> None:
     for verdict in verdicts_in_tiles("box_head", "fp32"):
         assert verdict.kind is VerdictKind.STRICT, verdict
         assert verdict.r_rms < 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "znver4"])
+def test_what_weights_alone_decide_is_computed_on_any_machine(cpu: str, precision: str, tmp_path: Path) -> None:
+    """Weights are packed on the machine that compiles, which may have neither the unit nor another's vectors."""
+
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.layer, self.other = (
+                nn.Parameter(torch.randn(64, 64)),
+                nn.Linear(64, 64),
+                nn.Linear(64, 64),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query = self.layer(self.queries)[None, None]
+            found = nn.functional.scaled_dot_product_attention(query, query, query)
+            return self.other(x) @ (query @ found)[0, 0].T
+
+    target = target_with_tiles(cpu) if cpu == "sapphirerapids" else tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    made = lower(Queries().eval(), (torch.randn(96, 64),), Route(precision=precision))
+    lowered_module = cpu_pipeline(target)(made.module)
+    assert any("bf16" in name for name in functions_of(lowered_module)) == (
+        precision == "bf16" or "amx-tile" in str(target)
+    )
+    at_load = reachable(lowered_module, [TRANSFORM_PARAMETERS])
+    assert {"matmul", "attention"} <= {name.rstrip("0123456789").split("_")[0] for name in functions_of(at_load)}
+    build_library(at_load, ANY, tmp_path / "packing.so")
 
 
 @pytest.mark.parametrize(("depth", "columns"), [(1024, 3072), (1024, 4736), (4736, 1024)])

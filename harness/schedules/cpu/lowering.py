@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.graph import is_call, permutation
@@ -116,16 +116,21 @@ class Context(Scope):
         """
         return _worth_it(self.bf16_tiles, rows, terms, taps)
 
-    def fp32_layer(self, rows: int, terms: int) -> Arithmetic:
+    def fp32_layer(self, operator: ir.Call, rows: int, terms: int) -> Arithmetic:
         """Returns what a linear layer of fp32 operands multiplies, of so many rows and terms."""
-        return _worth_it(self.fp32_tiles, rows, terms) or FP32
+        return FP32 if self.at_load(operator) else _worth_it(self.fp32_tiles, rows, terms) or FP32
 
-    def multiplied(
-        self, operator: relax.Expr, rows: int, terms: int, taps: int = 1, *, panels: bool = True
-    ) -> Arithmetic:
+    def at_load(self, operator: ir.Call) -> bool:
+        """Returns whether an operator reads weights alone.
+
+        Then it is computed where weights are packed, once, which may be a machine without the target's instructions.
+        """
+        return all(map(self.is_parameter, operator.args))
+
+    def multiplied(self, operator: ir.Call, rows: int, terms: int, taps: int = 1, *, panels: bool = True) -> Arithmetic:
         """Returns what the kernel of an operator of fp32 operands multiplies, which it may round: see `rounds`.
 
-        Elements that are scaled are those of linear layers alone.
+        Elements that are scaled are those of linear layers alone. Products of weights alone are fp32: see `at_load`.
 
         Args:
             operator: The operator.
@@ -134,6 +139,8 @@ class Context(Scope):
             taps: Pixels of a convolution's kernel.
             panels: Whether the kernel can multiply whole panels.
         """
+        if self.at_load(operator):
+            return FP32
         tiled = self.in_tiles(rows, terms, taps) if panels and multiplies_half(operator) else None
         if tiled is not None and tiled.scaled is None:
             return tiled
