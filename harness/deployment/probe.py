@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.runtime.cpu import MATRIX_UNIT
+from harness.core.precision import DEFAULT_PRECISION
 from harness.runtime.manifest import PROBE_LIBRARY
 from harness.runtime.probing import COLUMNS, DEPTH, ENTRY, ROWS
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def needs_probe(precision: str, targets: Iterable[tvm.target.Target]) -> bool:
     """Returns whether a folder is in fp32 and has code for a matrix unit, which need not be faster there."""
-    from harness.targets.compiling import required_cpu
+    from harness.schedules.cpu.amx import matrix_unit
 
-    return precision == "fp32" and any(set(MATRIX_UNIT) <= set(required_cpu(target)[1]) for target in targets)
+    return precision == DEFAULT_PRECISION and any(map(matrix_unit, targets))
 
 
 def write_probe(folder: Path, target: tvm.target.Target) -> None:

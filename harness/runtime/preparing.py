@@ -69,10 +69,10 @@ def _chosen(folder: Path) -> str:
         return max(names, key=lambda name: len(manifests[name].cpu_features))
 
     chosen = best(running)
-    if PROBE_LIBRARY not in manifests[chosen].files or MATRIX_UNIT[0] not in manifests[chosen].cpu_features:
+    of_vectors = [name for name in running if MATRIX_UNIT[0] not in manifests[name].cpu_features]
+    if chosen in of_vectors or not of_vectors or PROBE_LIBRARY not in manifests[chosen].files:
         return chosen
-    others = [name for name in running if MATRIX_UNIT[0] not in manifests[name].cpu_features]
-    return fastest(folder, [best(others), chosen]) if others else chosen
+    return fastest(folder, [best(of_vectors), chosen])
 
 
 def _problem(manifest: Manifest) -> str | None:

@@ -511,12 +511,12 @@ def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic:
     Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Where an element is several
     parts, the first parts of a chunk come before the second ones. Scales come after what they are of.
     """
-    rows, terms = blocking.tile.rows, stored_left(blocking, arithmetic)
+    rows, terms = blocking.tile.rows, _stored_left(blocking, arithmetic)
     panel = (terms, rows) if access.rows is None else (rows, terms)
     return (ceil_div(extents.depth, blocking.chunk), blocking.partition.slots, *panel)
 
 
-def stored_left(blocking: Blocking, arithmetic: Arithmetic) -> int:
+def _stored_left(blocking: Blocking, arithmetic: Arithmetic) -> int:
     """Returns how many numbers are stored for a row of a left panel in a chunk of the depth."""
     parts = 1 if arithmetic.split is None else arithmetic.split.parts
     return int(arithmetic.stored(blocking.chunk, blocking.chunk)) * parts
@@ -601,7 +601,7 @@ def read_left_panels(
     by_row = access.rows is not None
     chunks, parts = ceil_div(extents.depth, blocking.chunk), arithmetic.kept.parts
     step = tile.rows * parts
-    size = stored_left(blocking, arithmetic) * tile.rows
+    size = _stored_left(blocking, arithmetic) * tile.rows
 
     def operands(r: Any) -> Operands:
         line = view(workspace, chunks * slots * size)
