@@ -31,7 +31,7 @@ from harness.execution.remote.handshake import LONGEST_BYTES, SECONDS, Granted, 
 from harness.execution.remote.secret import VARIABLE, Secret, make_secret, read_secret
 from harness.execution.remote.server import is_own
 from harness.execution.remote.tracker import Tracker, connected
-from harness.execution.remote.wire import MAGIC, Code, receive_json, send_json
+from harness.execution.remote.wire import MAGIC, Code, receive, receive_json, receive_number, send_json, send_number
 
 HERE = "127.0.0.1"
 WORDS = "a secret that is long enough to be one"
@@ -189,6 +189,32 @@ def test_one_promise_is_for_one_client(served: Served, remote: Remote) -> None:
     until(lambda: refusals(served, "it proved itself and then wanted another session") == 1, 30)
     with DeviceSession(remote) as session_there:
         assert session_there.description.threads
+
+
+def test_a_session_takes_its_own_connection_beside_another_from_the_same_port(served: Served, remote: Remote) -> None:
+    """What Linux does by itself where a process has many connections: ports are told apart by where they lead."""
+    host, port, promised = Tracker(remote.address, KEY).request(60)
+    with socket.create_server((HERE, 0)) as elsewhere, socket.socket() as other, socket.socket() as client:
+        for one in (other, client):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((HERE, 0))
+        client.bind(other.getsockname())
+        other.connect(elsewhere.getsockname())
+
+        def connect(host: str, port: int, ticket: str) -> socket.socket:
+            key = f"client:{ticket}".encode()
+            client.connect((host, port))
+            send_number(client, MAGIC)
+            send_number(client, len(key))
+            client.sendall(key)
+            deadline = time.monotonic() + SECONDS
+            assert receive_number(client, deadline) == MAGIC
+            receive(client, receive_number(client, deadline), deadline)
+            return client
+
+        assert begun(host, port, promised, read_secret(remote.secret_file), connect) is client
+        assert other.getpeername() == elsewhere.getsockname()
+        assert client.getpeername() == (host, port)
 
 
 def command(home: Path, *arguments: str) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -12,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.support.benchmarked import run_benchmarks
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Call, Output
-from harness.core.settings import REPOSITORY, SEEDED
+from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from perf.components import call_of, inputs_of, prepare
@@ -81,12 +79,8 @@ def test_what_reads_the_output_of_another_call_is_not_measured_alone() -> None:
 
 
 def test_a_case_in_half_precision_runs_beside_ours_in_fp32(tmp_path: Path) -> None:
-    file = tmp_path / "perf.json"
     options = ("--component", "box_head", "--target", "llvm", "--precision", "bf16", "--rounds", "2", "--untuned")
-    words = [sys.executable, "-m", "pytest", "perf/test_components.py", *options, f"--benchmark-json={file}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (benchmark,) = json.loads(file.read_text())["benchmarks"]
+    (benchmark,) = run_benchmarks(tmp_path / "perf.json", "perf/test_components.py", *options)
     sides = benchmark["extra_info"]["sides"]
     assert {side: found["verdict"] for side, found in sides.items()} == {
         "torch": VerdictKind.ORACLE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
 import statistics
@@ -20,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from conformance.support.benchmarked import run_benchmarks
 from conformance.support.tuning import record
 from harness.cli.main import app
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
@@ -705,16 +705,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
 
 def test_what_the_suite_writes_is_read(tmp_path: Path) -> None:
     results = tmp_path / "kernels.json"
-    chosen = "linear-4x4-4x256"
-    # In a worker of pytest-xdist, pytest-benchmark would not measure.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "perf/test_kernels.py", "-q", "-k", chosen, f"--benchmark-json={results}"],
-        capture_output=True, text=True, cwd=REPOSITORY, timeout=300,
-        env=environment | {"PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    benchmarks = json.loads(results.read_text(encoding="utf-8"))["benchmarks"]
+    benchmarks = run_benchmarks(results, "perf/test_kernels.py", "-q", "-k", "linear-4x4-4x256")
     (section,) = build_sections(read_results([results]))
     assert [entry.source.benchmark for entry in section.kernels] == [benchmark["name"] for benchmark in benchmarks]
     for read, benchmark in zip(section.kernels, benchmarks, strict=True):

@@ -84,7 +84,7 @@ class _Between:
 
     def __init__(self, far: socket.socket) -> None:
         self._far = far
-        self._address: object = None
+        self._ends: object = None
         self._listener = socket.create_server((_HERE, 0), backlog=1)
         self._listener.settimeout(CONNECT_SECONDS)
         self.port = int(self._listener.getsockname()[1])
@@ -108,7 +108,7 @@ class _Between:
         """
         self._end()
         for descriptor in [int(path.name) for path in Path("/dev/fd").iterdir()]:
-            if _is_socket_at(descriptor, self._address):
+            if _is_connection(descriptor, self._ends):
                 os.dup2(self._far.fileno(), descriptor, inheritable=False)
                 return
         raise OSError("another process took the connection")
@@ -121,9 +121,10 @@ class _Between:
     def _pass_on(self) -> None:
         with self._listener:
             try:
-                near, self._address = self._listener.accept()
+                near, address = self._listener.accept()
             except OSError:  # nobody came
                 return
+        self._ends = (address, near.getsockname())
         near.settimeout(None)
         other = {near: self._far, self._far: near}
         with near, contextlib.suppress(OSError):
@@ -135,12 +136,15 @@ class _Between:
                     other[source].sendall(part)
 
 
-def _is_socket_at(descriptor: int, address: object) -> bool:
-    """Whether a file descriptor of this process is that end of a connection."""
+def _is_connection(descriptor: int, ends: object) -> bool:
+    """Whether a file descriptor of this process is the connection between these addresses, its own and the other.
+
+    Its own alone tells nothing: connections to different places may have the same port here.
+    """
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return False
         with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as found:
-            return bool(found.getsockname() == address)
+            return bool((found.getsockname(), found.getpeername()) == ends)
     except OSError:
         return False
