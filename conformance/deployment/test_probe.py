@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import tvm
+from filelock import FileLock
 
 from conformance.deployment.test_variants import compiled, for_cpus
 from conformance.support.amx import target_with_tiles, without_unit
 from conformance.support.kernels import functions_of
+from harness.core.settings import REPOSITORY
 from harness.deployment.probe import layer, needs_probe, write_probe
 from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features
@@ -75,7 +80,30 @@ def test_what_was_found_is_kept_for_this_machine(folder: Path) -> None:
         assert json.loads(file.read_text())["here"] == kept["here"]
     file.unlink()
     assert fastest(folder, names) == AVX2
-    assert {path.name for path in folder.iterdir()} == {SSE, AVX2, UNIT, PROBED}
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {SSE, AVX2, UNIT, PROBED}
+
+
+def test_one_process_at_a_time_finds_it(folder: Path) -> None:
+    """The others wait for its answer, because what they compute would disturb its times."""
+    names = (SSE, AVX2)
+    asking = f"print('asking', flush=True); print(fastest(Path({str(folder)!r}), {names!r}))"
+    imports = "from pathlib import Path; from harness.runtime.probing import fastest"
+    assert fastest(folder, names) == AVX2
+    known = json.loads((folder / PROBED).read_text())
+    (folder / PROBED).unlink()
+    command = [sys.executable, "-c", f"{imports}; {asking}"]
+    with FileLock(folder / ".probing.lock"):
+        other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+        assert other.stdout is not None and other.stdout.readline() == "asking\n"
+        time.sleep(3)  # timing takes less than a second
+        assert not (folder / PROBED).exists()
+        (folder / PROBED).write_text(json.dumps(known | {"fastest": SSE}))
+    assert other.communicate(timeout=120)[0] == f"{SSE}\n"
+
+
+def test_a_folder_that_cannot_be_locked_is_asked_all_the_same(folder: Path) -> None:
+    (folder / ".probing.lock").mkdir()
+    assert fastest(folder, (SSE, AVX2)) == AVX2
 
 
 def test_a_probe_that_is_not_there_is_a_sentence(folder: Path) -> None:

@@ -47,7 +47,7 @@ def compile_(
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
     precision: Annotated[
-        str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products, on GPUs.")
+        str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products; fp16 on GPUs only.")
     ] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help=f"{', '.join(FRONTENDS)}: what imports the model.")] = DEFAULT_FRONTEND,
     budget: BudgetOption = None,

@@ -10,7 +10,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ ROWS, DEPTH, COLUMNS = 576, 1024, 1024
 WORTH_IT = 0.9
 """A unit that hosts throttle for seconds at a time is not taken for less than a tenth of the time."""
 _ROUNDS = 9
+_LOCK = ".probing.lock"
 
 
 def fastest(folder: Path, names: Sequence[str]) -> str:
@@ -45,16 +47,18 @@ def fastest(folder: Path, names: Sequence[str]) -> str:
         LoadError: One of the libraries cannot be loaded.
     """
     here = {"cpu": cpu_model(), "threads": default_threads().count, "variants": list(names)}
-    kept = _kept(folder / PROBED)
-    if kept.get("here") == here and kept.get("fastest") in names:
-        return str(kept["fastest"])
-    seconds = layer_seconds({name: folder / name / PROBE_LIBRARY for name in names})
-    found = names[0]
-    for name in names[1:]:
-        if seconds[name] <= WORTH_IT * seconds[found]:
-            found = name
-    _keep(folder / PROBED, {"here": here, "fastest": found, "seconds": seconds})
-    return found
+    if (kept := _kept(folder / PROBED, here)) in names:
+        return kept
+    with _alone(folder):
+        if (kept := _kept(folder / PROBED, here)) in names:
+            return kept  # another process has timed them
+        seconds = layer_seconds({name: folder / name / PROBE_LIBRARY for name in names})
+        found = names[0]
+        for name in names[1:]:
+            if seconds[name] <= WORTH_IT * seconds[found]:
+                found = name
+        _keep(folder / PROBED, {"here": here, "fastest": found, "seconds": seconds})
+        return found
 
 
 def layer_seconds(libraries: Mapping[str, Path]) -> dict[str, float]:
@@ -91,12 +95,24 @@ class _Layer:
         return time.perf_counter() - start
 
 
-def _kept(path: Path) -> dict[str, Any]:
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time go on, as far as the folder can be written: what others compute disturbs the times."""
+    from filelock import FileLock
+
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(FileLock(folder / _LOCK))
+        yield
+
+
+def _kept(path: Path, here: Mapping[str, Any]) -> str:
+    """Returns what was found in these circumstances; nothing if it was not, or cannot be read."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
+        return ""
+    return str(kept.get("fastest")) if isinstance(kept, dict) and kept.get("here") == here else ""
 
 
 def _keep(path: Path, found: dict[str, Any]) -> None:
