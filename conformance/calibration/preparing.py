@@ -134,7 +134,8 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
         exported = route.export(program.module, inputs, program.axes)
         first, again = (reference(program.module, inputs, names) for _ in range(2))
         exact = oracle(program.module, inputs, names)
-        made = Prepared(case, program, exported, route.graph(exported), route.lower(exported), first, again, exact)
+        lowered = route.lower(exported, program.module)
+        made = Prepared(case, program, exported, route.graph(exported), lowered, first, again, exact)
         observed = Observed()
         with reached([operator.name for operator in made.operators]) as places:
             found = followed(made, lambda *compiled: observed.run(made, *compiled))

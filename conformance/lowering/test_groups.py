@@ -11,7 +11,7 @@ from tvm import relax
 from conformance.support.small_network import Deployed, Perceptron, network, tokens
 from harness.core.errors import HarnessError
 from harness.core.precision import ROUNDED_OPERANDS
-from harness.lowering.groups import OUTSIDE, note_paths
+from harness.lowering.groups import OUTSIDE, keep_float32, note_paths
 from harness.lowering.route import Lowered, Route
 from harness.schedules.common.origins import bindings_of
 
@@ -31,7 +31,7 @@ def weights(made: Lowered) -> dict[str, str]:
 def groups(module: nn.Module, args: tuple = ARGS) -> list[str]:
     route = Route()
     exported = route.export(module.eval(), args)
-    return list(route.groups(exported, route.lower(exported).module, module).values())
+    return list(route.groups(exported, route.lower(exported, module).module, module).values())
 
 
 def products(module: tvm.IRModule) -> list[str]:
@@ -92,6 +92,30 @@ def test_named_groups_stay_float32() -> None:
     }
     assert products(made.module) == ["bfloat16", "float32", "bfloat16", "float32"]
     assert made.float32 == {"trunk.2", "scale"}
+
+
+def test_what_always_stays_float32_need_not_be_named() -> None:
+    model = network(0)
+    for part in (model.trunk[0], model.trunk[2]):
+        keep_float32(part)
+    for module in (Perceptron(model), Deployed(model)):
+        made = lowered(module)
+        assert made.float32 == {"trunk.0", "trunk.2"}
+        assert products(made.module)[:3] == ["float32", "float32", "bfloat16"]
+    named = lowered(Perceptron(model), "head")
+    assert named.float32 == {"trunk.0", "trunk.2", "head"}
+    assert products(named.module) == ["float32", "float32", "float32", "bfloat16"]
+    fp32 = lowered(Perceptron(model), precision="fp32").module
+    tvm.ir.assert_structural_equal(fp32, lowered(Perceptron(network(0)), precision="fp32").module)
+
+
+def test_a_frontend_without_modules_keeps_nothing_of_its_own_accord() -> None:
+    model = network(0)
+    for part in model.modules():
+        keep_float32(part)
+    route = Route(frontend="onnx", precision="bf16")
+    made = route.lower(route.export(Perceptron(model), ARGS), Perceptron(model))
+    assert made.float32 == frozenset() and set(products(made.module)) == {"bfloat16"}
 
 
 def test_a_group_of_another_model_is_told() -> None:

@@ -43,7 +43,7 @@ def example(rows: int, more: int) -> tuple[torch.Tensor, ...]:
 
 def lowered(rows: int, more: int) -> Lowered:
     route = Route()
-    return route.lower(route.export(Joined(), example(rows, more), AXES))
+    return route.lower(route.export(Joined(), example(rows, more), AXES), Joined())
 
 
 def machine(rows: int, more: int) -> relax.VirtualMachine:

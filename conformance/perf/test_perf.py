@@ -248,7 +248,7 @@ class EveryKind(torch.nn.Module):
 def test_the_time_of_a_run_goes_into_kernels_that_do_its_work(tmp_path: Path) -> None:
     module, inputs = EveryKind().eval(), (torch.randn(1, 32, 24, 24, generator=torch.Generator().manual_seed(0)),)
     program = Route().export(module, inputs)
-    imported = Route().lower(program)
+    imported = Route().lower(program, module)
     target, library = TARGETS["llvm"], tmp_path / f"library{LIBRARY_SUFFIX}"
     lowered = lower_module(imported.module, target, target.tvm_target())
     build_library(lowered, target.tvm_target(), library)

@@ -57,7 +57,9 @@ def judged(
         workload = subject.open(case, SEEDED)
         (program,) = workload.programs.values()
         route, library = Route.of(case), Path(folder) / "model.so"
-        lowered = route.lower(route.export(program.module, tuple(program.example.values()), program.axes))
+        lowered = route.lower(
+            route.export(program.module, tuple(program.example.values()), program.axes), program.module
+        )
         compile_module(lowered.module, target, library, for_emulation=True)
         parameters = list(lowered.parameters().values())
         (reference, again), exact = workload.reference(), workload.oracle()

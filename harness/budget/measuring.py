@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.core.budget import Groups
+from harness.core.budget import NONE, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Verdict, VerdictKind
@@ -18,6 +18,7 @@ from harness.core.progress import Progress
 from harness.core.settings import Settings
 from harness.execution.executors import executor_for
 from harness.execution.run import Run
+from harness.lowering.groups import always_float32
 from harness.lowering.route import Lowered, Route
 from harness.models.registry import subjects
 from harness.models.traced import TracedWorkload
@@ -86,11 +87,13 @@ class Bench:
         route = Route.of(replace(case, precision=DEFAULT_PRECISION))
         self._imported: dict[str, Lowered] = {}
         self._group_of: dict[str, dict[str, str]] = {}
+        self._always = NONE
         for name, program in workload.programs.items():
             exported = route.export(program.module, tuple(program.example.values()), program.axes)
-            imported = route.lower(exported)
+            imported = route.lower(exported, program.module)
             self._imported[name] = imported
             self._group_of[name] = route.groups(exported, imported.module, program.module)
+            self._always |= always_float32(program.module)
         found = dict.fromkeys(group for groups in self._group_of.values() for group in groups.values())
         self.groups = tuple(found)
         self._effects = {group: self._effect(group) for group in found}
@@ -125,7 +128,8 @@ class Bench:
 
         imported = self._imported[name]
         group_of = self._group_of[name]
-        products = [product for product, group in group_of.items() if group in self.groups and group not in half]
+        float32 = self._always.union(self.groups).difference(half - self._always)
+        products = [product for product, group in group_of.items() if group in float32]
         return Lowered(lower_precision(imported.module, self._precision, products), imported.values)
 
     def _judged(self, actual: Arrays) -> tuple[Verdict, ...]:

@@ -2,13 +2,16 @@
 
 torch.export notes the modules that a node was traced in (`nn_module_stack`), by their paths in what was exported: a
 component, or an entry point of the compiled model. Both take modules of one model, under other names. So whoever builds
-the model notes on each module its path in the model (`note_paths`), and a group has the same name in both.
+the model notes on each module its path in the model (`note_paths`), and a group has the same name in both. In the same
+way it notes on a module that its products stay float32 in every half precision (`keep_float32`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from harness.core.budget import Groups
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 _PATH = "path_in_model"
 """Attribute of a module: its path in the model."""
+_FLOAT32 = "stays_float32"
+"""Attribute of a module whose products stay float32."""
 
 OUTSIDE = "(outside of modules)"
 """The group of products that no module of the model computes."""
@@ -29,6 +34,17 @@ def note_paths(model: torch.nn.Module) -> None:
     for path, part in model.named_modules():
         if path:
             setattr(part, _PATH, path)
+
+
+def keep_float32(module: torch.nn.Module) -> None:
+    """Notes on a module that its products stay float32, whatever the precision; its parts have groups of their own."""
+    setattr(module, _FLOAT32, True)
+
+
+def always_float32(exported: torch.nn.Module) -> Groups:
+    """Returns the groups of what is exported that `keep_float32` has noted."""
+    parts = exported.named_modules(remove_duplicate=False)
+    return frozenset(_name(path, part) for path, part in parts if getattr(part, _FLOAT32, False))
 
 
 def groups_of(module: tvm.IRModule, graph: Graph, exported: torch.nn.Module) -> dict[str, str]:

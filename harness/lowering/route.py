@@ -36,7 +36,7 @@ class Lowered:
         module: Its function `main` takes the inputs in order (their number is the attribute `num_input`), then every
             weight, buffer and constant; it returns a tuple of the outputs.
         values: Values of the parameters by name, in the order in which `main` takes them, as they were imported.
-        float32: Those of the route's groups that it has, which stayed float32.
+        float32: The groups that stayed float32: those of the route's that it has, and those that always do.
     """
 
     module: tvm.IRModule
@@ -63,7 +63,8 @@ class Route:
         frontend: Key of `harness.lowering.frontends.FRONTENDS`.
         strategy: Key of `harness.lowering.rope.STRATEGIES`, or a strategy that is in no registry.
         precision: Key of `harness.core.precision.PRECISIONS`.
-        float32: Groups of products that stay float32 in a half precision.
+        float32: Groups of products that stay float32 in a half precision, besides those that always do
+            (`harness.lowering.groups.keep_float32`).
     """
 
     frontend: str = DEFAULT_FRONTEND
@@ -104,28 +105,31 @@ class Route:
         with self.applied(module):
             return self._frontend.export(module, args, axes)
 
-    def lower(self, exported: Any, exported_module: torch.nn.Module | None = None) -> Lowered:
+    def lower(self, exported: Any, exported_module: torch.nn.Module) -> Lowered:
         """Returns the Relax module of what `export` returned, in the precision.
+
+        Groups that always stay float32 do so if the frontend keeps modules.
 
         Args:
             exported: What `export` returned.
-            exported_module: The module that it was given; needed where groups stay float32.
+            exported_module: The module that it was given.
 
         Raises:
-            HarnessError: Groups are to stay float32, and the frontend cannot tell them.
+            HarnessError: The route's groups are to stay float32, and the frontend cannot tell them.
             Exception: Whatever the frontend raises on what it cannot import, unchanged.
         """
+        from harness.lowering.groups import always_float32
         from harness.lowering.precision import lower_precision
 
         module, values = self._frontend.import_exported(exported, self._strategy)
         precision = PRECISIONS[self.precision]
-        if not self.float32 or not precision.is_half:
+        always = always_float32(exported_module) if self.frontend in EXPORTING_PROGRAMS else NONE
+        float32 = self.float32 | always
+        if not float32 or not precision.is_half:
             return Lowered(lower_precision(module, precision), values)
-        assert exported_module is not None
         group_of = self.groups(exported, module, exported_module)
-        products = [product for product, group in group_of.items() if group in self.float32]
-        kept = self.float32.intersection(group_of.values())
-        return Lowered(lower_precision(module, precision, products), values, kept)
+        products = [product for product, group in group_of.items() if group in float32]
+        return Lowered(lower_precision(module, precision, products), values, float32.intersection(group_of.values()))
 
     def groups(self, exported: Any, module: tvm.IRModule, exported_module: torch.nn.Module) -> dict[str, str]:
         """Returns the group of each product, by the name of its variable in the module as imported in fp32.
@@ -171,4 +175,4 @@ def lower(module: torch.nn.Module, args: tuple[torch.Tensor, ...], route: Route 
         route: The default one if none is given.
     """
     route = route or Route()
-    return route.lower(route.export(module, args))
+    return route.lower(route.export(module, args), module)

@@ -123,7 +123,7 @@ def test_one_program_for_every_bank() -> None:
     axes = ({}, {0: Axis("memories", 1, 16)}, {0: Axis("pointers", 1, 80)})
     route = Route()
     with upstream():
-        program = route.lower(route.export(module, bank(2, 4), axes))
+        program = route.lower(route.export(module, bank(2, 4), axes), module)
     lowered = cpu_pipeline(cpu_target())(program.module)
     assert {name.rstrip("0123456789") for name in functions_of(lowered)} == {"attention", "matmul_add", "pack"}
     machine = machine_of(lowered)

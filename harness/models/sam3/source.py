@@ -15,9 +15,9 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.lowering.groups import note_paths
 from harness.lowering.symbolic import takes_symbolic_axes
 from harness.models.sam3.components.component import Component
+from harness.models.sam3.groups import note_groups
 from harness.parity.references import first_and_again, reference_of, run_twice
 from harness.parity.trace import independent_calls, run_trace
 
@@ -63,7 +63,7 @@ class Source:
         capture = component.captured_by
         self._inputs = capture.load_inputs(settings.image)
         model = build_architecture(case.scale, interactive=component.interactive)
-        note_paths(model)
+        note_groups(model)
         self.module: torch.nn.Module = component.build(model).eval()
         ready = self._cache.path(_capture_key(capture, self._inputs, case, settings)).exists()
         give_weights(

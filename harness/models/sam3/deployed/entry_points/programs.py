@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import Settings
-from harness.lowering.groups import note_paths
 from harness.models.sam3.deployed.entry_points.entry_point import EntryPoint
 from harness.models.sam3.deployed.entry_points.grounding import ENTRY_POINTS
 from harness.models.sam3.deployed.entry_points.interactive import INTERACTIVE_ENTRY_POINTS
 from harness.models.sam3.deployed.entry_points.video import VIDEO_ENTRY_POINTS
+from harness.models.sam3.groups import note_groups
 from harness.runtime.manifest import Capacity
 
 
@@ -34,6 +34,6 @@ def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Pro
         interactive=capacity.clicks > 0,
         allow_partial=settings.allow_partial,
     )
-    note_paths(model)
+    note_groups(model)
     for entry_point in entry_points(capacity):
         yield entry_point.program(model, capacity)

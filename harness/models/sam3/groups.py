@@ -1,0 +1,36 @@
+"""Notes on SAM 3's modules for half precision: what their products are called, and which of them stay float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.lowering.groups import keep_float32, note_paths
+
+_SCORING = "dot_prod_scoring"
+_PRESENCE = "transformer.decoder.presence_token_head"
+_MASK_DECODER = "inst_interactive_predictor.model.sam_mask_decoder"
+FLOAT32 = (
+    "backbone.language_backbone.resizer",
+    f"{_SCORING}.prompt_proj",
+    _SCORING,
+    *(
+        f"{head}.layers.{layer}"
+        for head in (_PRESENCE, f"{_MASK_DECODER}.iou_prediction_head", f"{_MASK_DECODER}.pred_obj_score_head")
+        for layer in range(3)
+    ),
+)
+"""What projects the words and the pooled prompt, the logits, and the heads of presence, predicted IoU and object.
+
+What they compute is small, and much depends on it: all 200 logits are products with one pooled prompt, so that its
+error does not average out. They are less than a ten-thousandth of the model's operations, and half precision would save
+nothing. `docs/PRECISION.md` has the errors with and without.
+"""
+
+
+def note_groups(model: Any) -> None:
+    """Notes on each module of a model its path, and on those of `FLOAT32` that it has that they stay float32."""
+    note_paths(model)
+    parts = dict(model.named_modules())
+    for path in FLOAT32:
+        if path in parts:
+            keep_float32(parts[path])
