@@ -20,6 +20,7 @@ from harness.runtime.manifest import DEFAULT_CAPACITY
 
 PRESENCE = {f"transformer.decoder.presence_token_head.layers.{layer}" for layer in range(3)}
 SCORING = {"dot_prod_scoring", "dot_prod_scoring.prompt_proj"}
+BOXES = "transformer.decoder.bbox_embed.layers.2"
 RESIZER = "backbone.language_backbone.resizer"
 
 
@@ -43,8 +44,8 @@ def test_upstream_has_all_of_it() -> None:
     [
         ("text_encoder", {RESIZER}),
         ("scoring_head", SCORING),
-        ("transformer_decoder", PRESENCE),
-        ("box_head", set()),
+        ("transformer_decoder", PRESENCE | {BOXES}),
+        ("box_head", {BOXES}),
     ],
 )
 def test_of_a_component_only_that_is(component: str, groups: set[str]) -> None:
@@ -57,7 +58,7 @@ def test_an_entry_point_keeps_what_its_components_keep() -> None:
     case = Case("sam3", "real", "llvm", precision="bf16")
     contents = Contents(DEPLOYABLE, case, SEEDED, DEFAULT_CAPACITY, ("ground", "encode_text"))
     kept = {item.name: item.float32 for item in contents.imported(lambda stage: None)}
-    assert kept == {"encode_text": {RESIZER}, "ground": SCORING | PRESENCE}
+    assert kept == {"encode_text": {RESIZER}, "ground": SCORING | PRESENCE | {BOXES}}
 
 
 def test_it_is_in_no_budget() -> None:

@@ -13,17 +13,18 @@ FLOAT32 = (
     "backbone.language_backbone.resizer",
     f"{_SCORING}.prompt_proj",
     _SCORING,
+    "transformer.decoder.bbox_embed.layers.2",
     *(
         f"{head}.layers.{layer}"
         for head in (_PRESENCE, f"{_MASK_DECODER}.iou_prediction_head", f"{_MASK_DECODER}.pred_obj_score_head")
         for layer in range(3)
     ),
 )
-"""What projects the words and the pooled prompt, the logits, and the heads of presence, predicted IoU and object.
+"""What projects the words and the pooled prompt; logits and boxes; the heads of presence, predicted IoU and object.
 
 What they compute is small, and much depends on it: all 200 logits are products with one pooled prompt, so that its
-error does not average out. They are less than a ten-thousandth of the model's operations, and half precision would save
-nothing. `docs/PRECISION.md` has the errors with and without.
+error does not average out, and each layer refines the boxes of the one before. They are less than a ten-thousandth of
+the model's operations, and half precision would save nothing. `docs/PRECISION.md` has the errors with and without.
 """
 
 
