@@ -128,7 +128,7 @@ class Bench:
 
         imported = self._imported[name]
         group_of = self._group_of[name]
-        float32 = self._always.union(self.groups).difference(half - self._always)
+        float32 = self._always.union(set(self.groups) - half)
         products = [product for product, group in group_of.items() if group in float32]
         return Lowered(lower_precision(imported.module, self._precision, products), imported.values)
 
