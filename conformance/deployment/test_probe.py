@@ -15,10 +15,11 @@ import tvm
 from filelock import FileLock
 
 from conformance.deployment.test_variants import compiled, for_cpus
-from conformance.support.amx import target_with_tiles, without_unit
+from conformance.support.amx import target_with_tiles
 from conformance.support.kernels import functions_of
 from harness.core.settings import REPOSITORY
 from harness.deployment.probe import layer, needs_probe, write_probe
+from harness.execution.emulation.matrix_unit import emulate, emulation_problem
 from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features
 from harness.runtime.loading import LoadError
@@ -48,7 +49,7 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / UNIT).mkdir()
     lowered = lower_module(layer(), HOST, target_with_tiles(AVX2))
     assert any("bf16x6_amx" in name for name in functions_of(lowered))
-    build_library(without_unit(lowered), target(AVX2), folder / UNIT / PROBE_LIBRARY)
+    build_library(lowered, target_with_tiles(AVX2), folder / UNIT / PROBE_LIBRARY)
     return folder
 
 
@@ -57,9 +58,19 @@ def folder(probes: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(probes, tmp_path / "any"))
 
 
+@pytest.fixture
+def unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit, emulated."""
+    if problem := emulation_problem():
+        pytest.skip(problem)
+    emulate()
+    monkeypatch.setattr("harness.runtime.cpu._emulated", set(MATRIX_UNIT))
+
+
+@pytest.mark.usefixtures("unit")
 @pytest.mark.parametrize("names", [(SSE, AVX2), (AVX2, SSE), (AVX2, UNIT), (UNIT, AVX2)])
 def test_the_fastest_is_taken(names: tuple[str, str], folder: Path) -> None:
-    """A unit that is slower, as this one that vectors emulate, is not."""
+    """A unit that is slower, as one that is emulated, is not."""
     assert fastest(folder, names) == AVX2
     kept = json.loads((folder / PROBED).read_text())
     assert kept["fastest"] == AVX2

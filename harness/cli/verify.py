@@ -85,7 +85,8 @@ def verify(
         list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
     ] = None,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run all GPU kernels on the CPU where there is no GPU: minutes each.")
+        bool,
+        typer.Option("--emulate", help="Run GPU kernels and code for AMX on a CPU without: minutes each."),
     ] = False,
     budget: BudgetOption = None,
     db: DatabaseOption = None,

@@ -157,7 +157,7 @@ class Outcome:
         verdicts: One per output, if it was judged.
         device: The machine that ran it, if it was another one and got so far.
         kernels: Kernels of a GPU target, every sample's, once per architecture.
-        emulated: Whether the CPU ran the GPU's kernels.
+        emulated: Whether the CPU ran the GPU's kernels, or emulated its own matrix unit.
         lost_schedules: A sentence on each schedule that could not be applied to a function of any sample.
     """
 

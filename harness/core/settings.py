@@ -29,7 +29,7 @@ class Settings:
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
         remote: Devices to run on; None for this machine.
         emulate: Whether every component's GPU kernels run on the CPU where there is no device, and not only the cheap
-            ones; it takes minutes.
+            ones, and code for AMX on a CPU without it; it takes minutes.
         processors: The processors that code is compiled for.
     """
 

@@ -1,4 +1,4 @@
-"""Cases whose kernels are cheap, on a machine without a GPU: the kernels run on the CPU, and are judged like any."""
+"""Cases on a machine without the device, or without the unit of a CPU, that they are compiled for: this CPU acts it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.case import Case
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.targets import TARGETS
+from harness.execution.emulation.matrix_unit import emulate, emulation_problem
+from harness.execution.executors import Executor, LocalExecutor
+from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
+from harness.targets import HOST, TARGETS
 from harness.targets.clang import clang
+from harness.targets.llvm import lacks_matrix_unit_alone
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,15 +26,46 @@ def emulates(case: Case, cheap_in: Collection[str], every: bool = False, process
     """Returns whether the case is run by emulation here.
 
     Args:
-        case: It is, if there is a clang, and no device for its target.
-        cheap_in: Precisions in which its subject's kernels are cheap to emulate.
-        every: Whether also if they are not.
+        case: A GPU's is, if there is a clang, and no device for its target; one of this CPU's architecture, if it is
+            compiled for a matrix unit and this CPU has everything else.
+        cheap_in: Precisions in which its subject's kernels of a GPU are cheap to emulate.
+        every: Whether also if they are not, and what is compiled for a matrix unit.
         processors: The processors that the case is compiled for.
     """
     target = TARGETS[case.target]
+    if target is HOST:
+        return every and lacks_matrix_unit_alone(processors) and emulation_problem() is None
     if not target.emulated or not (every or case.precision in cheap_in) or clang() is None:
         return False
     return target.run_problem(processors) is not None
+
+
+def emulating_executor(case: Case, processors: Processors) -> Executor:
+    """Returns what runs a case that `emulates` names."""
+    return MatrixUnitExecutor(processors) if TARGETS[case.target] is HOST else EmulatedExecutor(processors)
+
+
+class MatrixUnitExecutor(LocalExecutor):
+    """Runs code for the matrix unit of x86 on a CPU without one."""
+
+    def run_problem(self, target: str) -> str | None:
+        """See `Executor`."""
+        return None
+
+    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """See `Executor`."""
+        _act_as_with_unit()
+        return super().executable(library, target, parameters)
+
+    def model(self, folder: Path) -> Sam3:
+        """See `Executor`."""
+        _act_as_with_unit()
+        return super().model(folder)
+
+
+def _act_as_with_unit() -> None:
+    emulate()
+    add_emulated_features(MATRIX_UNIT)
 
 
 class EmulatedExecutor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from harness.runtime.arm import arm_model
@@ -135,6 +135,8 @@ _MACOS_ARM = {
     "FEAT_CSSC": "cssc",
 }
 
+_emulated: set[str] = set()
+
 
 def cpu_model(root: Path = ROOT) -> str:
     """Returns the name of the processor as its vendor writes it, or the architecture where it is not to be found.
@@ -162,10 +164,24 @@ def normalized(machine: str) -> str:
 
 
 def cpu_features() -> frozenset[str] | None:
-    """Returns the features of this machine's processor in LLVM's spelling; None where the system does not tell."""
+    """Returns the features of this machine's processor in LLVM's spelling; None where the system does not tell.
+
+    Those that a program emulates for this process count as well.
+    """
     if platform.system() == "Darwin":
         return features_of_macos(sysctl("hw.optional", "machdep.cpu"))
-    return features_of_linux(read_text(Path("/proc/cpuinfo")))
+    present = features_of_linux(read_text(Path("/proc/cpuinfo")))
+    return None if present is None else present | _emulated
+
+
+def add_emulated_features(features: Iterable[str]) -> None:
+    """Adds features, in LLVM's spelling, whose instructions are emulated in this process from now on."""
+    _emulated.update(features)
+
+
+def emulated_features() -> frozenset[str]:
+    """Returns the features whose instructions are emulated in this process."""
+    return frozenset(_emulated)
 
 
 def features_of_linux(cpuinfo: str) -> frozenset[str] | None:

@@ -10,14 +10,19 @@ import ctypes
 import os
 import platform
 
-from harness.runtime.cpu import architecture
+from harness.runtime.cpu import MATRIX_UNIT, architecture, emulated_features
 
 SYSTEM_CALL, REQUEST, TILE_DATA = 158, 0x1023, 18
 """`arch_prctl` of x86-64 (arch/x86/entry/syscalls), ARCH_REQ_XCOMP_PERM (asm/prctl.h) and XFEATURE_XTILEDATA."""
 
 
 def matrix_unit_problem() -> str | None:
-    """Asks the system for the unit, for this process and those that it forks; returns why it is refused, or None."""
+    """Asks the system for the unit, for this process and those that it forks; returns why it is refused, or None.
+
+    Where it is emulated, nobody needs to be asked.
+    """
+    if emulated_features().issuperset(MATRIX_UNIT):
+        return None
     if (platform.system(), architecture()) != ("Linux", "x86_64"):
         return "only Linux on x86-64 has a way to ask for it"
     if ctypes.CDLL(None, use_errno=True).syscall(SYSTEM_CALL, REQUEST, TILE_DATA) == 0:

@@ -148,6 +148,19 @@ def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
     return problem and f"code {problem}: leave out --cpu, and unset {CPU_VARIABLE}"
 
 
+def lacks_matrix_unit_alone(processors: Processors = THIS_MACHINE) -> bool:
+    """Returns whether a matrix unit is all that this machine lacks to run code for a CPU.
+
+    Raises:
+        HarnessError: LLVM does not know the CPU that is named.
+    """
+    import tvm
+
+    name, required = required_cpu(tvm.target.Target(host_of(processors)))
+    vectors = [feature for feature in required if feature not in MATRIX_UNIT]
+    return cpu_problem(name, required) is not None and cpu_problem(name, vectors) is None
+
+
 def cpu_device() -> tvm.runtime.Device:
     """TVM's device for the CPU."""
     import tvm

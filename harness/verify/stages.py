@@ -15,7 +15,7 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
 from harness.core.progress import Progress
 from harness.core.settings import Settings
-from harness.execution.emulated import EmulatedExecutor, emulates
+from harness.execution.emulated import emulates, emulating_executor
 from harness.execution.executors import executor_for
 from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.models.registry import models, subjects
@@ -93,7 +93,7 @@ def _walk(case: Case, settings: Settings, progress: Progress, float32: Groups) -
 
     subject = subjects()[case.component]
     emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)
-    with closing(EmulatedExecutor(settings.processors) if emulated else executor_for(settings)) as executor:
+    with closing(emulating_executor(case, settings.processors) if emulated else executor_for(settings)) as executor:
         try:
             with progress.during(Stage.BUILD):
                 workload = subject.open(case, settings)

@@ -17,18 +17,18 @@ from tvm import relax
 from tvm.target import codegen
 
 from conformance.schedules.cpu.test_cpu_attention_bf16 import hold_rounded, masks_of
-from conformance.support.amx import parts_of, product_in_tiles, product_of_parts, target_with_tiles, without_unit
+from conformance.support.amx import parts_of, product_in_tiles, product_of_parts, target_with_tiles
 from conformance.support.assembly import assembly
 from conformance.support.attention import attention_bf16, operands
 from conformance.support.bf16 import SMALLEST, linear, rounded
 from conformance.support.convolutions import AROUND, PLAIN, Geometry, as_product, filters, transposed_by_taps
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
-from conformance.support.place import executes
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.settings import SEEDED
 from harness.deployment.lowering import reachable
+from harness.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.lowering.route import Route, lower
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
@@ -46,14 +46,18 @@ from harness.targets.compiling import build_library
 
 few = settings(max_examples=6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")
-emulated = pytest.mark.skipif(not executes(ANY), reason="this machine does not execute code for x86-64-v3")
+emulated = pytest.mark.skipif(emulation_problem() is not None, reason=str(emulation_problem()))
 
 
 def in_tiles(operator: Operator, inputs: Arrays, weights: Arrays = ()) -> np.ndarray:
-    """The result of an operator in tiles, whose instructions are functions that this machine runs."""
+    """The result of an operator in tiles; where this machine has none, or may not use them, they are emulated."""
     module = lowered(operator, inputs, weights, WITH_TILES)
     assert any("_amx" in name for name in functions_of(module)), functions_of(module)
-    return run_module(without_unit(module), inputs, weights, ANY)
+    emulate()
+    before = emulated_products()
+    result = run_module(module, inputs, weights, WITH_TILES)
+    assert emulated_products() > before or matrix_unit_problem() is None
+    return result
 
 
 def multiplied(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -334,7 +338,7 @@ def test_the_facts_tell_tiles() -> None:
 
 
 def verdicts_in_tiles(component: str, precision: str) -> Sequence[Verdict]:
-    """Verdicts on what a component gives in tiles, emulated, for its main sample."""
+    """Verdicts on what a component gives in tiles for its main sample."""
     case = Case(component, "real", "llvm", precision=precision)
     subject = subjects()[case.component]
     with models()[subject.model].context():
@@ -342,9 +346,10 @@ def verdicts_in_tiles(component: str, precision: str) -> Sequence[Verdict]:
         assert isinstance(workload, TracedWorkload)
         (program,) = workload.programs.values()
         made = lower(program.module, tuple(program.example.values()), Route(precision=precision))
-        module = without_unit(cpu_pipeline(WITH_TILES)(made.module))
+        module = cpu_pipeline(WITH_TILES)(made.module)
         assert sum("amx" in name for name in functions_of(module)) >= 3
-        machine = machine_of(module, ANY)
+        emulate()
+        machine = machine_of(module, WITH_TILES)
         weights = list(machine["main_transform_params"]([tvm.runtime.tensor(a) for a in made.parameters().values()]))
         outputs = machine["main"](*(tvm.runtime.tensor(value.numpy()) for value in program.example.values()), *weights)
         arrays = [output.numpy() for output in ([outputs] if isinstance(outputs, tvm.runtime.Tensor) else outputs)]

@@ -1,1 +1,1 @@
-"""GPU kernels on the CPU: the source that was generated for a GPU, compiled by clang over a header of built-ins."""
+"""What this CPU runs in place of what it lacks: a GPU's kernels, from their source, and AMX, by instruction."""

@@ -10,6 +10,7 @@ from typing import Any
 from harness.core.outcome import Stage
 from harness.report.verification.document import KERNEL_COLUMNS
 from harness.report.verification.numbers import number
+from harness.targets import HOST
 
 NOT_RUN = "·"
 """What a cell of the matrix says of a case that was not run."""
@@ -220,7 +221,7 @@ LEGEND = (
     ("⛔", "failed as predicted"),
     ("❌", "not as expected"),
     ("⏭", "compiled, but nothing here runs it, or unavailable: not even compiled"),
-    ("emulated:", "the GPU's kernels ran on the CPU"),
+    ("emulated:", "the CPU ran the GPU's kernels, or AMX's instructions one by one"),
     ("a dot:", "not run"),
 )
 """What the signs of the matrix mean."""
@@ -261,7 +262,11 @@ def notes(case: Mapping[str, Any]) -> list[str]:
         sent = size(device["sent_bytes"]) if device["sent_bytes"] else "nothing"
         told.append(f"Ran on {device['told']}{took}; {sent} had to be sent.")
     if case.get("emulated"):
-        told.append("Emulated on the CPU: the GPU's kernels were run and judged here, and no GPU ran them.")
+        told.append(
+            "Emulated: a program carried out the instructions of AMX one by one, and no matrix unit did."
+            if case["target"] == HOST.name
+            else "Emulated on the CPU: the GPU's kernels were run and judged here, and no GPU ran them."
+        )
     if "precision" in case:
         told.append(
             "In half precision: judged by the oracle, and errors are told against upstream under autocast in "

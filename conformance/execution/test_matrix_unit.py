@@ -1,0 +1,231 @@
+"""AMX on a CPU without it: each instruction does what Intel's manual says, and whole cases are judged so."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.support.bf16 import Processor, flushed, multiply_add
+from conformance.support.operators import normal
+from conformance.support.place import executes
+from harness.core.case import Case
+from harness.core.processors import Processors
+from harness.core.settings import REPOSITORY
+from harness.execution.emulated import emulates
+from harness.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
+from harness.runtime.matrix_unit import matrix_unit_problem
+from harness.targets.linking import linker
+
+pytestmark = pytest.mark.skipif(emulation_problem() is not None, reason=str(emulation_problem()))
+CPU = "x86-64-v3+amx"
+
+SOURCE = """
+#include <immintrin.h>
+
+void multiply(const void *shapes, char *sums, long sums_step, const char *left, long left_step, const char *right,
+              long right_step) {
+    _tile_loadconfig(shapes);
+    _tile_loadd(0, sums, sums_step);
+    _tile_loadd(1, left, left_step);
+    _tile_loadd(7, right, right_step);
+    _tile_dpbf16ps(0, 1, 7);
+    _tile_stored(0, sums, sums_step);
+    _tile_release();
+}
+void move(const void *shapes, char *to, const char *from, long step) {
+    _tile_loadconfig(shapes);
+    _tile_stream_loadd(5, from, step);
+    _tile_stored(5, to, step);
+    _tile_release();
+}
+void clear(const void *shapes, const void *others, char *to, const char *from) {
+    _tile_loadconfig(shapes);
+    _tile_loadd(2, from, 64);
+    _tile_loadconfig(others);
+    _tile_zero(3);
+    _tile_stored(3, to, 64);
+    _tile_stored(2, to + 1024, 64);
+    _tile_release();
+}
+void of_released(const void *shapes) {
+    _tile_loadconfig(shapes);
+    _tile_release();
+    _tile_zero(0);
+}
+void of_one_tile_twice(const void *shapes) {
+    _tile_loadconfig(shapes);
+    __asm__ volatile(".byte 0xC4, 0xE2, 0x72, 0x5C, 0xC1"); // tdpbf16ps tmm0, tmm1, tmm1: assemblers refuse it
+}
+void of_unfit_tiles(const void *shapes) {
+    _tile_loadconfig(shapes);
+    _tile_dpbf16ps(0, 1, 2);
+}
+void of_no_unit(const void *shapes) { __builtin_trap(); }
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The functions above, as a C compiler encodes their instructions."""
+    folder = tmp_path_factory.mktemp("tiles")
+    (folder / "tiles.c").write_text(SOURCE)
+    command = linker()
+    assert command is not None
+    flags = ["-x", "c", "-O2", "-mamx-tile", "-mamx-bf16", str(folder / "tiles.c"), "-o", str(folder / "tiles.so")]
+    subprocess.run([*command, *flags], check=True)
+    return folder / "tiles.so"
+
+
+@pytest.fixture(scope="module")
+def unit(program: Path) -> ctypes.CDLL:
+    """The same, in a process that has a unit, or emulates it."""
+    emulate()
+    matrix_unit_problem()  # asks for it, where there is one
+    return ctypes.CDLL(str(program))
+
+
+def shapes_of(**tiles: tuple[int, int]) -> bytes:
+    """What `ldtilecfg` reads: rows, and bytes of a row, by tile."""
+    content = bytearray(64)
+    content[0] = 1
+    for name, (rows, row_bytes) in tiles.items():
+        tile = int(name.removeprefix("tile"))
+        content[16 + 2 * tile : 18 + 2 * tile] = row_bytes.to_bytes(2, "little")
+        content[48 + tile] = rows
+    return bytes(content)
+
+
+def address(array: np.ndarray, offset: int = 0) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data + offset)
+
+
+def numbers(shape: tuple[int, ...], seed: int, spread: int) -> np.ndarray:
+    """bfloat16, of sizes that differ by powers of two; some of them are zero, denormal, infinite or NaN."""
+    rng = np.random.default_rng(seed)
+    found = rng.standard_normal(shape) * 2.0 ** rng.integers(-spread, spread + 1, shape)
+    odd = rng.choice([0.0, -0.0, 1e-39, -1e-40, np.inf, np.nan], shape)
+    return np.where(rng.random(shape) < 0.02, odd, found).astype(ml_dtypes.bfloat16)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 16),
+    pairs=st.integers(1, 16),
+    columns=st.integers(1, 16),
+    spread=st.sampled_from([0, 8, 60]),
+    seed=st.integers(0, 1000),
+    gap=st.sampled_from([0, 4, 60]),
+)
+def test_a_product_is_what_the_manual_says(
+    unit: ctypes.CDLL, rows: int, pairs: int, columns: int, spread: int, seed: int, gap: int
+) -> None:
+    """Of tiles of any shape, whose rows lie anywhere in memory; what is between them stays as it is."""
+    left = numbers((rows, 2 * pairs), seed, spread)
+    right = numbers((pairs, 2 * columns), seed + 1, spread)
+    sums = np.full((rows, columns + gap // 4), 7.0, np.float32)
+    sums[:, :columns] = numbers((rows, columns), seed + 2, spread)
+    expected = sums.copy()
+    halves = np.zeros((2, rows, columns), np.float32)
+    processor = Processor(flushes=True)
+    for k in range(pairs):
+        for half in range(2):
+            terms = left[:, 2 * k + half, None], right[None, k, half::2]
+            halves[half] = multiply_add(halves[half], *terms, processor)
+    with np.errstate(invalid="ignore", over="ignore"):
+        product = flushed(halves[0] + halves[1])
+        expected[:, :columns] = flushed(flushed(sums[:, :columns]) + product)
+    shapes = shapes_of(tile0=(rows, 4 * columns), tile1=(rows, 4 * pairs), tile7=(pairs, 4 * columns))
+    steps = [ctypes.c_long(array.strides[0]) for array in (sums, left, right)]
+    unit.multiply(shapes, address(sums), steps[0], address(left), steps[1], address(right), steps[2])
+    np.testing.assert_array_equal(sums, expected)
+
+
+@pytest.mark.parametrize(("rows", "row_bytes"), [(1, 4), (3, 20), (16, 64), (16, 4), (1, 64)])
+def test_a_tile_moves_forwards_and_backwards_through_memory(unit: ctypes.CDLL, rows: int, row_bytes: int) -> None:
+    source = np.arange(16 * 80, dtype=np.uint32).view(np.uint8).reshape(16, 320)
+    for first, step in ((0, 320), (15, -320)):
+        result = np.zeros_like(source)
+        expected = np.zeros_like(source)
+        at = slice(first, first + rows) if step > 0 else slice(first - rows + 1, first + 1)
+        expected[at, :row_bytes] = source[at, :row_bytes]
+        shapes = shapes_of(tile5=(rows, row_bytes))
+        unit.move(shapes, address(result, first * 320), address(source, first * 320), ctypes.c_long(step))
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_tiles_are_zero_once_they_are_configured_again(unit: ctypes.CDLL) -> None:
+    result = np.ones((2, 16, 64), np.uint8)
+    source = np.full((16, 64), 5, np.uint8)
+    shapes = shapes_of(tile2=(16, 64), tile3=(16, 64))
+    unit.clear(shapes, shapes, address(result), address(source))
+    assert not result.any()
+
+
+WHOLE = (16, 64)
+REFUSED = {
+    "tiles that were released": ("of_released", shapes_of(tile0=WHOLE)),
+    "one tile as both operands": ("of_one_tile_twice", shapes_of(tile0=WHOLE, tile1=WHOLE)),
+    "a depth that differs": ("of_unfit_tiles", shapes_of(tile0=WHOLE, tile1=(16, 32), tile2=WHOLE)),
+    "rows that differ": ("of_unfit_tiles", shapes_of(tile0=(8, 64), tile1=WHOLE, tile2=WHOLE)),
+    "an operand without rows": ("of_unfit_tiles", shapes_of(tile0=WHOLE, tile1=WHOLE)),
+    "more rows than there are": ("of_released", shapes_of(tile0=(17, 64))),
+    "an unknown palette": ("of_released", b"\2" + bytes(63)),
+    "another instruction": ("of_no_unit", bytes(64)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_unit_refuses_ends_the_process(name: str, program: Path) -> None:
+    function, shapes = REFUSED[name]
+    code = (
+        "import ctypes\n"
+        "from harness.execution.emulation.matrix_unit import emulate\n"
+        "from harness.runtime.matrix_unit import matrix_unit_problem\n"
+        "emulate(), matrix_unit_problem()\n"
+        f"ctypes.CDLL({str(program)!r}).{function}({shapes!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False)
+    # A processor raises a general protection fault for a configuration that it does not know, Linux SIGSEGV.
+    assert -done.returncode in (signal.SIGILL, signal.SIGSEGV)
+
+
+def test_a_case_is_judged_by_its_emulated_outputs(tmp_path: Path) -> None:
+    if matrix_unit_problem() is None:
+        pytest.skip("the unit runs on this machine, and nothing needs to be emulated")
+    command = [sys.executable, "-m", "harness", "verify", "--component", "box_head", "--strategy", "real"]
+    command += ["--target", "llvm", "--cpu", CPU, "--precision", "bf16", "--precision", "fp32", "--emulate"]
+    command += ["--report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("passed at judge, emulated") == 2
+    assert "AMX one by one, and no matrix unit did" in (tmp_path / "VERIFICATION_REPORT.md").read_text()
+
+
+def test_only_the_unit_is_emulated_and_only_where_it_is_asked_for() -> None:
+    def emulated(cpu: str | None, every: bool = True) -> bool:
+        return emulates(Case("box_head", "real", "llvm", precision="bf16"), ("bf16",), every, Processors(cpu))
+
+    assert emulated(CPU) == (matrix_unit_problem() is not None)
+    assert not emulated(CPU, every=False)
+    assert not emulated("x86-64-v3") and not emulated(None)
+    if not executes(tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4"})):
+        assert not emulated("sapphirerapids+amx"), "nobody emulates its vectors"
+
+
+def test_products_are_counted(unit: ctypes.CDLL) -> None:
+    shapes = shapes_of(tile0=WHOLE, tile1=WHOLE, tile7=WHOLE)
+    arrays = [normal((16, 16)) for _ in range(3)]
+    before = emulated_products()
+    for _ in range(3):
+        unit.multiply(shapes, *(part for array in arrays for part in (address(array), ctypes.c_long(64))))
+    assert emulated_products() - before == (0 if matrix_unit_problem() is None else 3)
