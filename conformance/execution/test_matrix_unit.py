@@ -74,16 +74,30 @@ void of_no_unit(const void *shapes) { __builtin_trap(); }
 """
 
 
+def compiled(folder: Path, source: str, *flags: str) -> Path:
+    """A library of C functions."""
+    (folder / "tiles.c").write_text(source)
+    command = linker()
+    assert command is not None
+    flags = (
+        "-x",
+        "c",
+        "-O2",
+        "-mamx-tile",
+        "-mamx-bf16",
+        *flags,
+        str(folder / "tiles.c"),
+        "-o",
+        str(folder / "tiles.so"),
+    )
+    subprocess.run([*command, *flags], check=True)
+    return folder / "tiles.so"
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The functions above, as a C compiler encodes their instructions."""
-    folder = tmp_path_factory.mktemp("tiles")
-    (folder / "tiles.c").write_text(SOURCE)
-    command = linker()
-    assert command is not None
-    flags = ["-x", "c", "-O2", "-mamx-tile", "-mamx-bf16", str(folder / "tiles.c"), "-o", str(folder / "tiles.so")]
-    subprocess.run([*command, *flags], check=True)
-    return folder / "tiles.so"
+    return compiled(tmp_path_factory.mktemp("tiles"), SOURCE)
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +183,60 @@ def test_tiles_are_zero_once_they_are_configured_again(unit: ctypes.CDLL) -> Non
     shapes = shapes_of(tile2=(16, 64), tile3=(16, 64))
     unit.clear(shapes, shapes, address(result), address(source))
     assert not result.any()
+
+
+CONSTANTS = (1, -1, 127, -128, 8192, 0x7FFFFFFF, -0x80000000)
+CONDITIONS = ("o", "no", "c", "nc", "z", "nz", "be", "a", "s", "ns", "p", "np", "l", "ge", "le", "g")
+BETWEEN = (
+    *(f"{name} ${constant}, {a}" for name in ("add", "cmp") for a in ("%q0", "%k0") for constant in CONSTANTS),
+    "inc %q0",
+    "inc %k0",
+    *(f"lea {address}, {a}" for a in ("%q0", "%k0") for address in ("(%q0,%q1)", "-9(%q0,%q1,8)", "0x12345(,%q1,4)")),
+    "lea 77(%q1), %q0",
+    *(f"cmp $5, %q1; j{condition} 1f; lea 3(%q0), %q0; 1:" for condition in CONDITIONS),
+    # Too far for a jump of two bytes.
+    *(f"cmp $5, %q1; j{condition} 1f; lea 3(%q0), %q0; .skip 200, 0x90; 1:" for condition in CONDITIONS),
+)
+"""Instructions of two registers that need no trap of their own after one of the unit."""
+FUNCTION = """
+void {name}(const void *shapes, long *values) {{
+    long a = values[0], b = values[1], flags;
+    _tile_loadconfig(shapes);
+    __asm__ volatile("{before}; {instruction}; pushfq; popq %2" : "+r"(a), "+r"(b), "=r"(flags) : : "cc");
+    _tile_release();
+    values[0] = a, values[1] = b, values[2] = flags;
+}}
+"""
+SIZES = st.sampled_from([0, 4, 5, 6, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, -1, -(2**31), -(2**63)])
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Two functions for each of these, one of which begins with an instruction of the unit."""
+    emulate()
+    matrix_unit_problem()
+    # The unit's instructions leave flags alone.
+    begun = {"after": "cmp $5, %q1; tilezero %%tmm0", "alone": "cmp $5, %q1"}
+    functions = (
+        FUNCTION.format(name=f"{name}_{n}", before=before, instruction=instruction)
+        for n, instruction in enumerate(BETWEEN)
+        for name, before in begun.items()
+    )
+    source = "#include <immintrin.h>\n" + "".join(functions)
+    return ctypes.CDLL(str(compiled(tmp_path_factory.mktemp("between"), source, "-mno-red-zone")))
+
+
+@settings(max_examples=40)
+@given(values=st.tuples(*[SIZES | st.integers(-(2**63), 2**63 - 1)] * 2))
+def test_what_is_between_the_units_instructions_is_what_the_processor_does(
+    between: ctypes.CDLL, values: tuple[int, int]
+) -> None:
+    shapes = shapes_of(tile0=(16, 64))
+    for n, instruction in enumerate(BETWEEN):
+        after, alone = (np.array([*values, 0], np.int64) for _ in range(2))
+        between[f"after_{n}"](shapes, address(after))
+        between[f"alone_{n}"](shapes, address(alone))
+        np.testing.assert_array_equal(after, alone, err_msg=instruction)
 
 
 WHOLE = (16, 64)

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <ucontext.h>
 
-enum { TILES = 8, ROWS = 16, ROW_BYTES = 64, CONFIGURATION_BYTES = 64, LANES = 16 };
+enum { TILES = 8, ROWS = 16, ROW_BYTES = 64, CONFIGURATION_BYTES = 64, LANES = 16, BLOCK = 4 };
 
 typedef struct {
     int rows, row_bytes;
@@ -34,28 +34,28 @@ typedef struct {
     int prefix, opcode;    // pp of the VEX prefix: 0 none, 1 66, 2 F3, 3 F2
     int reg, rm, vvvv;     // operands that are registers
     int in_memory;         // whether the operand of rm is in memory, and then
+    int indexed;           // whether it is written with an index, as tiles are
     uint8_t *address;      // where, without the index
     int64_t stride;        // index, scaled; 0 where there is none
     const uint8_t *after;  // the next instruction
 } Instruction;
 
-// Whether there is an instruction of map 0F38 with a VEX prefix of three bytes, W0 and 128 bits, and which one.
-static int decode(const uint8_t *at, const greg_t *values, Instruction *found) {
-    if (at[0] != 0xC4 || (at[1] & 0x1F) != 2 || (at[2] & 0x84) != 0) return 0;
-    const int r = at[1] & 0x80 ? 0 : 8, x = at[1] & 0x40 ? 0 : 8, b = at[1] & 0x20 ? 0 : 8;
-    const int mod = at[4] >> 6, rm = at[4] & 7;
-    *found = (Instruction){.prefix = at[2] & 3, .opcode = at[3], .reg = r | (at[4] >> 3 & 7), .rm = b | rm};
-    found->vvvv = ~(at[2] >> 3) & 15;
+// Reads the byte of the operands and what follows it, but for an immediate operand of some bytes.
+static void read_operands(const uint8_t *at, int r, int x, int b, const greg_t *values, int immediate,
+                          Instruction *found) {
+    const int mod = *at >> 6, rm = *at & 7;
+    const uint8_t *next = at + 1;
+    found->reg = r | (*at >> 3 & 7);
+    found->rm = b | rm;
     found->in_memory = mod != 3;
-    const uint8_t *next = at + 5;
+    found->indexed = found->in_memory && rm == 4;
     if (found->in_memory) {
         int base = b | rm, from_here = 0;
-        if (rm == 4) {
+        if (found->indexed) {
             const int index = x | (*next >> 3 & 7), scale = *next >> 6;
             if (index != 4) found->stride = (int64_t)((uint64_t)values[registers[index]] << scale);
-            base = b | (*next & 7);
+            base = mod == 0 && (*next & 7) == 5 ? -1 : b | (*next & 7);
             ++next;
-            if (mod == 0 && (base & 7) == 5) base = -1;
         } else if (mod == 0 && rm == 5) {
             base = -1;
             from_here = 1;
@@ -67,10 +67,18 @@ static int decode(const uint8_t *at, const greg_t *values, Instruction *found) {
             memcpy(&offset, next, 4);
             next += 4;
         }
-        const int64_t origin = from_here ? (int64_t)(intptr_t)next : base < 0 ? 0 : (int64_t)values[registers[base]];
-        found->address = (uint8_t *)(intptr_t)(origin + offset);
+        const greg_t from = from_here ? (greg_t)(intptr_t)(next + immediate) : base < 0 ? 0 : values[registers[base]];
+        found->address = (uint8_t *)(intptr_t)(from + offset);
     }
-    found->after = next;
+    found->after = next + immediate;
+}
+
+// Whether there is an instruction of map 0F38 with a VEX prefix of three bytes, W0 and 128 bits, and which one.
+static int decode(const uint8_t *at, const greg_t *values, Instruction *found) {
+    if (at[0] != 0xC4 || (at[1] & 0x1F) != 2 || (at[2] & 0x84) != 0) return 0;
+    const int r = at[1] & 0x80 ? 0 : 8, x = at[1] & 0x40 ? 0 : 8, b = at[1] & 0x20 ? 0 : 8;
+    *found = (Instruction){.prefix = at[2] & 3, .opcode = at[3], .vvvv = ~(at[2] >> 3) & 15};
+    read_operands(at + 4, r, x, b, values, 0, found);
     return 1;
 }
 
@@ -121,19 +129,32 @@ __attribute__((target("avx2,fma"))) static int multiply(int sums, int left, int 
     if (of_sums.row_bytes % 4 || of_left.row_bytes % 4 || of_sums.row_bytes != of_right.row_bytes) return 0;
     if (of_sums.rows != of_left.rows || of_left.row_bytes != 4 * of_right.rows) return 0;
     _mm_setcsr(0x9FC0);  // no exceptions, to nearest, denormals are zero, as operands and as results
-    for (int m = 0; m < of_sums.rows; ++m) {
-        for (int n = 0; n < LANES; n += 8) {
-            __m256 first = _mm256_setzero_ps(), second = _mm256_setzero_ps();
+    _Alignas(32) float terms[2][ROWS][LANES];
+    for (int m = 0; m < ROWS; ++m) {
+        for (int k = 0; k < LANES; k += 8) {
+            const __m256i a = _mm256_load_si256((const __m256i *)&unit.data[left][m][4 * k]);
+            _mm256_store_ps(&terms[0][m][k], lower(a));
+            _mm256_store_ps(&terms[1][m][k], upper(a));
+        }
+    }
+    for (int n = 0; n < LANES; n += 8) {
+        for (int m = 0; m < of_sums.rows; m += BLOCK) {
+            // Rows of the block beyond the tile's are zero, and stay so.
+            __m256 first[BLOCK], second[BLOCK];
+            for (int row = 0; row < BLOCK; ++row) first[row] = second[row] = _mm256_setzero_ps();
             for (int k = 0; k < of_right.rows; ++k) {
-                int32_t pair;
-                memcpy(&pair, &unit.data[left][m][4 * k], 4);
-                const __m256i a = _mm256_set1_epi32(pair);
                 const __m256i b = _mm256_load_si256((const __m256i *)&unit.data[right][k][4 * n]);
-                first = _mm256_fmadd_ps(lower(a), lower(b), first);
-                second = _mm256_fmadd_ps(upper(a), upper(b), second);
+                const __m256 b_lower = lower(b), b_upper = upper(b);
+                for (int row = 0; row < BLOCK; ++row) {
+                    first[row] = _mm256_fmadd_ps(_mm256_broadcast_ss(&terms[0][m + row][k]), b_lower, first[row]);
+                    second[row] = _mm256_fmadd_ps(_mm256_broadcast_ss(&terms[1][m + row][k]), b_upper, second[row]);
+                }
             }
-            float *sum = (float *)&unit.data[sums][m][4 * n];
-            _mm256_store_ps(sum, _mm256_add_ps(_mm256_load_ps(sum), _mm256_add_ps(first, second)));
+            for (int row = 0; row < BLOCK && m + row < of_sums.rows; ++row) {
+                float *sum = (float *)&unit.data[sums][m + row][4 * n];
+                const __m256 product = _mm256_add_ps(first[row], second[row]);
+                _mm256_store_ps(sum, _mm256_add_ps(_mm256_load_ps(sum), product));
+            }
         }
     }
     __atomic_fetch_add(&products, 1, __ATOMIC_RELAXED);
@@ -142,7 +163,7 @@ __attribute__((target("avx2,fma"))) static int multiply(int sums, int left, int 
 
 static int move(const Instruction *given, int load) {
     const int tile = given->reg;
-    if (!given->in_memory || (given->rm & 7) != 4 || !usable(tile)) return 0;
+    if (!given->indexed || !usable(tile)) return 0;
     const Shape shape = unit.shapes[tile];
     if (load) memset(unit.data[tile], 0, sizeof unit.data[tile]);
     for (int row = 0; row < shape.rows; ++row) {
@@ -176,14 +197,81 @@ static int carry_out(const Instruction *given) {
     }
 }
 
+enum { CARRY = 1, PARITY = 4, ADJUST = 16, ZERO = 64, SIGN = 128, OVERFLOW = 2048 };
+
+// a + b + carry in 32 or 64 bits, and the flags that are told of it; a - b is a + ~b + 1, with both carries the other
+// way round.
+static uint64_t add(uint64_t a, uint64_t b, int subtract, int wide, int *flags) {
+    const uint64_t mask = wide ? ~0ULL : 0xFFFFFFFFULL, top = wide ? 1ULL << 63 : 1ULL << 31;
+    const uint64_t other = (subtract ? ~b : b) & mask, from = a & mask;
+    const uint64_t sum = (from + other + (uint64_t)subtract) & mask;
+    const uint64_t carries = (from & other) | ((from | other) & ~sum);
+    *flags = (!!(carries & top) ^ subtract) * CARRY | (sum == 0) * ZERO | !!(sum & top) * SIGN;
+    *flags |= !__builtin_parity((unsigned)(sum & 0xFF)) * PARITY | (!!(carries & 8) ^ subtract) * ADJUST;
+    *flags |= !!((from ^ sum) & (other ^ sum) & top) * OVERFLOW;
+    return sum;
+}
+
+// Whether a condition of Jcc holds, by its code.
+static int holds(int code, greg_t flags) {
+    const int less = !!(flags & SIGN) != !!(flags & OVERFLOW);
+    const int conditions[] = {!!(flags & OVERFLOW), !!(flags & CARRY), !!(flags & ZERO), !!(flags & (CARRY | ZERO)),
+                              !!(flags & SIGN),     !!(flags & PARITY), less,            (flags & ZERO) || less};
+    return conditions[code >> 1] ^ (code & 1);
+}
+
+// Carries out what loops have between the unit's instructions, so that they need not trap one by one: LEA, ADD and CMP
+// of a register and a constant, INC and Jcc. Whether it was one of these.
+static int carry_out_between(greg_t *values) {
+    const uint8_t *at = (const uint8_t *)(intptr_t)values[REG_RIP];
+    if ((*at & 0xF0) == 0x70) {
+        values[REG_RIP] += 2 + (holds(*at & 15, values[REG_EFL]) ? (int8_t)at[1] : 0);
+        return 1;
+    }
+    if (*at == 0x0F && (at[1] & 0xF0) == 0x80) {
+        int32_t offset;
+        memcpy(&offset, at + 2, 4);
+        values[REG_RIP] += 6 + (holds(at[1] & 15, values[REG_EFL]) ? offset : 0);
+        return 1;
+    }
+    const int rex = (*at & 0xF0) == 0x40 ? *at++ : 0, wide = !!(rex & 8), opcode = *at;
+    const int immediate = opcode == 0x83 ? 1 : opcode == 0x81 ? 4 : 0;
+    if (opcode != 0x8D && opcode != 0xFF && !immediate) return 0;
+    Instruction given = {.opcode = opcode};
+    read_operands(at + 1, (rex & 4) << 1, (rex & 2) << 2, (rex & 1) << 3, values, immediate, &given);
+    const int extension = given.reg & 7;
+    if (opcode == 0x8D) {
+        if (!given.in_memory) return 0;
+        const uint64_t address = (uint64_t)(intptr_t)given.address + (uint64_t)given.stride;
+        values[registers[given.reg]] = (greg_t)(wide ? address : address & 0xFFFFFFFFULL);
+    } else {
+        const int compare = extension == 7;
+        if (given.in_memory || (opcode == 0xFF ? extension != 0 : extension != 0 && !compare)) return 0;
+        int32_t constant = 1;
+        if (opcode == 0x83) constant = (int8_t)given.after[-1];
+        if (opcode == 0x81) memcpy(&constant, given.after - 4, 4);
+        int flags, told = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
+        if (opcode == 0xFF) told &= ~CARRY;
+        greg_t *value = &values[registers[given.rm]];
+        const uint64_t sum = add((uint64_t)*value, (uint64_t)(int64_t)constant, compare, wide, &flags);
+        if (!compare) *value = (greg_t)sum;
+        values[REG_EFL] = (values[REG_EFL] & ~(greg_t)told) | (flags & told);
+    }
+    values[REG_RIP] = (greg_t)(intptr_t)given.after;
+    return 1;
+}
+
 static void handle(int signal_number, siginfo_t *information, void *context) {
     greg_t *values = ((ucontext_t *)context)->uc_mcontext.gregs;
     Instruction found;
     int any = 0;
-    // Those that follow at once need no trap of their own.
-    while (decode((const uint8_t *)(intptr_t)values[REG_RIP], values, &found) && carry_out(&found)) {
-        values[REG_RIP] = (greg_t)(intptr_t)found.after;
-        any = 1;
+    for (;;) {
+        if (decode((const uint8_t *)(intptr_t)values[REG_RIP], values, &found) && carry_out(&found)) {
+            values[REG_RIP] = (greg_t)(intptr_t)found.after;
+            any = 1;
+        } else if (!any || !carry_out_between(values)) {
+            break;
+        }
     }
     if (any) return;
     if (previous.sa_flags & SA_SIGINFO) {

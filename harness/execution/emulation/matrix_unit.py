@@ -45,7 +45,7 @@ def emulate() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
         library = Path(folder) / "matrix_unit.so"
         done = subprocess.run(
-            [*command, "-x", "c", "-O2", str(_SOURCE), "-o", str(library)], capture_output=True, text=True, check=False
+            [*command, "-x", "c", "-O3", str(_SOURCE), "-o", str(library)], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
