@@ -285,7 +285,7 @@ static void handle(int signal_number, siginfo_t *information, void *context) {
 
 // Lets the instructions trap from now on; 0, or -1 where the system refuses.
 int emulate_matrix_unit(void) {
-    struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO};
     return sigaction(SIGILL, &action, &previous);
 }
 
