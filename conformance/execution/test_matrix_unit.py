@@ -24,6 +24,7 @@ from harness.core.settings import REPOSITORY
 from harness.execution.emulated import emulates
 from harness.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.runtime.matrix_unit import matrix_unit_problem
+from harness.targets import HOST
 from harness.targets.linking import linker
 
 pytestmark = pytest.mark.skipif(emulation_problem() is not None, reason=str(emulation_problem()))
@@ -286,8 +287,12 @@ def test_only_the_unit_is_emulated_and_only_where_it_is_asked_for() -> None:
     assert emulated(CPU) == (matrix_unit_problem() is not None)
     assert not emulated(CPU, every=False)
     assert not emulated("x86-64-v3") and not emulated(None)
+    problem = HOST.run_problem(Processors(CPU))
+    assert (problem is None) == (matrix_unit_problem() is None)
+    assert problem is None or "verify --emulate" in problem
     if not executes(tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4"})):
         assert not emulated("sapphirerapids+amx"), "nobody emulates its vectors"
+        assert "--emulate" not in str(HOST.run_problem(Processors("sapphirerapids+amx")))
 
 
 def test_products_are_counted(unit: ctypes.CDLL) -> None:

@@ -145,7 +145,10 @@ def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
     import tvm
 
     problem = cpu_problem(*required_cpu(tvm.target.Target(host_of(processors))))
-    return problem and f"code {problem}: leave out --cpu, and unset {CPU_VARIABLE}"
+    if problem is None:
+        return None
+    otherwise = ", or let verify --emulate act the unit" if lacks_matrix_unit_alone(processors) else ""
+    return f"code {problem}: leave out --cpu, and unset {CPU_VARIABLE}{otherwise}"
 
 
 def lacks_matrix_unit_alone(processors: Processors = THIS_MACHINE) -> bool:
