@@ -190,9 +190,13 @@ def test_tiles_are_zero_once_they_are_configured_again(unit: ctypes.CDLL) -> Non
 CONSTANTS = (1, -1, 127, -128, 8192, 0x7FFFFFFF, -0x80000000)
 CONDITIONS = ("o", "no", "c", "nc", "z", "nz", "be", "a", "s", "ns", "p", "np", "l", "ge", "le", "g")
 BETWEEN = (
-    *(f"{name} ${constant}, {a}" for name in ("add", "cmp") for a in ("%q0", "%k0") for constant in CONSTANTS),
-    "inc %q0",
-    "inc %k0",
+    *(f"{name} ${constant}, {a}" for name in ("add", "sub", "cmp") for a in ("%q0", "%k0") for constant in CONSTANTS),
+    *(f"{name} %q0" for name in ("inc", "xor %q1,", "add %q1,", "mov %q1,", "mov $77,")),
+    *(f"{name} %k0" for name in ("inc", "xor %k1,", "add %k1,", "mov %k1,", "mov $77,", "mov $-1,")),
+    # The other one of two encodings, as compilers other than the assembler may write it.
+    "%{load%} mov %q1, %q0",
+    "jmp 1f; inc %q0; 1:",
+    "jmp 1f; inc %q0; .skip 200, 0x90; 1:",
     *(f"lea {address}, {a}" for a in ("%q0", "%k0") for address in ("(%q0,%q1)", "-9(%q0,%q1,8)", "0x12345(,%q1,4)")),
     "lea 77(%q1), %q0",
     *(f"cmp $5, %q1; j{condition} 1f; lea 3(%q0), %q0; 1:" for condition in CONDITIONS),

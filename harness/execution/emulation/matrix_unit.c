@@ -1,8 +1,8 @@
 // Intel's AMX without one: its instructions trap (SIGILL), and this handler does to memory what they would do to tiles.
 //
-// Intel's manual, volume 2: LDTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILESTORED and TDPBF16PS. An instruction that a
-// processor with the unit would refuse, because tiles are not configured or their shapes do not fit, ends the process
-// as it would there. What has no tiles of AMX goes to the handler that was there before.
+// Intel's manual, volume 2: LDTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILESTORED and TDPBF16PS. An instruction that
+// a processor with the unit would refuse, because tiles are not configured or their shapes do not fit, ends the process
+// as it would there. Any other instruction that traps goes to the handler that was there before.
 
 #define _GNU_SOURCE
 #include <immintrin.h>
@@ -220,42 +220,83 @@ static int holds(int code, greg_t flags) {
     return conditions[code >> 1] ^ (code & 1);
 }
 
-// Carries out what loops have between the unit's instructions, so that they need not trap one by one: LEA, ADD and CMP
-// of a register and a constant, INC and Jcc. Whether it was one of these.
-static int carry_out_between(greg_t *values) {
+static void set_flags(greg_t *values, int flags, int told) {
+    values[REG_EFL] = (values[REG_EFL] & ~(greg_t)told) | (flags & told);
+}
+
+static int32_t constant_at(const uint8_t *at) {
+    int32_t found;
+    memcpy(&found, at, 4);
+    return found;
+}
+
+// Whether it is a jump, which it carries out.
+static int jump(greg_t *values) {
     const uint8_t *at = (const uint8_t *)(intptr_t)values[REG_RIP];
-    if ((*at & 0xF0) == 0x70) {
-        values[REG_RIP] += 2 + (holds(*at & 15, values[REG_EFL]) ? (int8_t)at[1] : 0);
-        return 1;
+    const greg_t flags = values[REG_EFL];
+    if (*at == 0xEB || (*at & 0xF0) == 0x70) {
+        values[REG_RIP] += 2 + (*at == 0xEB || holds(*at & 15, flags) ? (int8_t)at[1] : 0);
+    } else if (*at == 0xE9) {
+        values[REG_RIP] += 5 + constant_at(at + 1);
+    } else if (*at == 0x0F && (at[1] & 0xF0) == 0x80) {
+        values[REG_RIP] += 6 + (holds(at[1] & 15, flags) ? constant_at(at + 2) : 0);
+    } else {
+        return 0;
     }
-    if (*at == 0x0F && (at[1] & 0xF0) == 0x80) {
-        int32_t offset;
-        memcpy(&offset, at + 2, 4);
-        values[REG_RIP] += 6 + (holds(at[1] & 15, values[REG_EFL]) ? offset : 0);
-        return 1;
-    }
+    return 1;
+}
+
+// Carries out what loops have between the unit's instructions, so that they need not trap one by one: jumps, LEA, INC,
+// MOV, ADD, SUB, CMP and XOR of registers and constants. Whether it was one of these.
+static int carry_out_between(greg_t *values) {
+    enum { PLUS = 0x01, XOR = 0x31, WORD = 0x81, BYTE = 0x83, MOVE = 0x89, LOAD = 0x8B };
+    enum { LEA = 0x8D, SET = 0xB8, INC = 0xFF };
+    const int all = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
+    if (jump(values)) return 1;
+    const uint8_t *at = (const uint8_t *)(intptr_t)values[REG_RIP];
     const int rex = (*at & 0xF0) == 0x40 ? *at++ : 0, wide = !!(rex & 8), opcode = *at;
-    const int immediate = opcode == 0x83 ? 1 : opcode == 0x81 ? 4 : 0;
-    if (opcode != 0x8D && opcode != 0xFF && !immediate) return 0;
+    const uint64_t mask = wide ? ~0ULL : 0xFFFFFFFFULL;
+    if ((opcode & 0xF8) == SET && !wide) {
+        values[registers[(rex & 1) << 3 | (opcode & 7)]] = (greg_t)(uint32_t)constant_at(at + 1);
+        values[REG_RIP] = (greg_t)(intptr_t)(at + 5);
+        return 1;
+    }
+    const int immediate = opcode == BYTE ? 1 : opcode == WORD ? 4 : 0;
+    if (!immediate && opcode != LEA && opcode != INC && opcode != MOVE && opcode != LOAD && opcode != PLUS &&
+        opcode != XOR) {
+        return 0;
+    }
     Instruction given = {.opcode = opcode};
     read_operands(at + 1, (rex & 4) << 1, (rex & 2) << 2, (rex & 1) << 3, values, immediate, &given);
-    const int extension = given.reg & 7;
-    if (opcode == 0x8D) {
-        if (!given.in_memory) return 0;
-        const uint64_t address = (uint64_t)(intptr_t)given.address + (uint64_t)given.stride;
-        values[registers[given.reg]] = (greg_t)(wide ? address : address & 0xFFFFFFFFULL);
-    } else {
-        const int compare = extension == 7;
-        if (given.in_memory || (opcode == 0xFF ? extension != 0 : extension != 0 && !compare)) return 0;
-        int32_t constant = 1;
-        if (opcode == 0x83) constant = (int8_t)given.after[-1];
-        if (opcode == 0x81) memcpy(&constant, given.after - 4, 4);
-        int flags, told = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
-        if (opcode == 0xFF) told &= ~CARRY;
-        greg_t *value = &values[registers[given.rm]];
-        const uint64_t sum = add((uint64_t)*value, (uint64_t)(int64_t)constant, compare, wide, &flags);
-        if (!compare) *value = (greg_t)sum;
-        values[REG_EFL] = (values[REG_EFL] & ~(greg_t)told) | (flags & told);
+    if (given.in_memory != (opcode == LEA)) return 0;
+    greg_t *reg = &values[registers[given.reg]], *rm = &values[registers[given.rm]];
+    const int extension = given.reg & 7, compare = extension == 7, subtract = compare || extension == 5;
+    int flags = 0;
+    switch (opcode) {
+        case LEA: *reg = (greg_t)(((uint64_t)(intptr_t)given.address + (uint64_t)given.stride) & mask); break;
+        case MOVE: *rm = (greg_t)((uint64_t)*reg & mask); break;
+        case LOAD: *reg = (greg_t)((uint64_t)*rm & mask); break;
+        case XOR:
+            *rm = (greg_t)((uint64_t)(*rm ^ *reg) & mask);
+            add((uint64_t)*rm, 0, 0, wide, &flags);
+            set_flags(values, flags, all);
+            break;
+        case PLUS:
+            *rm = (greg_t)add((uint64_t)*rm, (uint64_t)*reg, 0, wide, &flags);
+            set_flags(values, flags, all);
+            break;
+        case INC:
+            if (extension != 0) return 0;
+            *rm = (greg_t)add((uint64_t)*rm, 1, 0, wide, &flags);
+            set_flags(values, flags, all & ~CARRY);
+            break;
+        default: {
+            if (extension != 0 && !subtract) return 0;
+            const int32_t constant = opcode == BYTE ? (int8_t)given.after[-1] : constant_at(given.after - 4);
+            const uint64_t sum = add((uint64_t)*rm, (uint64_t)(int64_t)constant, subtract, wide, &flags);
+            if (!compare) *rm = (greg_t)sum;
+            set_flags(values, flags, all);
+        }
     }
     values[REG_RIP] = (greg_t)(intptr_t)given.after;
     return 1;
