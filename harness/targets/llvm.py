@@ -142,9 +142,7 @@ def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
     Raises:
         HarnessError: LLVM does not know the CPU that is named.
     """
-    import tvm
-
-    problem = cpu_problem(*required_cpu(tvm.target.Target(host_of(processors))))
+    problem = cpu_problem(*_required(processors))
     if problem is None:
         return None
     otherwise = ", or let verify --emulate act the unit" if lacks_matrix_unit_alone(processors) else ""
@@ -157,11 +155,16 @@ def lacks_matrix_unit_alone(processors: Processors = THIS_MACHINE) -> bool:
     Raises:
         HarnessError: LLVM does not know the CPU that is named.
     """
-    import tvm
-
-    name, required = required_cpu(tvm.target.Target(host_of(processors)))
+    name, required = _required(processors)
     vectors = [feature for feature in required if feature not in MATRIX_UNIT]
     return cpu_problem(name, required) is not None and cpu_problem(name, vectors) is None
+
+
+def _required(processors: Processors) -> tuple[str, list[str]]:
+    """The CPU that code is compiled for, and its features that the code may use."""
+    import tvm
+
+    return required_cpu(tvm.target.Target(host_of(processors)))
 
 
 def cpu_device() -> tvm.runtime.Device:
