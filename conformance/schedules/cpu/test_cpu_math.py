@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -225,18 +226,21 @@ def test_exp_keeps_subnormal_results() -> None:
     assert ulps(compiled(relax.op.exp, [x.shape])(x), exact).max() <= 1.0
 
 
-@pytest.mark.parametrize("vanishes", [True, False])
-def test_exp_below_zero_is_exact_to_one_ulp_where_it_matters(vanishes: bool) -> None:
-    """The form that softmax uses inside of attention, which no Relax operator leads to by itself."""
+def inside(function: Callable[[Any], Any]) -> Callable[[relax.Expr], relax.Expr]:
+    """An operator of a function that kernels have inside, and no Relax operator leads to by itself."""
 
     def operator(x: relax.Expr) -> relax.Expr:
         def compute(values: te.Tensor) -> te.Tensor:
-            return te.compute(
-                values.shape, lambda i: elementary.exp_below_zero(values(i), vanishes=vanishes), name="exp_below_zero"
-            )
+            return te.compute(values.shape, lambda i: function(values(i)), name="inside")
 
         return relax.BlockBuilder.current().call_te(compute, x)
 
+    return operator
+
+
+@pytest.mark.parametrize("vanishes", [True, False])
+def test_exp_below_zero_is_exact_to_one_ulp_where_it_matters(vanishes: bool) -> None:
+    operator = inside(partial(elementary.exp_below_zero, vanishes=vanishes))
     x = every_value()
     x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, np.nan, -0.0, -3e38])])
     actual = compiled(operator, [x.shape])(x)
@@ -264,6 +268,35 @@ def test_gelu_keeps_its_digits_in_the_negative_tail() -> None:
     ours = compiled(relax.op.nn.gelu, [x.shape])(x)
     assert np.max(np.abs(ours / exact - 1)) < 1e-6
     assert np.max(np.abs(theirs / exact - 1)) > 1e-2
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["this-cpu", "any-cpu"])
+@pytest.mark.parametrize("vanishes", [True, False])
+def test_exponentials_for_bf16_have_its_digits(vanishes: bool, generic: bool) -> None:
+    x = every_value()
+    x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, np.nan, 0.0, -3e38])])
+    operator = inside(partial(elementary.exp_below_zero_for_bf16, vanishes=vanishes))
+    actual = compiled(operator, [x.shape], target=any_cpu_target() if generic else None)(x)
+    exact = np.exp(x.astype(np.float64))
+    normal_range = x > -87.33
+    assert np.abs(actual[normal_range] / exact[normal_range] - 1).max() <= 2**-13
+    below = actual[x < -87.337]
+    assert (below == 0).all() if vanishes else (below > 0).all() and below.max() < 2**-125
+    assert np.isnan(actual[np.isnan(x)]).all()
+    assert (actual[x == 0] == 1).all()
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["this-cpu", "any-cpu"])
+def test_gelu_for_bf16_has_its_digits(generic: bool) -> None:
+    x = np.concatenate([every_value(), np.float32([np.inf, -np.inf, np.nan, 0.0])])
+    actual = compiled(inside(elementary.gelu_for_bf16), [x.shape], target=any_cpu_target() if generic else None)(x)
+    exact = np.append(exact_results("gelu"), [np.inf, 0.0, np.nan, 0.0])
+    # Above, x itself is the result; denormal numbers have fewer digits.
+    numbers = (x > -13) & np.isfinite(x) & (np.abs(exact) > 2**-120)
+    assert np.abs(actual[numbers] / exact[numbers] - 1).max() <= 2**-12.6
+    assert np.abs(actual[x <= -13] - exact[x <= -13]).max() <= 2**-126
+    np.testing.assert_array_equal(actual[-4:-3], exact[-4:-3])
+    np.testing.assert_array_equal(actual[-2:], exact[-2:])
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0, 3.0, -1.0, -0.5, 1.7])

@@ -25,6 +25,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "relax.sigmoid": elementary.sigmoid,
     "relax.negative": lambda x: fp32(0.0) - x,
 }
+_UNARY_FOR_BF16: dict[str, Callable[[Any], Any]] = {"relax.nn.gelu": elementary.gelu_for_bf16}
+"""What takes their place right before the result is rounded to bfloat16."""
 _ROUND = "relax.astype"
 """The step that rounds to bfloat16, always the last one."""
 _Reader = Callable[[Any, Any, Any], Any]
@@ -172,14 +174,14 @@ class Epilogue:
 
     def _finished(self, value: Any, operands: Sequence[Any]) -> Any:
         waiting = iter(operands)
-        for step in self.steps:
-            if step.shape is not None:
-                continue
+        steps = [step for step in self.steps if step.shape is None]
+        for number, step in enumerate(steps):
             if step.op == _ROUND:
                 value = to_bf16(value)
                 continue
             if step.op in UNARY:
-                value = UNARY[step.op](value)
+                rounds = number + 1 < len(steps) and steps[number + 1].op == _ROUND
+                value = (UNARY | _UNARY_FOR_BF16 if rounds else UNARY)[step.op](value)
                 continue
             other = next(waiting) if step.operand else fp32(step.constant or 0.0)
             value = BINARY[step.op](other, value) if step.swapped else BINARY[step.op](value, other)

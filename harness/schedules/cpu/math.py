@@ -42,6 +42,8 @@ _LN2_HIGH = 0.693359375
 _LN2_LOW = -2.12194442e-4
 _EXP = (0.49999994, 0.166665152, 0.041668456, 0.00836941879, 0.00138131483)
 """(eʳ - 1 - r)/r² on |r| ≤ 0.35; relative error 2⁻²⁸ of eʳ."""
+_EXP2_FOR_BF16 = (0.693284035, 0.242218882, 0.0550069883)
+"""(2ᶠ - 1)/f on |f| ≤ 0.501; relative error 2⁻¹³·² of 2ᶠ."""
 
 _SMALLEST_NORMAL = 2.0**-126
 _LARGEST = (2.0 - 2.0**-23) * 2.0**127
@@ -89,6 +91,10 @@ _TAIL_END = 14.4
 _TAIL_SCALE = 0.25
 _TAIL = (0.188821286, 0.303948194, 0.387137413, 0.373063385, 0.241559058, 0.059634313, -0.0546808951, -0.0440475382)
 """½·erfc(a/√2)·exp(a²/2)/t in t - ½ with t = 1/(1 + a/4) on 1 ≤ a ≤ 14.5; relative error 2⁻²⁶·⁹·(1 + a²/8)."""
+_TAIL_END_FOR_BF16 = 13.2
+"""exp(-a²/2) is subnormal from 13.216 on."""
+_TAIL_FOR_BF16 = (0.18882139, 0.303804189, 0.386968136, 0.379270881, 0.241699591)
+"""The same on 0 ≤ a ≤ 13.22; relative error 2⁻¹⁴·⁴."""
 
 
 def _f32(value: float) -> Expr:
@@ -197,6 +203,25 @@ def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
     # The low bits of the shifted number are the exponent; adding them to those of e multiplies it by a power of two.
     scaled = _from_bits(_bits(e) + tirx.shift_left(_bits(shifted), _i32(23)))
     return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if vanishes else scaled)
+
+
+def _exp2_for_bf16(let: _Bindings, x: Expr, factor: float) -> Expr:
+    """Computes 2 to the power of factor·x, which is in [-126, 126], with a relative error of 2⁻¹³·²; 1 for x = 0."""
+    shifted = let(_fma(x, _f32(factor), _f32(_SHIFTER)), "shifted")
+    n = let(shifted - _f32(_SHIFTER), "n")
+    f = let(_fma(x, _f32(factor), _f32(0.0) - n), "f")
+    power = _fma(f, _polynomial(f, _EXP2_FOR_BF16), _f32(1.0))
+    # As in `exp_below_zero`.
+    return _from_bits(_bits(power) + tirx.shift_left(_bits(shifted), _i32(23)))
+
+
+def exp_below_zero_for_bf16(x: Expr, *, vanishes: bool = True) -> Expr:
+    """Computes what `exp_below_zero` does, for a result that is rounded to bfloat16: relative error 2⁻¹³ for x > -87."""
+    let = _Bindings()
+    x = let(x, "x")
+    limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
+    power = _exp2_for_bf16(let, limited, _LOG2_E)
+    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), power) if vanishes else power)
 
 
 def log(x: Expr) -> Expr:
@@ -323,3 +348,17 @@ def gelu(x: Expr) -> Expr:
     tail = a * t * _polynomial(t - _f32(0.5), _TAIL) * bell
     large = tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail
     return let.around(tirx.Select(a < _f32(_GELU_SMALL_LIMIT), small, large))
+
+
+def gelu_for_bf16(x: Expr) -> Expr:
+    """Computes what `gelu` does, for a result that is rounded to bfloat16: relative error 2⁻¹²·⁶ for x > -13.
+
+    Below it is at most 2⁻¹²⁶ in magnitude. One formula serves all numbers, max(x, 0) - |x|·Q(|x|) as in `gelu`.
+    """
+    let = _Bindings()
+    x = let(x, "x")
+    a = let(_clamp(tirx.abs(x), 0.0, _TAIL_END_FOR_BF16), "a")
+    bell = _exp2_for_bf16(let, let(a * a, "square"), -0.5 * _LOG2_E)
+    t = let(_f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0)), "t")
+    tail = a * t * _polynomial(t - _f32(0.5), _TAIL_FOR_BF16) * bell
+    return let.around(tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail)

@@ -115,26 +115,30 @@ def copy_rows(
     scale: float = 1.0,
 ) -> None:
     """Emits target[row, channel] = scale · operand[batch, first + row, head, channel]; zero beyond its edges."""
-    _, length, _, channels = operand.shape
-    total = int(target.shape[0])
-    rows = min(length, total) if rows is None else rows
+    batch, length, heads, channels = operand.shape
+    rows = min(length, int(target.shape[0])) if rows is None else rows
     analyzer = sym.Analyzer()
+    for number, extent in zip(head, (batch, heads), strict=True):
+        if isinstance(number, tirx.Var):
+            analyzer.bind(number, ir.Range(0, extent))
     pairs = channels // operand.period
 
-    def value(row: Any, channel: Any) -> Any:
-        element = operand.element(Reader(buffers, analyzer), [head[0], first + row, head[1], channel])
+    def value(at: Any, channel: Any) -> Any:
+        element = operand.element(Reader(buffers, analyzer), [head[0], at, head[1], channel])
         return element if scale == 1.0 else element * fp32(scale)
 
     with T.serial(0, rows) as row:
-        analyzer.bind(row, ir.Range(0, total))
+        # A variable of known range: the index of an element is simplified by it.
+        at = T.Bind(first + row)
+        analyzer.bind(at, ir.Range(0, length))
         if operand.period == 1:
-            for_each_vector(channels, lanes, lambda c: T.buffer_store(target, value(row, c), [row, c]))
+            for_each_vector(channels, lanes, lambda c: T.buffer_store(target, value(at, c), [row, c]))
         else:
             with T.serial(0, pairs) as pair:
                 analyzer.bind(pair, ir.Range(0, pairs))
                 for n in range(operand.period):
                     channel = pair * operand.period + n
-                    T.buffer_store(target, value(row, channel), [row, channel])
+                    T.buffer_store(target, value(at, channel), [row, channel])
         _clear(target, row, channels)
     _clear_after(target, rows)
 
@@ -255,6 +259,7 @@ def exponentials_of(
     """
     (first, count), arithmetic = chunk, attention.arithmetic
     terms = arithmetic.terms
+    exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
     partial = registers((tile.columns,))
     fill(partial, tile.columns, tile.lanes, 0.0)
     vanishes = attention.masks or padded
@@ -265,7 +270,7 @@ def exponentials_of(
                 with T.vectorized(0, tile.lanes) as j:
                     score = strip[(first + k) * terms + n, start + j]
                     at = (first + k, start + j) if terms == 1 else (n, start + j)
-                    term = elementary.exp_below_zero(score - highest[start + j], vanishes=vanishes)
+                    term = exponential(score - highest[start + j], vanishes=vanishes)
                     T.buffer_store(exact, term, list(at))
                     T.buffer_store(partial, partial[start + j] + exact[at], [start + j])
             if terms > 1:
