@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import signal
 import subprocess
 import sys
@@ -306,3 +307,52 @@ def test_products_are_counted(unit: ctypes.CDLL) -> None:
     for _ in range(3):
         unit.multiply(shapes, *(part for array in arrays for part in (address(array), ctypes.c_long(64))))
     assert emulated_products() - before == (0 if matrix_unit_problem() is None else 3)
+
+
+def test_code_goes_on_at_full_speed_without_the_units_instructions(program: Path) -> None:
+    """Sums stay as they were, and nothing traps a second time: the signal would end the process."""
+    if set(MATRIX_UNIT) <= (cpu_features() or set()):
+        pytest.skip("this processor has the unit, and nothing traps")
+    code = (
+        "import ctypes, signal, numpy as np\n"
+        "from harness.execution.emulation.matrix_unit import emulated_products, leave_out\n"
+        "leave_out()\n"
+        f"unit, shapes = ctypes.CDLL({str(program)!r}), {shapes_of(tile0=WHOLE, tile1=WHOLE, tile7=WHOLE)!r}\n"
+        "sums, others = np.full((16, 16), 3.0, np.float32), np.ones((16, 32), np.uint16)\n"
+        "left = sums.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(64)\n"
+        "right = others.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(64)\n"
+        "unit.multiply(shapes, *left, *right, *right)\n"
+        "signal.signal(signal.SIGILL, signal.SIG_DFL)\n"
+        "unit.multiply(shapes, *left, *right, *right)\n"
+        "unit.of_released(shapes)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False)
+    assert done.returncode == -signal.SIGILL, "a function that was not called before traps"
+    last = code.rindex("unit.of_released")
+    code = code[:last] + "assert (sums == 3).all() and emulated_products() == 0\n"
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+
+
+def test_what_bf16_takes_beside_the_unit_is_measured() -> None:
+    if set(MATRIX_UNIT) <= (cpu_features() or set()):
+        pytest.skip("this processor has the unit, and nothing traps")
+
+    def measured(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "perf.beside_matrix_unit", "--rounds", "1", *options]
+        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+
+    done = measured("--component", "box_head")
+    assert done.returncode == 0, done.stderr
+    # 400 queries, two layers of 256 × 256; the layer of four columns is fp32, in six products.
+    assert "0.11 GFLOP are left to units" in done.stdout
+    assert re.search(r"with these vectors no unit makes bf16 more than \d+\.\d times as fast as fp32", done.stdout)
+    assert "1 × matmul_bf16_amx_add_relu 400x256 · 256x256" in done.stdout
+    for options, sentence in {
+        ("--component", "boxes"): "there is no component 'boxes': choose one of",
+        ("--component", "interactive"): "interactive is no trace of calls: measure a component that is one",
+        ("--component", "box_head", "--cpu", "x86-64-v3"): "--cpu x86-64-v3 must name a CPU",
+        ("--component", "box_head", "--rounds", "0"): "cannot measure 0 rounds: give --rounds 1 or more",
+    }.items():
+        done = measured(*options)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(f"error: {sentence}")

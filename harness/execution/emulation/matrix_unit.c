@@ -9,7 +9,9 @@
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 enum { TILES = 8, ROWS = 16, ROW_BYTES = 64, CONFIGURATION_BYTES = 64, LANES = 16, BLOCK = 4 };
 
@@ -24,6 +26,7 @@ static __thread struct {
 } unit;  // of a thread
 
 static uint64_t products;
+static int leaves_out;
 static struct sigaction previous;
 
 // Of the processor's numbers of general registers.
@@ -197,6 +200,24 @@ static int carry_out(const Instruction *given) {
     }
 }
 
+// Whether it is an instruction of the unit, which it overwrites by one that does nothing. No other thread may be there.
+static int leave_out(const Instruction *given, uint8_t *at) {
+    static const uint8_t nothing[10][9] = {  // Intel's manual, volume 2, NOP: by bytes
+        {0}, {0x90}, {0x66, 0x90}, {0x0F, 0x1F, 0x00}, {0x0F, 0x1F, 0x40, 0x00}, {0x0F, 0x1F, 0x44, 0x00, 0x00},
+        {0x66, 0x0F, 0x1F, 0x44, 0x00, 0x00}, {0x0F, 0x1F, 0x80, 0x00, 0x00, 0x00, 0x00},
+        {0x0F, 0x1F, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00}, {0x66, 0x0F, 0x1F, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00}};
+    if (given->opcode != 0x49 && given->opcode != 0x4B && given->opcode != 0x5C) return 0;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)at & ~(page - 1);
+    const size_t bytes = (uintptr_t)given->after - first;
+    if (mprotect((void *)first, bytes, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) return 0;
+    while (at < given->after) {
+        const size_t left = (size_t)(given->after - at), now = left < 9 ? left : 9;
+        memcpy(at, nothing[now], now);
+        at += now;
+    }
+    return mprotect((void *)first, bytes, PROT_READ | PROT_EXEC) == 0;
+}
+
 enum { CARRY = 1, PARITY = 4, ADJUST = 16, ZERO = 64, SIGN = 128, OVERFLOW = 2048 };
 
 // a + b + carry in 32 or 64 bits, and the flags that are told of it; a - b is a + ~b + 1, with both carries the other
@@ -306,6 +327,8 @@ static void handle(int signal_number, siginfo_t *information, void *context) {
     greg_t *values = ((ucontext_t *)context)->uc_mcontext.gregs;
     Instruction found;
     int any = 0;
+    uint8_t *here = (uint8_t *)(intptr_t)values[REG_RIP];
+    if (leaves_out && decode(here, values, &found) && leave_out(&found, here)) return;  // and goes on from there
     for (;;) {
         if (decode((const uint8_t *)(intptr_t)values[REG_RIP], values, &found) && carry_out(&found)) {
             values[REG_RIP] = (greg_t)(intptr_t)found.after;
@@ -329,6 +352,9 @@ int emulate_matrix_unit(void) {
     struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO};
     return sigaction(SIGILL, &action, &previous);
 }
+
+// From now on instructions that trap do nothing, and nothing traps twice.
+void leave_out_matrix_unit(void) { leaves_out = 1; }
 
 // How many TDPBF16PS were carried out in this process, by all threads.
 uint64_t products_in_matrix_unit(void) { return __atomic_load_n(&products, __ATOMIC_RELAXED); }

@@ -31,7 +31,7 @@ def emulation_problem() -> str | None:
 
 @cache
 def emulate() -> ctypes.CDLL:
-    """Emulates the unit from now on, in this process and those that it forks; returns the program.
+    """Emulates the unit from now on, in this process and those that it forks; returns the program, `matrix_unit.c`.
 
     On a CPU that has the unit, and a system that lets this process have it, nothing traps: the unit itself is used.
 
@@ -61,3 +61,15 @@ def emulated_products() -> int:
     count = emulate().products_in_matrix_unit
     count.restype = ctypes.c_uint64
     return int(count())
+
+
+def leave_out() -> None:
+    """Lets the unit's instructions do nothing from now on, in this process: what is left takes the time beside them.
+
+    Code that has such instructions runs with one thread for the first time, which overwrites each of them where it
+    traps; after that it runs at full speed, as with a unit that takes no time. Its results are arbitrary.
+
+    Raises:
+        HarnessError: This machine cannot emulate the unit.
+    """
+    emulate().leave_out_matrix_unit()

@@ -216,7 +216,7 @@ def _exp2_for_bf16(let: _Bindings, x: Expr, factor: float) -> Expr:
 
 
 def exp_below_zero_for_bf16(x: Expr, *, vanishes: bool = True) -> Expr:
-    """Computes what `exp_below_zero` does, for a result that is rounded to bfloat16: relative error 2⁻¹³ for x > -87."""
+    """Computes what `exp_below_zero` does within 2⁻¹³ of the result for x > -87: enough where bfloat16 follows."""
     let = _Bindings()
     x = let(x, "x")
     limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
@@ -351,7 +351,7 @@ def gelu(x: Expr) -> Expr:
 
 
 def gelu_for_bf16(x: Expr) -> Expr:
-    """Computes what `gelu` does, for a result that is rounded to bfloat16: relative error 2⁻¹²·⁶ for x > -13.
+    """Computes what `gelu` does within 2⁻¹²·⁶ of the result for x > -13: enough where bfloat16 follows.
 
     Below it is at most 2⁻¹²⁶ in magnitude. One formula serves all numbers, max(x, 0) - |x|·Q(|x|) as in `gelu`.
     """
