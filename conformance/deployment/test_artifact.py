@@ -313,6 +313,16 @@ def test_other_weights_are_packed_without_compiling(copy: Path) -> None:
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]
 
 
+def test_a_folder_whose_code_takes_other_weights_is_not_packed_into(copy: Path) -> None:
+    """As one that was compiled when other layers were in half precision."""
+    change_manifest(copy, precision="bf16")
+    before = {path.name: path.stat().st_mtime_ns for path in copy.iterdir()}
+    with pytest.raises(HarnessError, match=r"was compiled from another version of \w+: compile the model again$"):
+        pack_model(DEPLOYABLE, copy, seed=1)
+    assert {path.name: path.stat().st_mtime_ns for path in copy.iterdir()} == before
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
 def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_path: Path) -> None:
     checkpoint = published_by_transformers(tmp_path, interactive_model())
     manifest = pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))

@@ -218,6 +218,18 @@ def test_other_weights_are_put_into_it(folder: Path, tmp_path: Path) -> None:
         assert not np.array_equal(found, earlier)
 
 
+def test_weights_that_its_code_does_not_take_are_not_put_into_it(folder: Path, tmp_path: Path) -> None:
+    """As those of a folder that was compiled when other layers were in half precision."""
+    for name in read_variants(folder).names:
+        manifest = json.loads((folder / name / VARIANT).read_text())
+        (folder / name / VARIANT).write_text(json.dumps(manifest | {"precision": "bf16"}))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    done = run("pack", "--into", "any", "--seed", "1", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("was compiled from another version of step: compile the model again")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

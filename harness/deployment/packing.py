@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +17,19 @@ from harness.deployment.filling import isolated, replaced
 from harness.deployment.imported import Announce, Contents, Parameters
 from harness.deployment.variants import write_unpacked
 from harness.runtime.loading import VirtualMachine
-from harness.runtime.manifest import MANIFEST, PACKING_LIBRARY, VARIANT, VARIANTS, File, Manifest, read_manifest
+from harness.runtime.manifest import (
+    MANIFEST,
+    PACKING_LIBRARY,
+    VARIANT,
+    VARIANTS,
+    File,
+    Manifest,
+    read_manifest,
+    weights_file,
+)
 from harness.runtime.packing import Array, named, pack, packs, write_packed
 from harness.runtime.variants import Variants, described, is_for_several, read_variants
+from harness.runtime.weights import MappedWeights
 
 
 def packed(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, Array]:
@@ -114,7 +124,10 @@ def _pack_for_one(contents: Contents, artifact: Path, folder: Path, announce: An
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
     for item in contents.imported(announce):
-        tensors = packed(machine, item.name, item.parameters)
+        try:
+            tensors = packed(machine, item.name, item.parameters)
+        except (TypeError, ValueError) as error:  # of another dtype or shape than the packing library takes
+            raise _another_version(artifact, item.name) from error
         _check_same(tensors, manifest.entries[item.name].weights, artifact, item.name)
         files |= write_packed(folder, item.name, tensors)
     files = {**_copied(artifact, folder, manifest, files), **files}
@@ -145,9 +158,23 @@ def _copied(artifact: Path, folder: Path, manifest: Manifest, without: Iterable[
     return {name: manifest.files[name] for name in names}
 
 
-def _check_same(found: Iterable[str], expected: Sequence[str], artifact: Path, entry: str) -> None:
-    if tuple(found) != tuple(expected):
-        raise HarnessError(f"{artifact} was compiled from another version of {entry}: compile the model again")
+def _check_same(found: Mapping[str, Array], expected: Sequence[str], artifact: Path, entry: str) -> None:
+    """Compares the names of an entry point's weights with the artifact's, and dtypes and shapes where it has them.
+
+    Raises:
+        HarnessError: They differ: the artifact's code takes other weights.
+    """
+    same, path = tuple(found) == tuple(expected), artifact / weights_file(entry)
+    if same and found and path.exists():
+        stored = MappedWeights(path)
+        here = {name: (value.dtype.name, value.shape) for name, value in found.items()}
+        same = here == {name: (stored.dtypes[name], value.shape) for name, value in stored.tensors.items()}
+    if not same:
+        raise _another_version(artifact, entry)
+
+
+def _another_version(artifact: Path, entry: str) -> HarnessError:
+    return HarnessError(f"{artifact} was compiled from another version of {entry}: compile the model again")
 
 
 def _with_weights(manifest: Manifest, contents: Contents) -> Manifest:
