@@ -311,6 +311,39 @@ def test_an_epilogue_is_as_long_as_in_fp32() -> None:
     assert names_in_bf16(layers, torch.randn(9, 64)) == {"pack", "matmul_bf16_add_relu_astype", "matmul_bf16_add"}
 
 
+class Block(nn.Module):
+    """Normalization, attention and the layers that read both; what lies between is a result too if it is asked for."""
+
+    def __init__(self, between: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.out = nn.LayerNorm(64), nn.Linear(64, 64)
+        self.q, self.k, self.v = (nn.Linear(64, 64) for _ in range(3))
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        normal = self.norm(x)
+        q, k, v = (layer(normal).unflatten(2, (2, 32)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return (self.out(attended), attended, normal) if self.between else (self.out(attended),)
+
+
+def test_normalization_and_attention_are_stored_as_their_readers_round_them() -> None:
+    x = torch.randn(1, 70, 64, generator=torch.Generator().manual_seed(1))
+    names = names_in_bf16(Block(), x)
+    assert {"attention_bf16_astype", "layer_norm_astype_70x"} <= names, names
+    others = names_in_bf16(Block(between=True), x)
+    assert {"attention_bf", "layer_norm_70x"} <= others and "attention_bf16_astype" not in others, others
+    results = []
+    for block in (Block().eval(), Block(between=True).eval()):
+        made, target = lower(block, (x,), Route(precision="bf16")), cpu_target()
+        machine = machine_of(cpu_pipeline(target)(made.module), target)
+        weights = [tvm.runtime.tensor(weight) for weight in made.parameters().values()]
+        outputs = machine["main"](tvm.runtime.tensor(x.numpy()), *machine["main_transform_params"](weights))
+        results.append(outputs[0].numpy())
+    assert np.array_equal(*results)
+
+
 class PackedProjections(nn.Module):
     """Attention whose projections share one weight, which is split: queries and keys are of another tensor."""
 

@@ -32,6 +32,7 @@ from harness.schedules.cpu import schedule
 from harness.schedules.cpu.attention_operands import Attention, Layer
 from harness.schedules.cpu.attention_per_head import Cut, per_head_kernel
 from harness.schedules.cpu.attention_streaming import Tiles, streaming_kernel
+from harness.schedules.cpu.bf16 import BF16
 from harness.schedules.cpu.bias_of_image import bias_of_image
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.epilogue import Epilogue, Step
@@ -201,7 +202,10 @@ def _lowering(attention: Attention, kernel: _Kernel) -> Lowering:
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
         return _called(builder, attention, kernel, inputs)
 
-    return Lowering(attention.inputs, None, build, permuted)
+    def rounded() -> Lowering:
+        return _lowering(replace(attention, stores=BF16), kernel)
+
+    return Lowering(attention.inputs, None, build, permuted, rounded=rounded)
 
 
 def _called(

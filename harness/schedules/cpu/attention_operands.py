@@ -15,6 +15,7 @@ from harness.schedules.common.folding import Folded
 from harness.schedules.common.graph import extents
 from harness.schedules.common.kernel import Argument, fp32, free_variables
 from harness.schedules.common.kernel_info import KernelInfo
+from harness.schedules.cpu.bf16 import BF16, to_bf16
 from harness.schedules.cpu.bias_of_image import BiasOfImage
 from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.product import Read, pack_function, packed_shape
@@ -90,6 +91,7 @@ class Attention:
         projected: Whether a projection of the values follows that usually comes before.
         layer: The layer that the kernel computes keys with; None if they are read.
         arithmetic: What both products multiply and add, without `split`.
+        stores: Type of the result.
         of_image: The bias in parts, for a kernel that adds them up; there is no `bias` then.
     """
 
@@ -103,12 +105,14 @@ class Attention:
     projected: bool = False
     layer: Layer | None = None
     arithmetic: Arithmetic = FP32
+    stores: str = "float32"
     of_image: BiasOfImage | None = None
 
     @property
     def name(self) -> str:
         """What the kernel is called."""
-        return "_".join(filter(None, ("attention", self.arithmetic.name)))
+        rounded = "astype" if self.stores == BF16 else ""
+        return "_".join(filter(None, ("attention", self.arithmetic.name, rounded)))
 
     @property
     def depth(self) -> int:
@@ -145,7 +149,8 @@ class Attention:
             arguments += self.of_image.arguments
         batch, length, heads, _ = self.query.shape
         extents = (batch, length, heads, self.value.shape[3])
-        return [*arguments, Argument("result", tuple(extents[self.result.index(d)] for d in range(4)))]
+        shape = tuple(extents[self.result.index(d)] for d in range(4))
+        return [*arguments, Argument("result", shape, self.stores)]
 
     @property
     def variables(self) -> list[tirx.Var]:
@@ -175,6 +180,10 @@ class Attention:
         """Where in the result an element lies."""
         index = (b, query, h, channel)
         return [index[self.result.index(d)] for d in range(4)]
+
+    def store(self, result: tirx.Buffer, value: Any, at: tuple[Any, Any, Any, Any]) -> None:
+        """Emits that an element, (batch, query, head, channel), gets to the result."""
+        T.buffer_store(result, to_bf16(value) if self.stores == BF16 else value, self.place(*at))
 
     def masked(self, bias: Sequence[tirx.Buffer], at: tuple[Any, Any, Any, Any], score: Any) -> Any:
         """The score of (batch, head, query, key) with bias or masks; -inf where the key is masked out."""

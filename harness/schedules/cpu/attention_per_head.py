@@ -155,7 +155,7 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
 
                         def write(c: Any, i: Any = i, weight: Any = weight, q: Any = q, first: Any = first) -> None:
                             value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.result(q, i, c) / weight)
-                            T.buffer_store(result, value, attention.place(b, first + i, h, c))
+                            attention.store(result, value, (b, first + i, h, c))
 
                         for_each_vector(width, lanes, write)
 

@@ -498,6 +498,6 @@ def _write(plan: _Plan, head_of: _HeadOf, work: _Workspace, result: tirx.Buffer)
 
             def write(c: Any) -> None:
                 value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.results[task, i, c] / weight)
-                T.buffer_store(result, value, attention.place(b, first + i, h, c))
+                attention.store(result, value, (b, first + i, h, c))
 
             for_each_vector(attention.value.shape[3], plan.lanes, write)

@@ -291,4 +291,4 @@ def _put_together(
         for part in range(1, parts):
             value = value + factors[part] * results[m, i, part, c]
         value = T.Select(tirx.EQ(total[0], fp32(0.0)), fp32(0.0), value / total[0])
-        T.buffer_store(result, value, attention.place(b, i, h, c))
+        attention.store(result, value, (b, i, h, c))

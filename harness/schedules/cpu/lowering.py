@@ -56,6 +56,7 @@ class Lowering:
         permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well.
         linear: The product, if it is one with weights on the right and rows on the left.
         rounds: Whether the kernel rounds its first input to bfloat16, and takes it rounded as well.
+        rounded: Makes the lowering whose kernel stores the result in bfloat16; None if only an epilogue can.
     """
 
     inputs: tuple[relax.Expr, ...]
@@ -64,6 +65,7 @@ class Lowering:
     permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
     linear: LinearLayer | None = None
     rounds: bool = False
+    rounded: Callable[[], Lowering] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

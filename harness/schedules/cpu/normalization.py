@@ -7,6 +7,7 @@ inputs costs no digits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -15,9 +16,12 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.graph import Legalize, call, default, reshaped
 from harness.schedules.common.kernel import Argument, prim_func
 from harness.schedules.common.kernel_info import kernel
-from harness.schedules.common.normalization import recognized
+from harness.schedules.common.normalization import Normalization, recognized
 from harness.schedules.cpu import reduction
+from harness.schedules.cpu.bf16 import BF16, to_bf16
 from harness.schedules.cpu.emit import for_each_vector
+from harness.schedules.cpu.epilogue import Epilogue
+from harness.schedules.cpu.lowering import Lowering
 from harness.schedules.cpu.reduction import (
     LANES,
     emit_centre,
@@ -32,8 +36,10 @@ from harness.schedules.cpu.reduction import (
 _DTYPES = ("float32",)
 
 
-def layer_norm_kernel(rows: int, count: int, epsilon: float, scaled: bool, shifted: bool) -> tirx.PrimFunc:
-    """Normalizes each row of [rows, count]; parameters data, scale and shift [count] if there are, out."""
+def layer_norm_kernel(
+    rows: int, count: int, epsilon: float, scaled: bool, shifted: bool, dtype: str = "float32"
+) -> tirx.PrimFunc:
+    """Normalizes each row of [rows, count]; parameters data, scale and shift [count] if there are, out of the dtype."""
 
     def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
         *affine, out = rest
@@ -48,13 +54,13 @@ def layer_norm_kernel(rows: int, count: int, epsilon: float, scaled: bool, shift
                     value = value * affine[0][k]
                 if shifted:
                     value = value + affine[-1][k]
-                T.buffer_store(out, value, [i, k])
+                T.buffer_store(out, to_bf16(value) if dtype == BF16 else value, [i, k])
 
             for_each_vector(count, LANES, write)
 
     names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
     line = [Argument(name, (count,)) for name in names]
-    arguments = [Argument("data", (rows, count)), *line, Argument("out", (rows, count))]
+    arguments = [Argument("data", (rows, count)), *line, Argument("out", (rows, count), dtype)]
     return prim_func("layer_norm", arguments, body, kernel("nn.layer_norm", lines=rows, count=count))
 
 
@@ -80,14 +86,34 @@ def group_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFun
 
 def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     found = recognized(node, _DTYPES)
+    return default(bb, node) if found is None else _called(bb, found, found.data, found.affine)
+
+
+def lower_rounded_layer_norm(node: relax.Call) -> Lowering | None:
+    """Returns the lowering of a `relax.nn.layer_norm` whose result is stored in bfloat16; None if it has no kernel."""
+    found = recognized(node, _DTYPES)
     if found is None:
-        return default(bb, node)
+        return None
+
+    def build(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
+        return _called(bb, found, inputs[0], inputs[1:], BF16)
+
+    return Lowering((found.data, *found.affine), None, build)
+
+
+def _called(
+    bb: relax.BlockBuilder,
+    found: Normalization,
+    data: relax.Expr,
+    affine: Sequence[relax.Expr],
+    dtype: str = "float32",
+) -> relax.Expr:
+    """Emits the call of the kernel of a layer normalization, whose result has the dtype."""
     rows, count = found.lines, found.channels
-    scaled, shifted = found.scale is not None, found.shift is not None
-    function = layer_norm_kernel(rows, count, found.epsilon, scaled, shifted)
-    lines = [reshaped(bb, operand, (count,)) for operand in found.affine]
-    arguments = [reshaped(bb, found.data, (rows, count)), *lines]
-    return reshaped(bb, bb.emit(call(bb, f"layer_norm_{rows}x{count}", function, arguments)), found.shape)
+    function = layer_norm_kernel(rows, count, found.epsilon, found.scale is not None, found.shift is not None, dtype)
+    arguments = [reshaped(bb, data, (rows, count)), *(reshaped(bb, operand, (count,)) for operand in affine)]
+    name = f"layer_norm{'_astype' if dtype == BF16 else ''}_{rows}x{count}"
+    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), found.shape)
 
 
 def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:

@@ -35,6 +35,7 @@ from harness.schedules.cpu.feed_forward import feed_forward, joins
 from harness.schedules.cpu.gemm import lower_matmul, rounded_left
 from harness.schedules.cpu.layer_norm_2d import lower_layer_norm_2d
 from harness.schedules.cpu.lowering import Context, Lowering
+from harness.schedules.cpu.normalization import lower_rounded_layer_norm
 from harness.schedules.cpu.schedule import Workload
 from harness.schedules.cpu.tile import vector_unit
 from harness.schedules.cpu.value_projection import movable
@@ -220,9 +221,20 @@ def _join_linear_layers(
 def _store_rounded(context: Context, facts: Facts, kernels: dict[relax.Var, _Fused]) -> None:
     """Makes kernels store in bfloat16 what others round anyway: the same numbers in half the memory."""
     readers = {fused.covers[0]: fused.lowering.inputs[0] for fused in kernels.values() if fused.lowering.rounds}
+
+    def rounded(variable: relax.Var) -> bool:
+        return _all_round(context, facts, readers, variable, (variable,))
+
     for last, fused in list(kernels.items()):
-        if fused.lowering.layout is not None and _all_round(context, facts, readers, last, (last,)):
+        if fused.lowering.layout is not None and rounded(last):
             kernels[last] = replace(fused, epilogue=fused.epilogue.rounded())
+        elif fused.lowering.rounded is not None and rounded(last):
+            kernels[last] = replace(fused, lowering=fused.lowering.rounded())
+    for variable, value in context.bindings.items():
+        if is_call(value, "relax.nn.layer_norm") and rounded(variable):
+            lowering = lower_rounded_layer_norm(value)
+            if lowering is not None:
+                kernels[variable] = _Fused(lowering, (), Epilogue(), (variable,))
 
 
 def _all_round(
