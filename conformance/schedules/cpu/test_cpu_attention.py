@@ -234,13 +234,18 @@ def test_keys_of_a_few_queries_are_read_where_they_lie() -> None:
     assert not re.search(r"key0\[[^\]]*[/%]", module[name].script())
 
 
-def test_nan_stays_in_its_query_and_head_of_a_few() -> None:
+NANS = [np.array(bits, np.uint32).view(np.float32) for bits in (0x7FC00000, 0xFFFFFFFF, 0x7FC12345)]
+"""The usual one, and those of memory that nobody set: their bits must not become an exponential's exponent."""
+
+
+@pytest.mark.parametrize("nan", NANS)
+def test_nan_stays_in_its_query_and_head_of_a_few(nan: np.float32) -> None:
     arrays = operands(1, 3, 1200, 2, 32)
-    arrays[0][0, 1, 1, 3] = np.nan
+    arrays[0][0, 1, 1, 3] = nan
     actual = run(attention(), arrays)
     assert np.isnan(actual[0, 1, 1]).all() and np.isnan(actual).sum() == 32
     arrays = operands(1, 1, 1200, 2, 32)
-    arrays[1][0, 1100, 0, 3] = np.nan
+    arrays[1][0, 1100, 0, 3] = nan
     actual = run(attention(), arrays)
     assert np.isnan(actual[0, 0, 0]).all() and np.isnan(actual).sum() == 32
 
@@ -266,10 +271,11 @@ def test_large_scores_do_not_overflow(scale: float, keys: int) -> None:
     assert np.isfinite(actual).all() and np.abs(actual - exact).max() < 2e-6 * scale
 
 
+@pytest.mark.parametrize("nan", NANS)
 @pytest.mark.parametrize("keys", [36, 1155])
-def test_nan_stays_in_its_query_and_head(keys: int) -> None:
+def test_nan_stays_in_its_query_and_head(keys: int, nan: np.float32) -> None:
     arrays = operands(1, 40, keys, 2, 32)
-    arrays[0][0, 5, 1, 3] = np.nan
+    arrays[0][0, 5, 1, 3] = nan
     actual = run(attention(), arrays)
     assert np.isnan(actual[0, 5, 1]).all()
     assert np.isnan(actual).sum() == 32

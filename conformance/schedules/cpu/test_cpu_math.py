@@ -226,6 +226,10 @@ def test_exp_keeps_subnormal_results() -> None:
     assert ulps(compiled(relax.op.exp, [x.shape])(x), exact).max() <= 1.0
 
 
+NANS = np.array([0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC12345, 0xFFC00001], np.uint32).view(np.float32)
+"""With what processors write, and with bits of other programs: memory that nobody set, a tag."""
+
+
 def inside(function: Callable[[Any], Any]) -> Callable[[relax.Expr], relax.Expr]:
     """An operator of a function that kernels have inside, and no Relax operator leads to by itself."""
 
@@ -242,7 +246,7 @@ def inside(function: Callable[[Any], Any]) -> Callable[[relax.Expr], relax.Expr]
 def test_exp_below_zero_is_exact_to_one_ulp_where_it_matters(vanishes: bool) -> None:
     operator = inside(partial(elementary.exp_below_zero, vanishes=vanishes))
     x = every_value()
-    x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, np.nan, -0.0, -3e38])])
+    x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, -0.0, -3e38]), NANS])
     actual = compiled(operator, [x.shape])(x)
     with np.errstate(over="ignore", under="ignore"):
         exact = np.exp(x.astype(np.float64))
@@ -274,7 +278,7 @@ def test_gelu_keeps_its_digits_in_the_negative_tail() -> None:
 @pytest.mark.parametrize("vanishes", [True, False])
 def test_exponentials_for_bf16_have_its_digits(vanishes: bool, generic: bool) -> None:
     x = every_value()
-    x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, np.nan, 0.0, -3e38])])
+    x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, 0.0, -3e38]), NANS])
     operator = inside(partial(elementary.exp_below_zero_for_bf16, vanishes=vanishes))
     actual = compiled(operator, [x.shape], target=any_cpu_target() if generic else None)(x)
     exact = np.exp(x.astype(np.float64))
@@ -288,15 +292,15 @@ def test_exponentials_for_bf16_have_its_digits(vanishes: bool, generic: bool) ->
 
 @pytest.mark.parametrize("generic", [False, True], ids=["this-cpu", "any-cpu"])
 def test_gelu_for_bf16_has_its_digits(generic: bool) -> None:
-    x = np.concatenate([every_value(), np.float32([np.inf, -np.inf, np.nan, 0.0])])
+    x = np.concatenate([every_value(), np.float32([np.inf, -np.inf, 0.0]), NANS])
     actual = compiled(inside(elementary.gelu_for_bf16), [x.shape], target=any_cpu_target() if generic else None)(x)
-    exact = np.append(exact_results("gelu"), [np.inf, 0.0, np.nan, 0.0])
+    exact = np.concatenate([exact_results("gelu"), [np.inf, 0.0, 0.0], NANS])
     # Above, x itself is the result; denormal numbers have fewer digits.
     numbers = (x > -13) & np.isfinite(x) & (np.abs(exact) > 2**-120)
     assert np.abs(actual[numbers] / exact[numbers] - 1).max() <= 2**-12.6
     assert np.abs(actual[x <= -13] - exact[x <= -13]).max() <= 2**-126
-    np.testing.assert_array_equal(actual[-4:-3], exact[-4:-3])
-    np.testing.assert_array_equal(actual[-2:], exact[-2:])
+    assert (actual[x == np.inf] == np.inf).all() and (actual[x == 0] == 0).all()
+    assert np.isnan(actual[np.isnan(x)]).all()
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0, 3.0, -1.0, -0.5, 1.7])

@@ -31,6 +31,9 @@ _SHIFTER = 12582912.0
 """1.5·2²³: adding it rounds a float to the nearest integer and leaves that integer in the low bits."""
 _SHIFTER_BITS = 0x4B400000
 
+_EXPONENT_SHIFTER = _SHIFTER + 127.0
+"""The same, which leaves the integer as the exponent of fp32 has it, 127 more."""
+
 _EXP_LARGEST = 88.8
 """Above it exp overflows (the largest finite result is at 88.7228)."""
 _EXP_NORMAL = -87.33654
@@ -183,6 +186,15 @@ def exp(x: Expr) -> Expr:
     return let.around(_exp_reduced(_clamp(let(x, "x"), _EXP_SMALLEST, _EXP_LARGEST)))
 
 
+def _rounded_exponent(let: _Bindings, x: Expr, factor: float) -> tuple[Expr, Expr]:
+    """Returns n, the integer nearest to factor·x, which is in [-126, 127], and 2ⁿ; for NaN, NaN and any number.
+
+    So whoever scales by 2ⁿ has to multiply, because an addition to the exponent of a NaN may make a number of it.
+    """
+    shifted = let(_fma(x, _f32(factor), _f32(_EXPONENT_SHIFTER)), "shifted")
+    return let(shifted - _f32(_EXPONENT_SHIFTER), "n"), _from_bits(tirx.shift_left(_bits(shifted), _i32(23)))
+
+
 def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
     """Computes eˣ for the terms of a softmax, x ≤ 0, of which the largest is 1; exp(NaN) = NaN.
 
@@ -196,23 +208,19 @@ def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
     let = _Bindings()
     x = let(x, "x")
     limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
-    shifted = let(_fma(limited, _f32(_LOG2_E), _f32(_SHIFTER)), "shifted")
-    n = let(shifted - _f32(_SHIFTER), "n")
+    n, power = _rounded_exponent(let, limited, _LOG2_E)
     r = let(_fma(n, _f32(-math.log(2.0)), limited), "r")
-    e = _fma(r * r, _polynomial(r, _EXP), r) + _f32(1.0)
-    # The low bits of the shifted number are the exponent; adding them to those of e multiplies it by a power of two.
-    scaled = _from_bits(_bits(e) + tirx.shift_left(_bits(shifted), _i32(23)))
+    power = let(power, "power")
+    scaled = _fma(_fma(r * r, _polynomial(r, _EXP), r), power, power)
     return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if vanishes else scaled)
 
 
 def _exp2_for_bf16(let: _Bindings, x: Expr, factor: float) -> Expr:
     """Computes 2 to the power of factor·x, which is in [-126, 126], with a relative error of 2⁻¹³·²; 1 for x = 0."""
-    shifted = let(_fma(x, _f32(factor), _f32(_SHIFTER)), "shifted")
-    n = let(shifted - _f32(_SHIFTER), "n")
+    n, power = _rounded_exponent(let, x, factor)
     f = let(_fma(x, _f32(factor), _f32(0.0) - n), "f")
-    power = _fma(f, _polynomial(f, _EXP2_FOR_BF16), _f32(1.0))
-    # As in `exp_below_zero`.
-    return _from_bits(_bits(power) + tirx.shift_left(_bits(shifted), _i32(23)))
+    power = let(power, "power")
+    return _fma(_polynomial(f, _EXP2_FOR_BF16), f * power, power)
 
 
 def exp_below_zero_for_bf16(x: Expr, *, vanishes: bool = True) -> Expr:
