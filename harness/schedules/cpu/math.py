@@ -186,13 +186,14 @@ def exp(x: Expr) -> Expr:
     return let.around(_exp_reduced(_clamp(let(x, "x"), _EXP_SMALLEST, _EXP_LARGEST)))
 
 
-def _rounded_exponent(let: _Bindings, x: Expr, factor: float) -> tuple[Expr, Expr]:
-    """Returns n, the integer nearest to factor·x, which is in [-126, 127], and 2ⁿ; for NaN, NaN and any number.
+def _nearest_power(let: _Bindings, x: Expr, factor: float) -> tuple[Expr, Expr]:
+    """Returns n, the integer nearest to factor·x, which is in [-126, 127], and 2ⁿ; of NaN, NaN and any number.
 
     So whoever scales by 2ⁿ has to multiply, because an addition to the exponent of a NaN may make a number of it.
     """
     shifted = let(_fma(x, _f32(factor), _f32(_EXPONENT_SHIFTER)), "shifted")
-    return let(shifted - _f32(_EXPONENT_SHIFTER), "n"), _from_bits(tirx.shift_left(_bits(shifted), _i32(23)))
+    n = let(shifted - _f32(_EXPONENT_SHIFTER), "n")
+    return n, let(_from_bits(tirx.shift_left(_bits(shifted), _i32(23))), "power")
 
 
 def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
@@ -208,18 +209,16 @@ def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
     let = _Bindings()
     x = let(x, "x")
     limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
-    n, power = _rounded_exponent(let, limited, _LOG2_E)
+    n, power = _nearest_power(let, limited, _LOG2_E)
     r = let(_fma(n, _f32(-math.log(2.0)), limited), "r")
-    power = let(power, "power")
     scaled = _fma(_fma(r * r, _polynomial(r, _EXP), r), power, power)
     return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if vanishes else scaled)
 
 
 def _exp2_for_bf16(let: _Bindings, x: Expr, factor: float) -> Expr:
     """Computes 2 to the power of factor·x, which is in [-126, 126], with a relative error of 2⁻¹³·²; 1 for x = 0."""
-    n, power = _rounded_exponent(let, x, factor)
+    n, power = _nearest_power(let, x, factor)
     f = let(_fma(x, _f32(factor), _f32(0.0) - n), "f")
-    power = let(power, "power")
     return _fma(_polynomial(f, _EXP2_FOR_BF16), f * power, power)
 
 
