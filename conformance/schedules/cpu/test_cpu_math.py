@@ -283,7 +283,7 @@ def test_exponentials_for_bf16_have_its_digits(vanishes: bool, generic: bool) ->
     actual = compiled(operator, [x.shape], target=any_cpu_target() if generic else None)(x)
     exact = np.exp(x.astype(np.float64))
     normal_range = x > -87.33
-    assert np.abs(actual[normal_range] / exact[normal_range] - 1).max() <= 2**-13
+    assert np.abs(actual[normal_range] / exact[normal_range] - 1).max() <= 2**-17
     below = actual[x < -87.337]
     assert (below == 0).all() if vanishes else (below > 0).all() and below.max() < 2**-125
     assert np.isnan(actual[np.isnan(x)]).all()
@@ -297,7 +297,7 @@ def test_gelu_for_bf16_has_its_digits(generic: bool) -> None:
     exact = np.concatenate([exact_results("gelu"), [np.inf, 0.0, 0.0], NANS])
     # Above, x itself is the result; denormal numbers have fewer digits.
     numbers = (x > -13) & np.isfinite(x) & (np.abs(exact) > 2**-120)
-    assert np.abs(actual[numbers] / exact[numbers] - 1).max() <= 2**-12.6
+    assert np.abs(actual[numbers] / exact[numbers] - 1).max() <= 2**-16
     assert np.abs(actual[x <= -13] - exact[x <= -13]).max() <= 2**-126
     assert (actual[x == np.inf] == np.inf).all() and (actual[x == 0] == 0).all()
     assert np.isnan(actual[np.isnan(x)]).all()
