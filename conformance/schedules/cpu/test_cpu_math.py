@@ -283,7 +283,7 @@ def test_exponentials_for_bf16_have_its_digits(vanishes: bool, generic: bool) ->
     actual = compiled(operator, [x.shape], target=any_cpu_target() if generic else None)(x)
     exact = np.exp(x.astype(np.float64))
     normal_range = x > -87.33
-    assert np.abs(actual[normal_range] / exact[normal_range] - 1).max() <= 2**-17
+    assert np.abs(actual[normal_range] / exact[normal_range] - 1).max() <= 2**-13
     below = actual[x < -87.337]
     assert (below == 0).all() if vanishes else (below > 0).all() and below.max() < 2**-125
     assert np.isnan(actual[np.isnan(x)]).all()
