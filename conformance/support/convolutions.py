@@ -82,6 +82,39 @@ def as_product(
     return np.concatenate(of_groups, 1).reshape(shape)
 
 
+def of_upsampled(multiplied: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Callable[..., relax.Expr]:
+    """A 3 × 3 convolution of an image that nearest neighbours make twice as large."""
+
+    def operator(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
+        return multiplied(relax.op.repeat(relax.op.repeat(x, 2, 2), 2, 3), weight)
+
+    return operator
+
+
+def upsampled_by_places(
+    x: np.ndarray, weight: np.ndarray, convolved: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """The convolution of an upsampled image as 9 convolutions of single pixels, all else in fp32 and in order.
+
+    They are of the image and of the differences of its neighbours, above and below, left and right.
+    """
+    height, width = x.shape[2:]
+    padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    lines = [padded[:, :, n : n + height] for n in range(3)]
+    parts = [
+        [down[..., n : n + width] for n in range(3)] for down in (lines[1], lines[1] - lines[0], lines[2] - lines[1])
+    ]
+    images = [[middle, middle - left, right - middle] for left, middle, right in parts]
+    sums = np.array([[1, 1, 1], [-1, 0, 0], [0, 0, 1]], np.float64)
+    filters = np.einsum("ay,ocyx,bx->aboc", sums, weight.astype(np.float64), sums).astype(np.float32)
+    products = [[convolved(images[a][b], filters[a, b, :, :, None, None]) for b in range(3)] for a in range(3)]
+    result = np.empty((len(x), len(weight), 2 * height, 2 * width), np.float32)
+    for y in range(2):
+        middle, left, right = (products[0][b] + products[y + 1][b] for b in range(3))
+        result[:, :, y::2, ::2], result[:, :, y::2, 1::2] = middle + left, middle + right
+    return result
+
+
 def transposed_by_taps(
     x: np.ndarray, weight: np.ndarray, convolved: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:

@@ -185,5 +185,6 @@ LLVM = Target(
     precisions=("fp32", "bf16"),
     tunable=True,
     symbolic=True,
+    upsampling=True,
     forkable=True,
 )

@@ -69,6 +69,7 @@ class Target:
         tunable: Whether its pipeline takes schedules that tuning found, and tuning can search for some.
         emulated: Whether this machine's CPU can run its kernels in place of a device, see `harness.execution.emulated`.
         symbolic: Whether its pipeline takes inputs with symbolic axes, and makes fast kernels of what reads them.
+        upsampling: Whether its pipeline convolves an upsampled image without making it first.
         forkable: Whether a case of it may run in a fork of a process that has loaded the libraries. A GPU's driver that
             was asked for devices while they were loaded fails in one.
     """
@@ -87,4 +88,5 @@ class Target:
     tunable: bool = False
     emulated: bool = False
     symbolic: bool = False
+    upsampling: bool = False
     forkable: bool = False

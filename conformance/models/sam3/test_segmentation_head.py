@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from harness.models.sam3.deployed.segmentation import UpsampledConvolution
+from harness.models.sam3.deployed.segmentation import ComposedConvolution, UpsampledConvolution
 
 EXTENTS = st.integers(1, 5)
 
@@ -21,4 +21,5 @@ def test_it_is_the_convolution_of_the_upsampled_image(
     image = torch.randn(batch, channels, height, width, generator=random, dtype=torch.float64)
     weight = torch.randn(filters, channels, 3, 3, generator=random, dtype=torch.float64)
     expected = F.conv2d(F.interpolate(image, scale_factor=2, mode="nearest"), weight, padding=1)
-    torch.testing.assert_close(UpsampledConvolution(weight)(image), expected, rtol=1e-12, atol=1e-12)
+    for module in (UpsampledConvolution(weight), ComposedConvolution(weight)):
+        torch.testing.assert_close(module(image), expected, rtol=1e-12, atol=1e-12)

@@ -21,7 +21,16 @@ from conformance.support.amx import parts_of, product_in_tiles, product_of_parts
 from conformance.support.assembly import assembly
 from conformance.support.attention import attention_bf16, operands
 from conformance.support.bf16 import SMALLEST, linear, rounded
-from conformance.support.convolutions import AROUND, PLAIN, Geometry, as_product, filters, transposed_by_taps
+from conformance.support.convolutions import (
+    AROUND,
+    PLAIN,
+    Geometry,
+    as_product,
+    filters,
+    of_upsampled,
+    transposed_by_taps,
+    upsampled_by_places,
+)
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
 from harness.core.case import Case
@@ -200,6 +209,22 @@ def test_a_transposed_convolution_is_what_numpy_emulates() -> None:
     x, weight = normal((2, 64, 5, 33)), normal((64, 24, 2, 2), 1, scale=1 / 16)
     actual = in_tiles(lambda x, w: with_half_products(relax.op.nn.conv2d_transpose(x, w, (2, 2))), [x], [weight])
     np.testing.assert_array_equal(actual, transposed_by_taps(x, weight, convolved))
+
+
+@emulated
+@few
+@given(
+    images=st.integers(1, 2),
+    channels=st.sampled_from([32, 96, 256]),
+    outer=st.sampled_from([32, 33, 70]),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 40)),
+)
+def test_an_upsampled_image_is_what_numpy_emulates(
+    images: int, channels: int, outer: int, size: tuple[int, int]
+) -> None:
+    x, weight = normal((images, channels, *size)), filters(outer, channels, 3, 3)
+    actual = in_tiles(of_upsampled(lambda *operands: with_half_products(AROUND.conv2d(*operands))), [x], [weight])
+    np.testing.assert_array_equal(actual, upsampled_by_places(x, weight, convolved))
 
 
 # --- attention ---

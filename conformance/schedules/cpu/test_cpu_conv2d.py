@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
-from conformance.support.convolutions import Geometry, convolutions, filters
+from conformance.support.convolutions import AROUND, Geometry, convolutions, filters, of_upsampled
 from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import normal
 
@@ -249,6 +251,87 @@ def test_filters_that_are_computed_are_not_transformed() -> None:
     inputs = [normal((1, 40, 9, 11)), filters(40, 40, 3, 3)]
     hold(lambda x, w: op.nn.conv2d(x, w), functional.conv2d, inputs)
     assert "winograd" not in functions_of(lowered(lambda x, w: op.nn.conv2d(x, w), inputs))
+
+
+# --- minimal filtering: images that are upsampled ---
+
+
+def upsampled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(functional.interpolate(x, scale_factor=2, mode="nearest"), weight, padding=1)
+
+
+@few
+@given(
+    batch=st.integers(1, 2),
+    inner=st.sampled_from([32, 40]),
+    outer=st.sampled_from([32, 45]),
+    size=st.tuples(st.integers(1, 12), st.integers(1, 40)),
+)
+def test_any_upsampled_image(batch: int, inner: int, outer: int, size: tuple[int, int]) -> None:
+    """With a bias and a residual, as where levels of the image are added."""
+
+    def operator(x: relax.Expr, r: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        return op.add(op.nn.relu(op.add(of_upsampled(AROUND.conv2d)(x, w), b)), r)
+
+    inputs = [normal((batch, inner, *size)), normal((batch, outer, 2 * size[0], 2 * size[1]), 3)]
+    weights = [filters(outer, inner, 3, 3), normal((1, outer, 1, 1), 2)]
+    hold(operator, lambda x, r, w, b: torch.relu(upsampled(x, w) + b) + r, inputs, weights, large=True)
+
+
+def test_an_upsampled_image_of_the_pixel_decoder() -> None:
+    hold(of_upsampled(AROUND.conv2d), upsampled, [normal((1, 256, 5, 144))], [filters(256, 256, 3, 3)], large=True)
+
+
+def resized(x: relax.Expr, method: str = "nearest_neighbor") -> relax.Expr:
+    size = [2 * int(extent) for extent in list(x.ty.shape)[2:]]
+    return op.image.resize2d(
+        x, size, method=method, coordinate_transformation_mode="asymmetric", rounding_method="floor"
+    )
+
+
+@pytest.mark.parametrize(
+    ("enlarged", "padding", "channels", "taken"),
+    [
+        (lambda x: op.repeat(op.repeat(x, 2, 3), 2, 2), 1, 40, True),
+        (resized, 1, 40, True),
+        (lambda x: resized(x, "linear"), 1, 40, False),
+        (lambda x: op.repeat(op.repeat(x, 3, 2), 2, 3), 1, 40, False),
+        (lambda x: op.repeat(x, 2, 2), 1, 40, False),
+        (lambda x: op.repeat(op.repeat(op.repeat(x, 2, 2), 2, 2), 2, 3), 1, 40, False),
+        (lambda x: op.repeat(op.repeat(x, 2, 2), 2, 3), 0, 40, False),
+        (lambda x: op.repeat(op.repeat(x, 2, 2), 2, 3), 1, 16, False),
+    ],
+    ids=["axes-swapped", "resized", "linear", "three-times", "one-axis", "twice", "padding", "few-channels"],
+)
+def test_which_images_are_read_before_they_are_upsampled(
+    enlarged: Callable[[relax.Expr], relax.Expr], padding: int, channels: int, taken: bool
+) -> None:
+    def operator(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.nn.conv2d(enlarged(x), w, padding=(padding,) * 4)
+
+    names = functions_of(lowered(operator, [normal((1, channels, 9, 35))], [filters(40, channels, 3, 3)]))
+    assert ("winograd_upsampled" in names) == taken
+    assert not taken or names == ["pack", "winograd_upsampled"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_reaches_as_far_as_the_filter_in_an_upsampled_image(value: float) -> None:
+    x, w = normal((2, 40, 8, 23)), filters(33, 40, 3, 3)
+    for place in ((0, 3, 0, 0), (0, 7, 4, 11), (1, 0, 7, 22), (1, 39, 4, 15)):
+        x[place] = value
+    w[4, 1, 2, 2], w[9] = 0.0, np.abs(w[9])
+    actual = hold(of_upsampled(AROUND.conv2d), upsampled, [x], [w])
+    assert not np.isfinite(actual[0, :, 7:11, 21:25]).all() and np.isfinite(actual[0, :, 11:]).all()
+
+
+def test_differences_beyond_fp32_do_no_harm() -> None:
+    """Neighbours of opposite signs: their difference overflows, and no output does."""
+    x = np.full((1, 32, 6, 8), 2e38, np.float32)
+    x[..., ::2] *= -1
+    hold(of_upsampled(AROUND.conv2d), upsampled, [x], [np.full((32, 32, 3, 3), 1 / 512, np.float32)])
+
+
+# --- minimal filtering: what is not finite, and accuracy ---
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

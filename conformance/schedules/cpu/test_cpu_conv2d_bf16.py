@@ -11,6 +11,7 @@ import pytest
 import torch
 import tvm
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from tvm import relax
@@ -35,7 +36,9 @@ from conformance.support.convolutions import (
     as_product,
     convolutions,
     filters,
+    of_upsampled,
     transposed_by_taps,
+    upsampled_by_places,
 )
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
@@ -100,6 +103,20 @@ def test_transposed_2x2_stride_2(cpu: str, size: tuple[int, int]) -> None:
     x, weight = normal((2, 64, *size)), normal((64, 24, 2, 2), 1, scale=1 / 16)
     actual = run(conv2d_transpose, [x], [weight], target_for(cpu))
     np.testing.assert_array_equal(actual, transposed_by_taps(x, weight, partial(emulated, cpu)))
+
+
+@with_instruction
+@few
+@given(
+    images=st.integers(1, 2),
+    channels=st.sampled_from([32, 64, 256]),
+    outer=st.sampled_from([32, 45]),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 40)),
+)
+def test_an_upsampled_image(cpu: str, images: int, channels: int, outer: int, size: tuple[int, int]) -> None:
+    x, weight = normal((images, channels, *size)), filters(outer, channels, 3, 3)
+    actual = run(of_upsampled(rounding(AROUND)), [x], [weight], target_for(cpu))
+    np.testing.assert_array_equal(actual, upsampled_by_places(x, weight, partial(emulated, cpu)))
 
 
 @with_instruction
@@ -186,6 +203,20 @@ def test_sums_stay_in_registers(cpu: str, channels: int, outer: int, kernel: int
         shown = "\n".join(instruction.text for instruction in loop.instructions)
         assert not loop.spills, shown
         wanted = "vdpbf16ps" if cpu in DOT_PRODUCTS else "bfmmla" if channels % 4 == 0 else "bfdot"
+        assert {instruction.operation for instruction in loop.fused} == {wanted}, shown
+
+
+@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *ARM_PRODUCTS])
+@pytest.mark.parametrize(("outer", "width"), [(256, 72), (48, 11)])
+def test_sums_of_an_upsampled_image_stay_in_registers(cpu: str, outer: int, width: int) -> None:
+    target = target_for(cpu)
+    x, weight = normal((1, 256, 24, width)), filters(outer, 256, 3, 3)
+    loops = product_loops(assembly(lowered(of_upsampled(rounding(AROUND)), [x], [weight], target), target))
+    assert loops
+    for loop in loops:
+        shown = "\n".join(instruction.text for instruction in loop.instructions)
+        assert not loop.spills, shown
+        wanted = "vdpbf16ps" if cpu in DOT_PRODUCTS else "bfmmla"
         assert {instruction.operation for instruction in loop.fused} == {wanted}, shown
 
 

@@ -4,7 +4,8 @@
 
 The weights are the resident operand, rows of the product; the image streams, so that no more of the column matrix
 exists than one panel per thread. Special cases: a kernel as large as the image is a plain matrix product over images; a
-depthwise convolution has a kernel of its own (`depthwise.py`).
+depthwise convolution has a kernel of its own (`depthwise.py`). An image that is upsampled by nearest neighbours is read
+as it was before, where minimal filtering (`winograd.py`) can do its convolution.
 
 In bfloat16 two channels are a pair, the second of them half of all channels after the first, so that pixels stay
 neighbours; where whole panels are multiplied, an element may be four channels, each a quarter of all after the one
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm import ir, relax, tirx
 
-from harness.schedules.common.graph import call
+from harness.schedules.common.graph import call, is_call, static_shape
 from harness.schedules.common.kernel import Argument, view
 from harness.schedules.common.kernel_info import KernelInfo, Kind
+from harness.schedules.common.scope import Scope
 from harness.schedules.cpu.columns import columns_of, gather
 from harness.schedules.cpu.depthwise import lower_depthwise
 from harness.schedules.cpu.emit import FP32, Arithmetic
@@ -45,6 +48,7 @@ from harness.schedules.cpu.schedule import (
 )
 from harness.schedules.cpu.window import Window, pair, shapes_of
 from harness.schedules.cpu.winograd import filtered
+from harness.schedules.cpu.winograd_plan import filterable, upsampled_plan
 
 
 def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
@@ -64,6 +68,12 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         int(attributes.groups),
     )
     data, weights = conv.args
+    before = before_upsampling(context, data)
+    smaller = static_shape(before) if before is not None and context.is_parameter(weights) else None
+    if smaller is not None and filterable(window) and window.padding == (1, 1):
+        arithmetic = context.multiplied(conv, window.filters, window.channels)
+        plan = upsampled_plan(context.unit, replace(window, image=smaller), arithmetic.tiles)
+        return filtered(plan, before, weights, arithmetic)
     taps = math.prod(window.kernel)
     if window.covers_image:
         left = Operand(data, image, (), transposed=False)
@@ -85,6 +95,23 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     extents = convolution.extents.packed(arithmetic.terms)
     blocking = blocking_of(context.unit, extents, "right", decided)
     return _columns(blocking, extents, window, data, weights, weight, arithmetic)
+
+
+def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
+    """Returns what an image was before each of its pixels was repeated once in both directions; None if none was."""
+    definition = scope.definition(value)
+    if is_call(definition, "relax.image.resize2d"):
+        attributes, (before, _) = definition.attrs, definition.args
+        how = attributes.method, attributes.coordinate_transformation_mode, attributes.rounding_method
+        shape, wanted = static_shape(before), static_shape(value)
+        doubled = shape is not None and wanted == (*shape[:2], *(2 * extent for extent in shape[2:]))
+        return before if doubled and how == ("nearest_neighbor", "asymmetric", "floor") else None
+    axes: list[int] = []
+    while is_call(definition, "relax.repeat") and int(definition.attrs.repeats) == 2 and definition.attrs.axis:
+        axes.append(int(definition.attrs.axis))
+        value = definition.args[0]
+        definition = scope.definition(value)
+    return value if sorted(axes) == [2, 3] else None
 
 
 def _columns(

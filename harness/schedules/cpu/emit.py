@@ -368,7 +368,8 @@ def multiply_panels(
         right: (first term of the chunk, k counted from it, column of the tile) → element; contiguous in the column.
         totals: Gets the products, [at least panels, rows · columns].
         before: (first term, number of terms): emits what makes a chunk of the right panel ready.
-        place: (panel, row, column of the tile) → index into totals of another shape; contiguous in the column.
+        place: (panel, row, column of the tile) → index into totals of another shape; contiguous in the column, and in
+            rows, too, where the arithmetic has tiles.
         longest: Terms of a chunk at most, if not `chunk_length`.
         ahead: (panel, first term of the chunk, k counted from it) → emits what is done beside a step of the depth,
             which is to fetch what will be read next.
@@ -398,13 +399,12 @@ def multiply_panels(
         if before is not None:
             before(c * chunk, count)
         if arithmetic.tiles is not None:
-            assert place is None
             with T.serial(0, panels) as p:
                 if fetch is not None:
                     fetch(p, c * chunk)
-                operands = totals[p, 0], left(p, c * chunk, 0, 0), right(c * chunk, 0, 0)
+                operands = totals[total(p, 0, 0, 0)], left(p, c * chunk, 0, 0), right(c * chunk, 0, 0)
                 # TVM would make the buffer smaller if it saw less of it being used.
-                prefetch(totals[p, tile.size - 1], write=True)
+                prefetch(totals[total(p, tile.rows - 1, tile.columns - 1, tile.size - 1)], write=True)
                 addresses = [tirx.address_of(element) for element in operands]
                 row_bytes = (stride or arithmetic.stored(chunk, chunk)) * int(tvm.DataType(arithmetic.dtype).itemsize)
                 added = tirx.const(c > 0, "bool") if isinstance(c, int) else c > 0

@@ -7,6 +7,8 @@ m neighbouring outputs of a filter of r taps take m + r - 1 multiplications inst
 A product of polynomials of degrees m - 1 and r - 1 is known from its values at m + r - 1 points, one of which may be
 infinity; transposing that statement gives the three matrices (Toom 1963, Winograd 1980). They are exact rationals here.
 The further the powers of the points are from 1, the more rounding errors are amplified.
+
+An image whose pixels are repeated has equal neighbours, which takes still fewer.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ class Filtering:
         before: Matrix of the inputs, [m + r - 1, m + r - 1].
         filters: Matrix of the taps, [m + r - 1, r].
         after: Matrix of the products, [m, m + r - 1].
+        repeats: How often each pixel is repeated in the image that is convolved; the inputs are those before.
     """
 
     before: Matrix
     filters: Matrix
     after: Matrix
+    repeats: int = 1
 
     @property
     def inputs(self) -> int:
@@ -46,6 +50,27 @@ class Filtering:
     def outputs(self) -> int:
         """Neighbouring outputs: m."""
         return len(self.after)
+
+    @property
+    def step(self) -> int:
+        """Inputs from those of m outputs to those of the next m."""
+        return self.outputs // self.repeats
+
+
+def _matrix(*rows: Sequence[int]) -> Matrix:
+    return tuple(tuple(map(Fraction, row)) for row in rows)
+
+
+UPSAMPLED = Filtering(
+    before=_matrix((0, 1, 0), (-1, 1, 0), (0, -1, 1)),
+    filters=_matrix((1, 1, 1), (-1, 0, 0), (0, 0, 1)),
+    after=_matrix((1, 1, 0), (1, 0, 1)),
+    repeats=2,
+)
+"""A filter of three taps where every input is repeated once (nearest neighbours): three multiplications instead of six.
+
+With the inputs x, the outputs 2i and 2i + 1 are Σg · xᵢ - g₀ · (xᵢ - xᵢ₋₁) and Σg · xᵢ + g₂ · (xᵢ₊₁ - xᵢ).
+"""
 
 
 def minimal_filtering(taps: int, points: Sequence[Fraction | int]) -> Filtering:

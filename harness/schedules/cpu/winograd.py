@@ -10,6 +10,10 @@ That takes n² instead of r² m² multiplications for each tile, channel and fil
 loaded. A task takes a few lines of tiles, and a part of the filters, all the way from the image to the result. V and M
 are its thread's, which keeps V for all parts of the filters that it takes.
 
+The pixels of an image that is upsampled by nearest neighbours are equal two by two in each direction. Patches of 3 × 3
+pixels of the image before are enough for 2 × 2 outputs then: 9 multiplications instead of 36. Nothing is transformed
+but to differences of neighbours, and operands may be rounded to bfloat16.
+
 A number that is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by
 term, before it is stored, so that infinities and NaN end up where any other convolution puts them.
 """
@@ -26,8 +30,9 @@ from tvm.script.ir_builder import tirx as T
 from harness.schedules.common.graph import call
 from harness.schedules.common.kernel import HELPER, Argument, ceil_div, each_thread_keeps, fp32, prim_func, registers
 from harness.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
-from harness.schedules.cpu.emit import for_each_vector, multiply_panels, vectors
+from harness.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, multiply_panels, vectors
 from harness.schedules.cpu.epilogue import Epilogue
+from harness.schedules.cpu.gemm import kernel_name
 from harness.schedules.cpu.lowering import Lowering
 from harness.schedules.cpu.winograd_plan import Plan
 
@@ -37,18 +42,30 @@ _INFINITE = 0x7F800000
 """|x| as an integer is at least this exactly if x is infinite or NaN."""
 
 
-def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
-    """Lowers a convolution by minimal filtering."""
+def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, arithmetic: Arithmetic = FP32) -> Lowering:
+    """Lowers a convolution by minimal filtering.
+
+    Args:
+        plan: The convolution.
+        data: The image, before it is upsampled.
+        weights: Its filters.
+        arithmetic: What is multiplied.
+    """
     window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
+    operator = "winograd" if plan.filtering.repeats == 1 else "winograd_upsampled"
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        packed = builder.emit(call(builder, "pack", _pack(plan, weight), [inputs[1]]))
+        packed = builder.emit(call(builder, "pack", _pack(plan, weight, arithmetic), [inputs[1]]))
         shape = tuple(int(extent) for extent in packed.ty.shape)
-        arguments = [Argument("image", window.image), Argument("packed", shape), Argument("weight", weight)]
-        arguments += [*epilogue.arguments, epilogue.result(window.layout)]
-        name = "winograd" + epilogue.label
-        function = prim_func(name, arguments, lambda *buffers: _emit(plan, epilogue, *buffers), _info(plan, epilogue))
+        operands = [Argument("packed", shape, arithmetic.dtype), Argument("weight", weight)]
+        arguments = [Argument("image", window.image), *operands, *epilogue.arguments, epilogue.result(window.layout)]
+        name = kernel_name(operator, arithmetic, epilogue)
+
+        def emit(*buffers: tirx.Buffer) -> None:
+            _emit(plan, epilogue, arithmetic, *buffers)
+
+        function = prim_func(name, arguments, emit, _info(plan, epilogue))
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
 
     return Lowering((data, weights), window.layout, build)
@@ -74,33 +91,45 @@ def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
     )
 
 
-def _pack(plan: Plan, weight: tuple[int, ...]) -> tirx.PrimFunc:
-    """Builds U[place, panel, channel, filter within the panel], in fp64 and rounded once; zero beyond the last."""
+def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.PrimFunc:
+    """Builds U, in fp64 and rounded to fp32 once; zero beyond the last filter.
+
+    It lies as [place, panel, element of channels, filter within the panel], or with filters before elements where
+    panels are multiplied as a whole.
+    """
     n, rows = plan.filtering.inputs, plan.blocking.tile.rows
     filters, channels = weight[:2]
-    shape = (plan.places, plan.panels, channels, rows)
+    elements = channels // arithmetic.terms
+    by_row = arithmetic.tiles is not None
+    shape = (plan.places, plan.panels, *((rows, elements) if by_row else (elements, rows)))
     matrix = plan.filtering.filters
 
     def body(source: tirx.Buffer, packed: tirx.Buffer) -> None:
-        with T.parallel(0, plan.panels) as panel, T.serial(0, channels) as c, T.serial(0, rows) as i:
+        with T.parallel(0, plan.panels) as panel, T.serial(0, elements) as element, T.serial(0, rows) as i:
             taps = registers((3, 3), "float64")
             half = registers((n, 3), "float64")
+            values = registers((arithmetic.terms, plan.places))
             at = T.Bind(panel * rows + i)
-            for y in range(3):
-                for x in range(3):
-                    value = tirx.Cast("float64", source[T.min(at, filters - 1), c, y, x])
-                    T.buffer_store(taps, value, [y, x])
-            for a in range(n):
-                for x in range(3):
-                    T.buffer_store(half, _combined(matrix[a], _column(taps, x), "float64"), [a, x])
-            for a in range(n):
-                for b in range(n):
-                    value = tirx.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
-                    if filters % rows:
-                        value = T.if_then_else(at < filters, value, fp32(0.0))
-                    T.buffer_store(packed, value, [a * n + b, panel, c, i])
+            for term in range(arithmetic.terms):
+                for y in range(3):
+                    for x in range(3):
+                        c = element + term * elements
+                        value = tirx.Cast("float64", source[T.min(at, filters - 1), c, y, x])
+                        T.buffer_store(taps, value, [y, x])
+                for a in range(n):
+                    for x in range(3):
+                        T.buffer_store(half, _combined(matrix[a], _column(taps, x), "float64"), [a, x])
+                for a in range(n):
+                    for b in range(n):
+                        value = tirx.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
+                        T.buffer_store(values, value, [term, a * n + b])
+            for place in range(plan.places):
+                value = arithmetic.joined(_column(values, place), 0, 1)
+                if filters % rows:
+                    value = T.if_then_else(at < filters, value, tirx.const(0, arithmetic.dtype))
+                T.buffer_store(packed, value, [place, panel, *((i, element) if by_row else (element, i))])
 
-    return prim_func("pack", [Argument("source", weight), Argument("packed", shape)], body, HELPER)
+    return prim_func("pack", [Argument("source", weight), Argument("packed", shape, arithmetic.dtype)], body, HELPER)
 
 
 def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = "float32") -> Any:
@@ -142,41 +171,80 @@ def _across(count: int, lanes: int, body: Callable[[Any, int], None]) -> None:
         body(T.Bind(T.min(v * lanes, count - lanes)) if count % lanes else v * lanes, lanes)
 
 
-def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
+def _patch(plan: Plan, elements: int, at: Any, k: Any, r: Any, j: Any) -> tuple[Any, Any]:
+    """Returns where an element of the patches lies: column j of panel r, in place `at`."""
+    columns = plan.blocking.tile.columns
+    return at, (r * elements + k) * columns + j if plan.in_panels else k * plan.tiles + r * columns + j
+
+
+def _product(plan: Plan, o: Any, at: Any, r: Any, j: Any) -> tuple[Any, Any]:
+    """Returns where a product lies: filter o of a group, column j of panel r, in place `at`."""
+    tile = plan.blocking.tile
+    if plan.in_panels:
+        return o // tile.rows, ((at * (plan.tiles // tile.columns) + r) * tile.rows + o % tile.rows) * tile.columns + j
+    return o, at * plan.tiles + r * tile.columns + j
+
+
+def _column_of(plan: Plan, tile: Any) -> tuple[Any, Any]:
+    """Returns panel and column of the first tile of a vector; where panels are not apart, all are one."""
+    columns = plan.blocking.tile.columns
+    return (tile // columns, tile % columns) if plan.in_panels else (0, tile)
+
+
+def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx.Buffer) -> None:
     image, packed, weight, *extras, result = buffers
     window, blocking, tile = plan.window, plan.blocking, plan.blocking.tile
-    group, channels = plan.group, window.channels
-    lines, across = plan.grid
+    group, elements = plan.group, window.channels // arithmetic.terms
+    lines = plan.grid[0]
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
+    chunk = _CHUNK if plan.filtering.repeats == 1 else None
+    if arithmetic.tiles is not None:
+        chunk = arithmetic.tiles.chunk(elements)
     store, _ = epilogue.write_back(window.layout, extras, result)
-    workspace = (plan.places, channels * plan.tiles), (group * tile.rows, plan.places * plan.tiles)
+    of_patches = (plan.places, elements * plan.tiles)
+    of_filter = plan.places * plan.tiles
+    of_products = (group, tile.rows * of_filter) if plan.in_panels else (group * tile.rows, of_filter)
     # The parts of the filters follow each other, so that a thread has the patches of its block already.
-    with each_thread_keeps(window.image[0] * blocks * blocking.splits, "float32", *workspace) as (task, kept):
-        patches, products = kept.buffers
+    tasks = each_thread_keeps(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
+    with arithmetic.imported(), tasks as (task, kept), arithmetic.held():
+        (patches,) = kept.buffers
+        products = T.alloc_buffer(of_products, "float32")
         block = T.Bind(task // blocking.splits)
         b = T.Bind(block // blocks)
         first_line = T.Bind(block % blocks * blocking.lines)
         here = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
         with kept.unless(block):
-            _transform_patches(plan, image, patches, (b, first_line, here))
+            _transform_patches(plan, arithmetic, image, patches, (b, first_line, here))
         first_group = T.Bind(task % blocking.splits * per_split)
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
             first_panel = T.Bind((first_group + g) * group)
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
-            with T.serial(0, plan.places) as at, T.serial(0, ceil_div(here * across, tile.columns)) as r:
+            with T.serial(0, plan.places) as at, T.serial(0, ceil_div(here * plan.line, tile.columns)) as r:
 
                 def left(p: Any, first: Any, k: Any, i: int, at: Any = at) -> Any:
-                    return packed[at, first_panel + p, first + k, i]
+                    place = (i, first + k) if plan.in_panels else (first + k, i)
+                    return packed[(at, first_panel + p, *place)]
 
                 def right(first: Any, k: Any, j: Any, at: Any = at, r: Any = r) -> Any:
-                    return patches[at, (first + k) * plan.tiles + r * tile.columns + j]
+                    return patches[_patch(plan, elements, at, first + k, r, j)]
 
                 def place(p: Any, i: int, j: Any, at: Any = at, r: Any = r) -> tuple[Any, Any]:
-                    return p * tile.rows + i, at * plan.tiles + r * tile.columns + j
+                    return _product(plan, p * tile.rows + i, at, r, j)
 
-                multiply_panels(tile, channels, panels, left, right, products, None, place, _CHUNK)
+                multiply_panels(
+                    tile,
+                    elements,
+                    panels,
+                    left,
+                    right,
+                    products,
+                    place=place,
+                    longest=chunk,
+                    arithmetic=arithmetic,
+                    stride=elements,
+                )
             first_filter = T.Bind(first_panel * tile.rows)
             with (
                 T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
@@ -195,55 +263,85 @@ def _emit(plan: Plan, epilogue: Epilogue, *buffers: tirx.Buffer) -> None:
                     for_each_vector(window.result[3], tile.lanes, put)
 
 
-def _transform_patches(plan: Plan, image: tirx.Buffer, patches: tirx.Buffer, block: tuple[Any, Any, Any]) -> None:
+def _transform_patches(
+    plan: Plan, arithmetic: Arithmetic, image: tirx.Buffer, patches: tirx.Buffer, block: tuple[Any, Any, Any]
+) -> None:
     """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
     window, matrix = plan.window, plan.filtering.before
-    n, m = plan.filtering.inputs, plan.filtering.outputs
-    (top, left), (height, width) = window.padding, window.image[2:]
-    lanes, across = plan.blocking.tile.lanes, plan.grid[1]
+    n, step = plan.filtering.inputs, plan.filtering.step
+    lanes, terms = plan.blocking.tile.lanes, arithmetic.terms
+    elements = window.channels // terms
     b, first_line, lines = block
-    # Tiles whose m pixels of their own all lie in the image.
-    begin, end = ceil_div(left, m), max(ceil_div(left, m), (width + left) // m)
-    phases = T.alloc_buffer((plan.blocking.lines * m + n - m, m, across + 1), "float32")
-    half = [registers((n, lanes)) for _ in range(n)]
-    with T.serial(0, window.channels) as c:
-        # Every m-th pixel of a line, for each of the m phases.
-        with T.serial(0, lines * m + n - m) as r:
-            y = T.Bind(first_line * m + r - top)
-
-            def outside(x: Any, y: Any = y) -> Any:
-                inside = tirx.all(y >= 0, y < height, x >= left, x < width + left)
-                return T.if_then_else(inside, image[b, c, y, x - left], fp32(0.0))
-
-            with T.If(tirx.all(y >= 0, y < height)):
-                with T.Then():
-                    with T.serial(begin, min(end, across + 1)) as t:
-                        for q in range(m):
-                            T.buffer_store(phases, image[b, c, y, t * m + q - left], [r, q, t])
-                    for t in [*range(min(begin, across + 1)), *range(end, across + 1)]:
-                        for q in range(m):
-                            T.buffer_store(phases, outside(t * m + q), [r, q, t])
-                with T.Else(), T.serial(0, across + 1) as t:
-                    for q in range(m):
-                        T.buffer_store(phases, fp32(0.0), [r, q, t])
+    lines_read, width_read = plan.blocking.lines * step + n - step, plan.line + (n - 1) // step
+    phases = T.alloc_buffer((terms, lines_read, step, width_read), "float32")
+    halves = [[registers((n, lanes)) for _ in range(n)] for _ in range(terms)]
+    with T.serial(0, elements) as element:
+        for term in range(terms):
+            _take_apart(plan, image, phases, (b, element + term * elements, first_line, lines), term)
         with T.serial(0, lines) as at_line:
 
             def piece(start: Any, width: int, at_line: Any = at_line) -> None:
-                for a in range(n):
-                    for x in range(n):
-                        with T.vectorized(0, width) as j:
+                for term, half in enumerate(halves):
+                    for a in range(n):
+                        for x in range(n):
+                            with T.vectorized(0, width) as j:
 
-                            def pixel(y: int, x: int = x, j: Any = j) -> Any:
-                                return phases[at_line * m + y, x % m, start + x // m + j]
+                                def pixel(y: int, term: int = term, x: int = x, j: Any = j) -> Any:
+                                    return phases[term, at_line * step + y, x % step, start + x // step + j]
 
-                            T.buffer_store(half[a], _combined(matrix[a], pixel), [x, j])
+                                T.buffer_store(half[a], _combined(matrix[a], pixel), [x, j])
+                panel, column = _column_of(plan, at_line * plan.line + start)
                 for a in range(n):
                     for e in range(n):
                         with T.vectorized(0, width) as j:
-                            value = _combined(matrix[e], _taps(half[a], j))
-                            T.buffer_store(patches, value, [a * n + e, c * plan.tiles + at_line * across + start + j])
 
-            _across(across, lanes, piece)
+                            def value(term: int, a: int = a, e: int = e, j: Any = j) -> Any:
+                                return _combined(matrix[e], _taps(halves[term][a], j))
+
+                            at = _patch(plan, elements, a * n + e, element, panel, column + j)
+                            T.buffer_store(patches, arithmetic.joined(value, 0, 1), at)
+
+            _across(plan.line, lanes, piece)
+
+
+def _take_apart(
+    plan: Plan, image: tirx.Buffer, phases: tirx.Buffer, channel: tuple[Any, Any, Any, Any], term: int
+) -> None:
+    """Emits every `step`-th pixel of the lines of a channel, for each of the phases, with zeros around the image.
+
+    Args:
+        plan: The convolution.
+        image: The image.
+        phases: Gets the pixels, [term, line, phase, tile].
+        channel: Image, channel, first line of tiles, number of lines.
+        term: Where the channel goes.
+    """
+    window, n, step = plan.window, plan.filtering.inputs, plan.filtering.step
+    (top, left), (height, width) = window.padding, window.image[2:]
+    count = int(phases.shape[3])
+    b, c, first_line, lines = channel
+    # Tiles whose pixels of their own all lie in the image.
+    begin = min(ceil_div(left, step), count)
+    end = min(max(begin, (width + left) // step), count)
+    with T.serial(0, lines * step + n - step) as r:
+        y = T.Bind(first_line * step + r - top)
+
+        def outside(x: Any) -> Any:
+            inside = tirx.all(y >= 0, y < height, x >= left, x < width + left)
+            return T.if_then_else(inside, image[b, c, y, x - left], fp32(0.0))
+
+        with T.If(tirx.all(y >= 0, y < height)):
+            with T.Then():
+                with T.serial(begin, end) as t:
+                    for q in range(step):
+                        T.buffer_store(phases, image[b, c, y, t * step + q - left], [term, r, q, t])
+                for first, last in (edge for edge in ((0, begin), (end, count)) if edge[0] < edge[1]):
+                    with T.serial(first, last) as t:
+                        for q in range(step):
+                            T.buffer_store(phases, outside(t * step + q), [term, r, q, t])
+            with T.Else(), T.serial(0, count) as t:
+                for q in range(step):
+                    T.buffer_store(phases, fp32(0.0), [term, r, q, t])
 
 
 def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> tirx.Buffer:
@@ -251,16 +349,17 @@ def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> 
     n, m, matrix = plan.filtering.inputs, plan.filtering.outputs, plan.filtering.after
     lanes, across = plan.blocking.tile.lanes, plan.grid[1]
     row = T.alloc_buffer((m, across * m), "float32")
-    phases = T.alloc_buffer((m, m, across), "float32")
+    phases = T.alloc_buffer((m, m, plan.line), "float32")
     half = [registers((n, lanes)) for _ in range(m)]
 
     def piece(start: Any, width: int) -> None:
+        panel, column = _column_of(plan, at_line * plan.line + start)
         for a in range(m):
             for x in range(n):
                 with T.vectorized(0, width) as j:
 
                     def product(y: int, x: int = x, j: Any = j) -> Any:
-                        return products[o, (y * n + x) * plan.tiles + at_line * across + start + j]
+                        return products[_product(plan, o, y * n + x, panel, column + j)]
 
                     T.buffer_store(half[a], _combined(matrix[a], product), [x, j])
         for a in range(m):
@@ -269,7 +368,7 @@ def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> 
                     value = _combined(matrix[e], _taps(half[a], j))
                     T.buffer_store(phases, value, [a, e, start + j])
 
-    _across(across, lanes, piece)
+    _across(plan.line, lanes, piece)
     with T.serial(0, m) as dy, T.serial(0, across) as t:
         for q in range(m):
             T.buffer_store(row, phases[dy, q, t], [dy, t * m + q])
@@ -288,7 +387,8 @@ def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffe
     """
     window, m = plan.window, plan.filtering.outputs
     b, o, y = first
-    (top, left), (height, width) = window.padding, window.image[2:]
+    (top, left), repeats = window.padding, plan.filtering.repeats
+    height, width = (extent * repeats for extent in window.image[2:])
     pixels = plan.grid[1] * m
 
     def magnitude(value: Any) -> Any:
@@ -307,6 +407,7 @@ def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffe
             with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
                 at, to = y + dy + ky - top, x + kx - left
                 with T.If(tirx.all(at >= 0, at < height, to >= 0, to < width)), T.Then():
-                    value, factor = (tirx.Cast("float64", v) for v in (image[b, c, at, to], weight[o, c, ky, kx]))
+                    pixel = image[b, c, at // repeats, to // repeats]
+                    value, factor = (tirx.Cast("float64", v) for v in (pixel, weight[o, c, ky, kx]))
                     T.buffer_store(total, total[0] + value * factor, [0])
             T.buffer_store(row, tirx.Cast("float32", total[0]), [dy, x])

@@ -8,7 +8,8 @@ from typing import Any
 
 from harness.schedules.common.kernel import ceil_div
 from harness.schedules.cpu.division import LEAST_WORK
-from harness.schedules.cpu.filtering import Filtering, minimal_filtering
+from harness.schedules.cpu.emit import Tiles
+from harness.schedules.cpu.filtering import UPSAMPLED, Filtering, minimal_filtering
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
 
@@ -54,11 +55,13 @@ class Plan:
         window: The convolution.
         blocking: Its register tile and its tasks.
         filtering: The filtering of both axes.
+        in_panels: Whether patches and products lie panel by panel, each one piece of memory; rows of vectors if not.
     """
 
     window: Window
     blocking: Blocking
     filtering: Filtering = _FILTERING
+    in_panels: bool = False
 
     @property
     def places(self) -> int:
@@ -81,14 +84,20 @@ class Plan:
         return grid(self.window, self.filtering)
 
     @property
+    def line(self) -> int:
+        """Tiles that a line takes in memory: whole vectors where panels are one piece, so that none lies in two."""
+        across, lanes = self.grid[1], self.blocking.tile.lanes
+        return ceil_div(across, lanes) * lanes if self.in_panels else across
+
+    @property
     def tiles(self) -> int:
         """Tiles of a block, and what fills the last panel."""
         columns = self.blocking.tile.columns
-        return ceil_div(self.blocking.lines * self.grid[1], columns) * columns
+        return ceil_div(self.blocking.lines * self.line, columns) * columns
 
     @property
     def workspace(self) -> int:
-        """Bytes of patches and products of a task."""
+        """Bytes of patches, of fp32, and products of a task."""
         patches = self.places * self.window.channels * self.tiles
         return 4 * (patches + self.group * self.blocking.tile.rows * self.places * self.tiles)
 
@@ -108,10 +117,30 @@ def filterable(window: Window) -> bool:
     )
 
 
-def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FILTERING) -> Blocking:
+def upsampled_plan(unit: VectorUnit, window: Window, tiles: Tiles | None = None) -> Plan:
+    """Returns the plan of a convolution of an image that is upsampled to twice its size, which tuning does not know.
+
+    Args:
+        unit: The target's vector registers.
+        window: The convolution; its image is the one before.
+        tiles: The instructions that multiply whole panels; None if vectors are multiplied.
+    """
+    tile = None if tiles is None else tiles.tile(window.filters, unit.lanes)
+    return Plan(window, choose_blocking(unit, window, UPSAMPLED, tile), UPSAMPLED, in_panels=tiles is not None)
+
+
+def choose_blocking(
+    unit: VectorUnit, window: Window, filtering: Filtering = _FILTERING, only: Tile | None = None
+) -> Blocking:
     """Chooses the blocks with the least work on few threads, and then the parts of the filters for many threads.
 
     Work is in multiply-adds of all threads, each of which is busy for as long as the one with the most tasks.
+
+    Args:
+        unit: The target's vector registers.
+        window: The convolution.
+        filtering: The filtering of both axes.
+        only: The register tile, if there is no choice.
     """
     lines, across = grid(window, filtering)
     places = filtering.inputs**2
@@ -121,7 +150,7 @@ def choose_blocking(unit: VectorUnit, window: Window, filtering: Filtering = _FI
             if height > 1 and 4 * places * window.channels * height * across > _PATCH_BYTES:
                 break
             for splits in _SPLITS:
-                tile = choose_tile(unit, ceil_div(window.filters, splits), height * across)
+                tile = only or choose_tile(unit, ceil_div(window.filters, splits), height * across)
                 panels = ceil_div(window.filters, tile.rows)
                 if splits <= panels:
                     yield height, splits, tile, panels

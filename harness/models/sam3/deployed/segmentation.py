@@ -7,6 +7,7 @@ the same for every prompt, and what is upsampled takes fewer products, because i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,22 @@ class FilteredLevels(nn.Module):
 
 
 class UpsampledConvolution(nn.Module):
-    """A 3 × 3 convolution, without bias, of an image upsampled to twice its size by nearest neighbours.
+    """A 3 × 3 convolution, without bias, of an image upsampled to twice its size by nearest neighbours."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        """Takes the weight [O, C, 3, 3]."""
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[B, C, H, W] to [B, O, 2H, 2W]."""
+        return F.conv2d(F.interpolate(image, scale_factor=2.0, mode="nearest"), self.weight, padding=1)
+
+
+class ComposedConvolution(nn.Module):
+    """As `UpsampledConvolution`, of 1 × 1 convolutions of the image, for targets that have no kernel for that.
 
     In one dimension, with weights w₀, w₁, w₂ and differences dᵢ = xᵢ - xᵢ₋₁ of neighbours (0 outside), the outputs 2i
     and 2i + 1 are Σw · xᵢ - w₀ · dᵢ and Σw · xᵢ + w₂ · dᵢ₊₁: three products for two outputs. In two dimensions there
@@ -87,13 +103,14 @@ class SegmentationHead(nn.Module):
     masks instead of all pixels.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, convolution: Callable[[Tensor], nn.Module]) -> None:
+        """Takes the model, and what makes the convolutions of upsampled images from their weights."""
         super().__init__()
         head = model.segmentation_head
         self.norm, self.cross_attend_prompt = head.cross_attn_norm, head.cross_attend_prompt
         decoder = head.pixel_decoder
         layers = list(decoder.conv_layers)[:DECODED_LEVELS]
-        self.convolutions = nn.ModuleList(UpsampledConvolution(layer.weight.detach()) for layer in layers)
+        self.convolutions = nn.ModuleList(convolution(layer.weight.detach()) for layer in layers)
         self.norms = nn.ModuleList(list(decoder.norms)[:DECODED_LEVELS])
         self.mask_embed = head.mask_predictor.mask_embed
         self.instance, self.semantic = head.instance_seg_head, head.semantic_seg_head

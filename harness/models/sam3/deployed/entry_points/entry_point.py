@@ -38,6 +38,8 @@ class EntryPoint:
         inputs: Takes the capacity, returns inputs by name to export the module with; only shapes and dtypes matter.
         uses_rope: Whether rotary position encoding is inside.
         symbolic: Axes of inputs whose extents are not fixed when the model is compiled.
+        build_composed: As `build`, for targets that would make an upsampled image to convolve it; None if that is the
+            same module.
     """
 
     name: str
@@ -46,8 +48,16 @@ class EntryPoint:
     inputs: Callable[[Capacity], dict[str, torch.Tensor]]
     uses_rope: bool = False
     symbolic: Symbolic = field(default_factory=dict)
+    build_composed: Callable[[Any], torch.nn.Module] | None = None
 
-    def program(self, model: Any, capacity: Capacity) -> Program:
-        """Returns the entry point of upstream's image model, for prompts of a capacity."""
-        module = self.build(model).eval()
+    def program(self, model: Any, capacity: Capacity, upsampling: bool = True) -> Program:
+        """Returns the entry point of upstream's image model.
+
+        Args:
+            model: The model.
+            capacity: Of prompts.
+            upsampling: Whether the target convolves an upsampled image without making it first.
+        """
+        build = self.build if upsampling or self.build_composed is None else self.build_composed
+        module = build(model).eval()
         return Program(self.name, module, self.inputs(capacity), self.outputs, self.uses_rope, self.symbolic)

@@ -73,9 +73,15 @@ def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
 
 
 def _segmentation(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.segmentation import SegmentationHead
+    from harness.models.sam3.deployed.segmentation import SegmentationHead, UpsampledConvolution
 
-    return SegmentationHead(model)
+    return SegmentationHead(model, UpsampledConvolution)
+
+
+def _composed_segmentation(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.segmentation import ComposedConvolution, SegmentationHead
+
+    return SegmentationHead(model, ComposedConvolution)
 
 
 def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
@@ -126,7 +132,9 @@ scores [1, 200] as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0
 and what `SEGMENTATION_HEAD` reads.
 """
 
-SEGMENTATION_HEAD = EntryPoint("segmentation_head", ("masks", "semantic"), _segmentation, _grounded)
+SEGMENTATION_HEAD = EntryPoint(
+    "segmentation_head", ("masks", "semantic"), _segmentation, _grounded, build_composed=_composed_segmentation
+)
 """What was found to its masks, which nobody needs where nothing was found; T = 33 + N + M.
 
 Inputs: filtered_0, filtered_1, and the outputs of `GROUND`: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256],

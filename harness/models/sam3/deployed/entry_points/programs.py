@@ -13,6 +13,7 @@ from harness.models.sam3.deployed.entry_points.interactive import INTERACTIVE_EN
 from harness.models.sam3.deployed.entry_points.video import VIDEO_ENTRY_POINTS
 from harness.models.sam3.groups import note_groups
 from harness.runtime.manifest import Capacity
+from harness.targets import TARGETS
 
 
 def entry_points(capacity: Capacity) -> tuple[EntryPoint, ...]:
@@ -36,4 +37,4 @@ def programs(case: Case, settings: Settings, capacity: Capacity) -> Iterator[Pro
     )
     note_groups(model)
     for entry_point in entry_points(capacity):
-        yield entry_point.program(model, capacity)
+        yield entry_point.program(model, capacity, TARGETS[case.target].upsampling)
