@@ -120,6 +120,28 @@ def test_the_registry_is_light():
     assert done.stdout.strip() == "[]"
 
 
+class Upsampled(nn.Module):
+    """A convolution of an image that nearest neighbours make twice as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(64, 40, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.conv(nn.functional.interpolate(image, scale_factor=2.0, mode="nearest"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_says_whether_an_upsampled_image_is_made(name: str) -> None:
+    target = TARGETS[name].tvm_target()
+    program, _ = import_program(export_program(Upsampled().eval(), (torch.rand(1, 64, 12, 16),)))
+    with target, tvm.transform.PassContext(opt_level=3):
+        lowered = TARGETS[name].pipeline(target)(program)
+    functions = [function for _, function in lowered.functions_items() if isinstance(function, tvm.tirx.PrimFunc)]
+    shapes = {tuple(map(int, buffer.ty.shape)) for function in functions for buffer in function.params}
+    assert ((1, 64, 24, 32) in shapes) != TARGETS[name].upsampling
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_problems_are_none_or_one_sentence(name):
     target = TARGETS[name]
