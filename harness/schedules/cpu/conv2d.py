@@ -72,7 +72,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     smaller = static_shape(before) if before is not None and context.is_parameter(weights) else None
     if smaller is not None and filterable(window) and window.padding == (1, 1):
         arithmetic = context.multiplied(conv, window.filters, window.channels)
-        plan = upsampled_plan(context.unit, replace(window, image=smaller), arithmetic.tiles)
+        plan = upsampled_plan(context.unit, replace(window, image=smaller), arithmetic)
         return filtered(plan, before, weights, arithmetic)
     taps = math.prod(window.kernel)
     if window.covers_image:

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.schedules.common.kernel import ceil_div
 from harness.schedules.cpu.division import LEAST_WORK
-from harness.schedules.cpu.emit import Tiles
+from harness.schedules.cpu.emit import FP32, Arithmetic
 from harness.schedules.cpu.filtering import UPSAMPLED, Filtering, minimal_filtering
 from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.schedules.cpu.window import Window
@@ -26,6 +26,7 @@ _PATCH_BYTES = 2560 * 1024
 """The transformed patches of a task at most, if it has more than one line; V is read once per group of filters."""
 _PRODUCT_BYTES = 1280 * 1024
 """The products of a group of filters at most."""
+_FLOAT_BYTES, _HALF_BYTES = 4, 2
 _TRANSFORMING = 20
 """Cost of transforming a patch, in filters that could be multiplied with it meanwhile."""
 
@@ -117,20 +118,27 @@ def filterable(window: Window) -> bool:
     )
 
 
-def upsampled_plan(unit: VectorUnit, window: Window, tiles: Tiles | None = None) -> Plan:
+def upsampled_plan(unit: VectorUnit, window: Window, arithmetic: Arithmetic) -> Plan:
     """Returns the plan of a convolution of an image that is upsampled to twice its size, which tuning does not know.
 
     Args:
         unit: The target's vector registers.
         window: The convolution; its image is the one before.
-        tiles: The instructions that multiply whole panels; None if vectors are multiplied.
+        arithmetic: What is multiplied.
     """
+    tiles = arithmetic.tiles
     tile = None if tiles is None else tiles.tile(window.filters, unit.lanes)
-    return Plan(window, choose_blocking(unit, window, UPSAMPLED, tile), UPSAMPLED, in_panels=tiles is not None)
+    bytes_each = _FLOAT_BYTES if arithmetic is FP32 else _HALF_BYTES
+    blocking = choose_blocking(unit, window, UPSAMPLED, tile, bytes_each)
+    return Plan(window, blocking, UPSAMPLED, in_panels=tiles is not None)
 
 
 def choose_blocking(
-    unit: VectorUnit, window: Window, filtering: Filtering = _FILTERING, only: Tile | None = None
+    unit: VectorUnit,
+    window: Window,
+    filtering: Filtering = _FILTERING,
+    only: Tile | None = None,
+    bytes_each: int = _FLOAT_BYTES,
 ) -> Blocking:
     """Chooses the blocks with the least work on few threads, and then the parts of the filters for many threads.
 
@@ -141,13 +149,14 @@ def choose_blocking(
         window: The convolution.
         filtering: The filtering of both axes.
         only: The register tile, if there is no choice.
+        bytes_each: Bytes of a channel in a place of a patch.
     """
     lines, across = grid(window, filtering)
     places = filtering.inputs**2
 
     def choices() -> Any:
         for height in range(1, lines + 1):
-            if height > 1 and 4 * places * window.channels * height * across > _PATCH_BYTES:
+            if height > 1 and bytes_each * places * window.channels * height * across > _PATCH_BYTES:
                 break
             for splits in _SPLITS:
                 tile = only or choose_tile(unit, ceil_div(window.filters, splits), height * across)
