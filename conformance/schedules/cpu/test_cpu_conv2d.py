@@ -187,6 +187,8 @@ def test_padding_reads_nothing_outside() -> None:
 
 # --- minimal filtering: dense 3 × 3 of many channels ---
 
+MANY_CHANNELS = {"batch": st.integers(1, 2), "inner": st.sampled_from([32, 40]), "outer": st.sampled_from([32, 45])}
+
 
 def pads(padding: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
     """Relax's order (top, left, bottom, right) in that of `torch.nn.functional.pad`."""
@@ -196,9 +198,7 @@ def pads(padding: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
 
 @few
 @given(
-    batch=st.integers(1, 2),
-    inner=st.sampled_from([32, 40]),
-    outer=st.sampled_from([32, 45]),
+    **MANY_CHANNELS,
     size=st.tuples(st.integers(1, 20), st.integers(1, 70)),
     padding=st.tuples(*[st.integers(0, 3)] * 4),
 )
@@ -262,9 +262,7 @@ def upsampled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @few
 @given(
-    batch=st.integers(1, 2),
-    inner=st.sampled_from([32, 40]),
-    outer=st.sampled_from([32, 45]),
+    **MANY_CHANNELS,
     size=st.tuples(st.integers(1, 12), st.integers(1, 40)),
 )
 def test_any_upsampled_image(batch: int, inner: int, outer: int, size: tuple[int, int]) -> None:
@@ -280,6 +278,19 @@ def test_any_upsampled_image(batch: int, inner: int, outer: int, size: tuple[int
 
 def test_an_upsampled_image_of_the_pixel_decoder() -> None:
     hold(of_upsampled(AROUND.conv2d), upsampled, [normal((1, 256, 5, 144))], [filters(256, 256, 3, 3)], large=True)
+
+
+@pytest.mark.parametrize(("below", "right"), [(0, 0), (0, 2), (2, 3)])
+def test_an_upsampled_image_with_other_padding_below_and_to_the_right(below: int, right: int) -> None:
+    hold(
+        of_upsampled(lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, below, right))),
+        lambda x, w: functional.conv2d(
+            functional.pad(functional.interpolate(x, scale_factor=2, mode="nearest"), pads((1, 1, below, right))), w
+        ),
+        [normal((2, 32, 5, 13))],
+        [filters(40, 32, 3, 3)],
+        large=True,
+    )
 
 
 def resized(x: relax.Expr, method: str = "nearest_neighbor") -> relax.Expr:

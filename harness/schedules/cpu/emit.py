@@ -252,6 +252,11 @@ class Arithmetic:
         return replace(self, name=name, functions=functions, shapes=None, split=None, tiles=tiles)
 
     @property
+    def term_bytes(self) -> int:
+        """Bytes that a term takes in a panel of elements."""
+        return int(tvm.DataType(self.dtype).itemsize) // self.terms
+
+    @property
     def kept(self) -> Split:
         """What packed blocks keep elements of the left operand as; those of the right one, too, with `tiles`."""
         split = self.split if self.tiles is None else self.tiles.split

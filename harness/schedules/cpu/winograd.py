@@ -100,8 +100,7 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.P
     n, rows = plan.filtering.inputs, plan.blocking.tile.rows
     filters, channels = weight[:2]
     elements = channels // arithmetic.terms
-    by_row = arithmetic.tiles is not None
-    shape = (plan.places, plan.panels, *((rows, elements) if by_row else (elements, rows)))
+    shape = (plan.places, plan.panels, *((rows, elements) if plan.in_panels else (elements, rows)))
     matrix = plan.filtering.filters
 
     def body(source: tirx.Buffer, packed: tirx.Buffer) -> None:
@@ -127,7 +126,7 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.P
                 value = arithmetic.joined(_column(values, place), 0, 1)
                 if filters % rows:
                     value = T.if_then_else(at < filters, value, tirx.const(0, arithmetic.dtype))
-                T.buffer_store(packed, value, [place, panel, *((i, element) if by_row else (element, i))])
+                T.buffer_store(packed, value, [place, panel, *((i, element) if plan.in_panels else (element, i))])
 
     return prim_func("pack", [Argument("source", weight), Argument("packed", shape, arithmetic.dtype)], body, HELPER)
 

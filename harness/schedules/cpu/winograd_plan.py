@@ -26,7 +26,6 @@ _PATCH_BYTES = 2560 * 1024
 """The transformed patches of a task at most, if it has more than one line; V is read once per group of filters."""
 _PRODUCT_BYTES = 1280 * 1024
 """The products of a group of filters at most."""
-_FLOAT_BYTES, _HALF_BYTES = 4, 2
 _TRANSFORMING = 20
 """Cost of transforming a patch, in filters that could be multiplied with it meanwhile."""
 
@@ -128,8 +127,7 @@ def upsampled_plan(unit: VectorUnit, window: Window, arithmetic: Arithmetic) -> 
     """
     tiles = arithmetic.tiles
     tile = None if tiles is None else tiles.tile(window.filters, unit.lanes)
-    bytes_each = _FLOAT_BYTES if arithmetic is FP32 else _HALF_BYTES
-    blocking = choose_blocking(unit, window, UPSAMPLED, tile, bytes_each)
+    blocking = choose_blocking(unit, window, UPSAMPLED, tile, arithmetic.term_bytes)
     return Plan(window, blocking, UPSAMPLED, in_panels=tiles is not None)
 
 
@@ -138,7 +136,7 @@ def choose_blocking(
     window: Window,
     filtering: Filtering = _FILTERING,
     only: Tile | None = None,
-    bytes_each: int = _FLOAT_BYTES,
+    bytes_each: int = FP32.term_bytes,
 ) -> Blocking:
     """Chooses the blocks with the least work on few threads, and then the parts of the filters for many threads.
 

@@ -50,7 +50,7 @@ class EntryPoint:
     symbolic: Symbolic = field(default_factory=dict)
     build_composed: Callable[[Any], torch.nn.Module] | None = None
 
-    def program(self, model: Any, capacity: Capacity, upsampling: bool = True) -> Program:
+    def program(self, model: Any, capacity: Capacity, upsampling: bool) -> Program:
         """Returns the entry point of upstream's image model.
 
         Args:
