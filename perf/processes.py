@@ -78,9 +78,17 @@ class BenchmarkProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def first(self, name: str) -> tuple[float, Any]:
-        """Returns the seconds and the result of a call that is not preceded by a warm-up."""
-        seconds, result, self.fastest[name] = self._ask("first", name)
+    def first(self, name: str, *, limit: float | None = None) -> tuple[float, Any]:
+        """Returns the seconds and the result of a call that is not preceded by a warm-up.
+
+        Args:
+            name: Of the function.
+            limit: Seconds after which this answer is no longer waited for; None for the process's own limit.
+
+        Raises:
+            BenchmarkProcessError: The call failed or took too long; the process has ended.
+        """
+        seconds, result, self.fastest[name] = self._ask("first", name, limit)
         return seconds, result
 
     def timed(self, name: str) -> float:
@@ -113,19 +121,20 @@ class BenchmarkProcess:
             self._process.kill()
             self._process.join()
 
-    def _ask(self, what: str, name: str) -> Any:
+    def _ask(self, what: str, name: str, limit: float | None = None) -> Any:
         try:
             self._connection.send((what, name))
         except OSError:
             raise self._ended() from None
-        return self._receive()
+        return self._receive(limit)
 
-    def _receive(self) -> Any:
+    def _receive(self, limit: float | None = None) -> Any:
+        limit = limit or self._limit
         try:
-            if not self._connection.poll(self._limit):
+            if not self._connection.poll(limit):
                 self._process.kill()
                 self.close()
-                raise BenchmarkProcessError(f"no answer within {self._limit:g} s")
+                raise BenchmarkProcessError(f"no answer within {limit:.0f} s")
             answer = self._connection.recv()
         except (EOFError, ConnectionError):
             raise self._ended() from None

@@ -13,6 +13,10 @@ pass, peers are reported with their figures. Then the rounds of all sides are in
 round, and the first side of a round is the last of the next. Peak memory is that of the side's process over all its
 calls. The CPU's peaks are measured right before and right after; the times of our kernels are measured in one more
 run, in which a GPU is waited for after each of them.
+
+A peer whose first call takes more than five times as long as PyTorch's, and longer than all rounds may take, is
+reported with that sentence and has no rounds. On a CPU without instructions for bfloat16, PyTorch under autocast is
+such a peer.
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ from perf.sides import KERNELS, RUN, Request
 BUDGET_SECONDS = 30.0
 """How long the rounds of all sides together may take per component; at least six run in any case."""
 
+SLOWEST_PEER = 5.0
+"""How many times as long as PyTorch's the first call of a peer may take, if it takes longer than `BUDGET_SECONDS`."""
+
 SAMPLES = {"memory_attention": ("second",)}
 """By component: samples that are measured besides the main one. `second` has three objects, with a memory each."""
 
@@ -76,10 +83,14 @@ def test_component(
         processes: dict[str, BenchmarkProcess] = {}
 
         def add_side(
-            side: str, process: BenchmarkProcess, compile_seconds: float | None, judge: Judge = prepared.judge
+            side: str,
+            process: BenchmarkProcess,
+            compile_seconds: float | None,
+            judge: Judge = prepared.judge,
+            limit: float | None = None,
         ) -> None:
             processes[side] = stack.enter_context(process)
-            first_call, outputs = process.first(RUN)
+            first_call, outputs = process.first(RUN, limit=limit)
             load = {"compile_seconds": compile_seconds, "load_seconds": process.load_seconds}
             sides[side] = {"first_call": first_call, **load, **judge(outputs)}
 
@@ -97,10 +108,11 @@ def test_component(
         settings = {
             side: {"setting": PEERS[side].setting} for side in peers_of(case.precision, case.target, options.peers)
         }
+        limit = max(BUDGET_SECONDS, SLOWEST_PEER * sides[TORCH]["first_call"])
         for side in settings:
             try:
                 memory = processes[TORCH].memory()
-                add_side(side, *start_peer(PEERS[side], request, memory.run if memory else 0, files))
+                add_side(side, *start_peer(PEERS[side], request, memory.run if memory else 0, files), limit=limit)
                 if PEERS[side].chooses:
                     settings[side]["computes_in"] = processes[side].result(PRECISION)
                 sides[side] |= settings[side]

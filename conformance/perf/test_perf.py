@@ -201,6 +201,14 @@ def test_a_side_that_fails_is_a_sentence(how: str, sentence: str) -> None:
     assert str(error.value) == sentence
 
 
+def test_a_first_call_is_awaited_for_as_long_as_the_caller_says() -> None:
+    with BenchmarkProcess("conformance.support.sides:misbehaving", "") as process:
+        with pytest.raises(BenchmarkProcessError, match="no answer within 1 s"):
+            process.first("hang", limit=1.0)
+        with pytest.raises(BenchmarkProcessError, match="its process died of SIGKILL"):
+            process.first("sleep")
+
+
 def test_seconds_are_those_of_the_call_alone() -> None:
     with BenchmarkProcess("conformance.support.sides:misbehaving", "") as process:
         first, result = process.first("sleep")
