@@ -101,7 +101,8 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
     assert manifest.made["schedules"].startswith("tuned: 1 from the database tuned")
     ground = manifest.entries["ground"]
     assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "presence", "scores", "boxes_xyxy"]
-    assert [spec.name for spec in manifest.entries["segmentation_head"].outputs] == ["masks", "semantic"]
+    assert [spec.name for spec in manifest.entries["embed_pixels"].outputs] == ["pixel_embed", "semantic"]
+    assert [spec.shape for spec in manifest.entries["mask_predictor"].outputs] == [(1, 16, 288, 288)]
     assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.capacity.boxes, 1, 4)
     assert manifest.to_json() == (shallow_artifact / MANIFEST).read_text()
 
@@ -417,8 +418,8 @@ def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | No
     boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
     found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)
     levels = {name: captured[name] for name in ("filtered_0", "filtered_1")}
-    read = {name: found[name] for name in ("memory", "hs", "prompt", "prompt_mask")}
-    found |= artifact.call("segmentation_head", **levels, **read)
+    read = {name: found[name] for name in ("memory", "prompt", "prompt_mask")}
+    found |= artifact.call("embed_pixels", **levels, **read)
     del found["prompt"]  # its tokens of what is padded are masked
     return {name: to_numpy(tensor) for name, tensor in found.items()}
 

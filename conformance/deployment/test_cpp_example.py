@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact
-from harness.runtime.devices import to_numpy
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.tokenizer import Tokenizer
 from harness.targets.linking import COMPILERS
 
 ROOT = Path(__file__).parents[2]
 PHOTO = ROOT / "fixtures/images/cat.png"
-KEPT = 5
-"""How many masks are compared."""
+KEPT = 17
+"""How many masks are compared: more than are predicted at once."""
 
 
 def compiler() -> str:
@@ -56,36 +56,20 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     artifact = Artifact.load(shallow_artifact)
     tokens = Tokenizer.read(shallow_artifact / artifact.manifest.vocabulary).tokenize(["cat"]).ids
     (tmp_path / "tokens.txt").write_text(" ".join(str(token) for token in tokens[0] if token))
-    points, boxes = artifact.manifest.capacity.points, artifact.manifest.capacity.boxes
-    encoded = artifact.call("encode_image", **artifact.call("preprocess", image=pixels))
-    found = artifact.call(
-        "ground",
-        fpn_2=encoded["fpn_2"],
-        attended=encoded["attended"],
-        **artifact.call("encode_text", tokens=tokens, starts=np.zeros_like(tokens)),
-        points=np.zeros((points, 1, 2), np.float32),
-        points_mask=np.ones((1, points), bool),
-        point_labels=np.zeros((points, 1), np.int64),
-        boxes=np.zeros((boxes, 1, 4), np.float32),
-        boxes_mask=np.ones((1, boxes), bool),
-        box_labels=np.zeros((boxes, 1), np.int64),
-    )
-    scores = to_numpy(found["scores"])[0]
+    encoded = Sam3(artifact).set_image(pixels)
+    scores = encoded.segment("cat", threshold=1).outputs.scores[0]
     best = np.sort(scores)[::-1]
     threshold = (float(best[KEPT - 1]) + float(best[KEPT])) / 2
-    kept = np.flatnonzero(scores > np.float32(threshold))
-    read = (spec.name for spec in artifact.manifest.entries["segmentation_head"].inputs)
-    logits = artifact.call("segmentation_head", **{name: (encoded | found)[name] for name in read})["masks"]
-    (resized,) = artifact.call("resize_masks", masks=logits, kept=kept, like=pixels).values()
+    found = encoded.segment("cat", threshold=threshold)
 
     done = run(
         program, shallow_artifact, tmp_path / "photo.ppm", tmp_path / "tokens.txt", tmp_path / "out", repr(threshold)
     )
     assert done.returncode == 0, done.stderr
     names = [path.name for path in sorted((tmp_path / "out").iterdir())]
-    assert names == sorted(f"mask-{query}.pgm" for query in kept)
-    assert len(kept) == KEPT
-    for query, expected in zip(kept, to_numpy(resized), strict=True):
+    assert names == sorted(f"mask-{query}.pgm" for query in found.queries)
+    assert len(found.queries) == KEPT
+    for query, expected in zip(found.queries, found.masks, strict=True):
         mask = np.asarray(Image.open(tmp_path / "out" / f"mask-{query}.pgm"))
         np.testing.assert_array_equal(mask, np.where(expected, 255, 0))
         assert f"query {query:3}  score {scores[query]:.6f}" in done.stdout

@@ -129,12 +129,36 @@ class Recording:
         return self.artifact.call(entry, **inputs)
 
 
-class OneEntryPoint(Recording):
-    """As folders were when `ground` made the masks too, and `encode_text` took one text."""
+class OneHead(Recording):
+    """As folders were when one entry point made the masks of all queries and the semantic map."""
 
     def __init__(self, artifact: Artifact) -> None:
         super().__init__(artifact)
         entries = dict(artifact.manifest.entries)
+        embed, predict = entries.pop("embed_pixels"), entries.pop("mask_predictor")
+        (hs,) = (spec for spec in entries["ground"].outputs if spec.name == "hs")
+        outputs = (*predict.outputs, *[spec for spec in embed.outputs if spec.name == "semantic"])
+        entries["segmentation_head"] = replace(embed, inputs=(*embed.inputs, hs), outputs=outputs)
+        self.manifest = replace(artifact.manifest, entries=entries)
+
+    def call(self, entry: str, **inputs: Any) -> Tensors:
+        if entry != "segmentation_head":
+            return super().call(entry, **inputs)
+        hs = np.pad(to_numpy(inputs.pop("hs")), [(0, 0), (0, 0), (0, 8), (0, 0)])
+        embedded = super().call("embed_pixels", **inputs)
+        pixels = embedded["pixel_embed"]
+        parts = []
+        for part in np.split(hs, 13, axis=2):
+            parts.append(to_numpy(super().call("mask_predictor", pixel_embed=pixels, hs=part)["masks"]))
+        return {"masks": np.concatenate(parts, axis=1)[:, :200], "semantic": embedded["semantic"]}
+
+
+class OneEntryPoint(OneHead):
+    """As folders were when `ground` made the masks too, and `encode_text` took one text."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        super().__init__(artifact)
+        entries = dict(self.manifest.entries)
         head, ground = entries.pop("segmentation_head"), entries["ground"]
         made = {spec.name for spec in ground.outputs}
         self._read = [spec.name for spec in head.inputs if spec.name in made]
@@ -145,7 +169,7 @@ class OneEntryPoint(Recording):
         entries["ground"] = replace(ground, inputs=inputs, outputs=outputs)
         text = entries["encode_text"]
         entries["encode_text"] = replace(text, inputs=tuple(spec for spec in text.inputs if spec.name == "tokens"))
-        self.manifest = replace(artifact.manifest, entries=entries)
+        self.manifest = replace(self.manifest, entries=entries)
 
     def call(self, entry: str, **inputs: Any) -> Tensors:
         if entry == "encode_text":
@@ -164,12 +188,26 @@ def test_what_finds_nothing_makes_no_masks_until_one_asks(shallow_artifact: Path
     assert recording.called == ["preprocess", "encode_image", "encode_text", "ground"]
     np.testing.assert_array_equal(nothing.outputs.masks, everything.outputs.masks)
     np.testing.assert_array_equal(nothing.semantic, everything.semantic)
-    assert recording.called[4:] == ["segmentation_head"]
+    assert recording.called[4:] == ["embed_pixels", *["mask_predictor"] * 13]
 
 
-def test_an_older_folder_finds_the_same(shallow_artifact: Path, found: Found, threshold: float) -> None:
-    older = OneEntryPoint(Artifact.load(shallow_artifact, check=False))
-    assert_same(Sam3(older).set_image(CAT).segment(**ASKED, threshold=threshold), found)
+def test_masks_are_predicted_for_what_is_found_alone(shallow_artifact: Path, everything: Found) -> None:
+    recording = Recording(Artifact.load(shallow_artifact, check=False))
+    image = Sam3(recording).set_image(CAT)
+    best = np.sort(everything.scores)[::-1]
+    for count, calls in ((1, 1), (16, 1), (17, 2)):
+        recording.called.clear()
+        few = image.segment(**ASKED, threshold=float(best[count - 1] + best[count]) / 2)
+        assert (len(few.queries), recording.called.count("mask_predictor")) == (count, calls)
+        np.testing.assert_array_equal(few.masks, everything.masks[few.queries])
+
+
+@pytest.mark.parametrize("older", [OneHead, OneEntryPoint])
+def test_an_older_folder_finds_the_same(
+    older: type[OneHead], shallow_artifact: Path, found: Found, threshold: float
+) -> None:
+    loaded = older(Artifact.load(shallow_artifact, check=False))
+    assert_same(Sam3(loaded).set_image(CAT).segment(**ASKED, threshold=threshold), found)
 
 
 def test_a_batch_is_the_prompts_one_by_one(image: EncodedImage, found: Found, threshold: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_
 from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.found import SegmentationHead
+from harness.runtime.sam3.found import SegmentationHead, SomeMasks
 from harness.segment import Segmented, find_images, unique_names
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set, run_lengths
 from harness.segment.images import write_png
@@ -33,6 +34,11 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 NOTHING = np.zeros((0,), np.float32)
 
 
+def no_masks(_embedded: Any, _queries: Any) -> Iterator[SomeMasks]:
+    """Predicts nothing."""
+    yield from ()
+
+
 def objects_in(masks: Any, boxes: Any, scores: Any, category: str = "cat") -> Objects:
     """These objects, as they are taken out of what a prompt found."""
     masks = np.asarray(masks, bool)
@@ -42,7 +48,7 @@ def objects_in(masks: Any, boxes: Any, scores: Any, category: str = "cat") -> Ob
         np.asarray(boxes, np.float32).reshape(-1, 4),
         np.asarray(scores, np.float32),
         np.arange(len(masks)),
-        Outputs(*[NOTHING] * 5, SegmentationHead(dict, np.asarray)),
+        Outputs(*[NOTHING] * 5, SegmentationHead(dict, no_masks, np.asarray)),
         (width, height),
     )
     return objects_of(found, category)

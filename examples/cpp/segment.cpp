@@ -13,6 +13,7 @@
 #include <tvm/ffi/tvm_ffi.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -163,6 +164,14 @@ class Model {
   // How many "points" or "boxes" a prompt has room for.
   int64_t capacity(const char* kind) const { return field<int64_t>(field(manifest_, "capacity"), kind); }
 
+  // The extent of an axis of an entry point's input.
+  int64_t extent(const std::string& entry, const std::string& input, size_t axis) const {
+    for (const ffi::Any& spec : field<json::Array>(field(field(manifest_, "entries"), entry), "inputs")) {
+      if (field<ffi::String>(spec, "name") == input) return field<json::Array>(spec, "shape")[axis].cast<int64_t>();
+    }
+    throw std::runtime_error(entry + " has no input " + input);
+  }
+
   // Calls an entry point, with tensors by name.
   Tensors operator()(const std::string& entry, const Tensors& inputs) {
     ffi::Any signature = field(field(manifest_, "entries"), entry);
@@ -269,20 +278,31 @@ void segment(const fs::path& folder, const fs::path& photo, const fs::path& toke
   for (int64_t query = 0; query < found.at("scores").numel(); ++query) {
     if (scores[query] > threshold) best.push_back(query);
   }
-  Tensor kept = zeros({static_cast<int64_t>(best.size())}, kInt64);
-  std::copy(best.begin(), best.end(), values<int64_t>(kept));
   fs::create_directories(out);
   if (best.empty()) return;
-  Tensor logits = model("segmentation_head", prompt).at("masks");
-  Tensor masks = model("resize_masks", {{"masks", logits}, {"kept", kept}, {"like", image}}).begin()->second;
+  prompt.merge(model("embed_pixels", prompt));
 
   int64_t height = image.size(0), width = image.size(1);
-  for (size_t i = 0; i < best.size(); ++i) {
-    const float* box = values<float>(found.at("boxes_xyxy")) + 4 * best[i];
-    std::printf("query %3d  score %.6f  box %.2f %.2f %.2f %.2f\n", static_cast<int>(best[i]), scores[best[i]],
-                box[0] * width, box[1] * height, box[2] * width, box[3] * height);
-    fs::path path = out / ("mask-" + std::to_string(best[i]) + ".pgm");
-    write_pgm(path, values<uint8_t>(masks) + i * height * width, width, height);
+  // The masks of some queries are predicted at once; where there are fewer, the other rows stay zero.
+  int64_t together = model.extent("mask_predictor", "hs", 2), channels = model.extent("mask_predictor", "hs", 3);
+  for (size_t start = 0; start < best.size(); start += together) {
+    int64_t count = std::min<int64_t>(together, best.size() - start);
+    Tensor hs = zeros({1, 1, together, channels}, kFloat32), kept = zeros({count}, kInt64);
+    for (int64_t i = 0; i < count; ++i) {
+      const float* query = values<float>(found.at("hs")) + best[start + i] * channels;
+      std::copy(query, query + channels, values<float>(hs) + i * channels);
+      values<int64_t>(kept)[i] = i;
+    }
+    Tensor logits = model("mask_predictor", {{"pixel_embed", prompt.at("pixel_embed")}, {"hs", hs}}).at("masks");
+    Tensor masks = model("resize_masks", {{"masks", logits}, {"kept", kept}, {"like", image}}).begin()->second;
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t query = best[start + i];
+      const float* box = values<float>(found.at("boxes_xyxy")) + 4 * query;
+      std::printf("query %3d  score %.6f  box %.2f %.2f %.2f %.2f\n", static_cast<int>(query), scores[query],
+                  box[0] * width, box[1] * height, box[2] * width, box[3] * height);
+      fs::path path = out / ("mask-" + std::to_string(query) + ".pgm");
+      write_pgm(path, values<uint8_t>(masks) + i * height * width, width, height);
+    }
   }
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.resizing import resized
 
 Floats = npt.NDArray[np.float32]
+Queries = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,35 +43,67 @@ class Outputs:
     @cached_property
     def masks(self) -> Floats:
         """Mask logits [1, Q, 288, 288]; upstream's `pred_masks`."""
-        return self._head.output("masks")
+        return self._head.logits(np.arange(self.scores.shape[1]))[None]
 
     @cached_property
     def semantic(self) -> Floats:
         """Logits of the semantic map [1, 1, 288, 288]; upstream's `semantic_seg`."""
-        return self._head.output("semantic")
+        return self._head.semantic()
+
+
+@dataclass(frozen=True, eq=False)
+class SomeMasks:
+    """The masks of some queries, as the model returns them.
+
+    Attributes:
+        logits: The model's tensor fp32 [1, n, 288, 288], which may have masks of other queries too.
+        places: int64 [k], where the mask of each query is among the n.
+    """
+
+    logits: Any
+    places: Queries
 
 
 class SegmentationHead:
     """Masks and semantic map of one prompt, computed when they are first asked for; several threads may ask."""
 
-    def __init__(self, compute: Callable[[], Tensors], fetch: Callable[[Any], npt.NDArray[Any]]) -> None:
-        """Takes what computes the outputs of the entry point, and what returns a tensor's values."""
-        self._compute: Callable[[], Tensors] | None = compute
-        self._fetch = fetch
-        self._tensors: Tensors = {}
+    def __init__(
+        self,
+        embed: Callable[[], Tensors],
+        predict: Callable[[Tensors, Queries], Iterator[SomeMasks]],
+        fetch: Callable[[Any], npt.NDArray[Any]],
+    ) -> None:
+        """Takes what it calls.
+
+        Args:
+            embed: Computes what masks are predicted from; it is called once.
+            predict: Predicts the masks of queries from that, in their order.
+            fetch: Returns a tensor's values.
+        """
+        self._embed: Callable[[], Tensors] | None = embed
+        self._predict, self._fetch = predict, fetch
+        self._embedded: Tensors = {}
         self._lock = threading.Lock()
 
-    def tensor(self, name: str) -> Any:
-        """The model's tensor `masks` or `semantic`."""
-        with self._lock:
-            if self._compute is not None:
-                self._tensors = self._compute()
-                self._compute = None  # it holds the image's features
-        return self._tensors[name]
+    def masks(self, queries: Queries) -> Iterator[SomeMasks]:
+        """Yields the masks of these queries, int64 [k], in their order; nothing is computed for none."""
+        if len(queries):
+            yield from self._predict(self._pixels(), queries)
 
-    def output(self, name: str) -> Floats:
-        """The values of `tensor`."""
-        return self._fetch(self.tensor(name))
+    def logits(self, queries: Queries) -> Floats:
+        """The masks fp32 [k, 288, 288] of these queries, at least one."""
+        return np.concatenate([self._fetch(some.logits)[0, some.places] for some in self.masks(queries)])
+
+    def semantic(self) -> Floats:
+        """Logits of the semantic map [1, 1, 288, 288]."""
+        return self._fetch(self._pixels()["semantic"])
+
+    def _pixels(self) -> Tensors:
+        with self._lock:
+            if self._embed is not None:
+                self._embedded = self._embed()
+                self._embed = None  # it holds the image's features
+        return self._embedded
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +123,7 @@ class Found:
     masks: npt.NDArray[np.bool_]
     boxes: Floats
     scores: Floats
-    queries: npt.NDArray[np.int64]
+    queries: Queries
     outputs: Outputs
     size: tuple[int, int]
     notes: tuple[str, ...] = ()

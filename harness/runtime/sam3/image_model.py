@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import Loaded, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import ArtifactError, Manifest
-from harness.runtime.sam3.found import Found, Outputs, SegmentationHead
+from harness.runtime.sam3.found import Found, Outputs, Queries, SegmentationHead, SomeMasks
 from harness.runtime.sam3.images import to_pixels
 from harness.runtime.sam3.interactive import (
     LARGEST_LOGIT,
@@ -48,8 +49,10 @@ REMEMBERED_TEXTS = 64
 ENTRIES = ("preprocess", "encode_image", "resize_masks")
 GROUNDING = ("encode_text", "ground")
 """The entry points that find everything that a text, boxes and points mean."""
+EMBED_PIXELS, MASK_PREDICTOR = "embed_pixels", "mask_predictor"
+"""The entry points that make the masks of some of the queries."""
 SEGMENTATION_HEAD = "segmentation_head"
-"""The entry point that makes the masks of what was found; in older folders `ground` makes them too."""
+"""The entry point that made the masks of all queries in older folders; in still older ones `ground` did."""
 INTERACTIVE = ("interactive_features", "predict_masks")
 """The entry points that predict masks of one object from clicks, a box or a mask."""
 
@@ -196,13 +199,28 @@ class ImageModel:
             features: An image's, from the entry point `encode_image`.
             grounded: What `ground` returned for it.
         """
+        embed = partial(self._embed_pixels, {**features, **grounded})
+        return SegmentationHead(embed, partial(self._predict_masks, grounded), self.fetch)
 
-        def compute() -> Tensors:
-            if SEGMENTATION_HEAD not in self.manifest.entries:
-                return grounded
-            return self._call_with(SEGMENTATION_HEAD, {**features, **grounded})
+    def _embed_pixels(self, given: Tensors) -> Tensors:
+        """What masks are predicted from, and the semantic map; of older folders the masks of all queries instead."""
+        entry = next((name for name in (EMBED_PIXELS, SEGMENTATION_HEAD) if name in self.manifest.entries), None)
+        return self._call_with(entry, given) if entry else given
 
-        return SegmentationHead(compute, self.fetch)
+    def _predict_masks(self, grounded: Tensors, embedded: Tensors, queries: Queries) -> Iterator[SomeMasks]:
+        """Yields the masks of the queries, as many at once as the entry point takes."""
+        if MASK_PREDICTOR not in self.manifest.entries:
+            yield SomeMasks(embedded["masks"], queries)
+            return
+        hs = self.fetch(grounded["hs"])
+        (shape,) = (spec.shape for spec in self.manifest.entries[MASK_PREDICTOR].inputs if spec.name == "hs")
+        together = int(shape[2])
+        for start in range(0, len(queries), together):
+            some = queries[start : start + together]
+            chosen = np.zeros((1, 1, together, hs.shape[3]), np.float32)
+            chosen[:, :, : len(some)] = hs[:, :, some]
+            masks = self._call_with(MASK_PREDICTOR, {**embedded, "hs": chosen})
+            yield SomeMasks(masks["masks"], np.arange(len(some)))
 
     def _call_with(self, entry: str, given: Tensors) -> Tensors:
         """Runs an entry point with those of the given tensors that it reads."""
@@ -212,7 +230,7 @@ class ImageModel:
     def resize_masks(
         self, masks: Any, kept: npt.NDArray[np.int64], like: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.bool_]:
-        """The masks bool [k, h, w] of the kept queries; `masks` are an image's logits, `like` its pixels."""
+        """The masks bool [k, h, w] of the kept ones; `masks` are logits, `like` the image's pixels."""
         if not len(kept):
             return np.zeros((0, *like.shape[:2]), bool)
         (at_size,) = self._artifact.call("resize_masks", masks=masks, kept=kept, like=like).values()
@@ -355,7 +373,7 @@ class EncodedImage:
         outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)
         queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)
         return Found(
-            masks=self._model.resize_masks(head.tensor("masks") if len(queries) else None, queries, self.pixels),
+            masks=self._masks(head, queries),
             boxes=outputs.boxes_xyxy[0, queries] * np.array([*self.size, *self.size], np.float32),
             scores=outputs.scores[0, queries],
             queries=queries,
@@ -363,3 +381,13 @@ class EncodedImage:
             size=self.size,
             notes=prompt.notes,
         )
+
+    def _masks(self, head: SegmentationHead, queries: Queries) -> npt.NDArray[np.bool_]:
+        """The masks bool [k, h, w] of the queries at the image's size."""
+        masks = np.empty((len(queries), *self.pixels.shape[:2]), bool)
+        filled = 0
+        for some in head.masks(queries):
+            following = filled + len(some.places)
+            masks[filled:following] = self._model.resize_masks(some.logits, some.places, self.pixels)
+            filled = following
+        return masks

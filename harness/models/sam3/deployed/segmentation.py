@@ -96,12 +96,8 @@ class ComposedConvolution(nn.Module):
         return torch.stack(rows, dim=3).flatten(4).flatten(2, 3)
 
 
-class SegmentationHead(nn.Module):
-    """What follows the prompt, in the order of upstream's `UniversalSegmentationHead.forward`.
-
-    The convolution behind the pixel decoder is one of single pixels, so it is multiplied with the embeddings of the 200
-    masks instead of all pixels.
-    """
+class PixelEmbedding(nn.Module):
+    """What masks are predicted from, in the order of upstream's `UniversalSegmentationHead.forward`."""
 
     def __init__(self, model: Any, convolution: Callable[[Tensor], nn.Module]) -> None:
         """Takes the model, and what makes the convolutions of upsampled images from their weights."""
@@ -112,22 +108,38 @@ class SegmentationHead(nn.Module):
         layers = list(decoder.conv_layers)[:DECODED_LEVELS]
         self.convolutions = nn.ModuleList(convolution(layer.weight.detach()) for layer in layers)
         self.norms = nn.ModuleList(list(decoder.norms)[:DECODED_LEVELS])
-        self.mask_embed = head.mask_predictor.mask_embed
-        self.instance, self.semantic = head.instance_seg_head, head.semantic_seg_head
+        self.semantic = head.semantic_seg_head
 
     def forward(
-        self, filtered_0: Tensor, filtered_1: Tensor, memory: Tensor, hs: Tensor, prompt: Tensor, prompt_mask: Tensor
+        self, filtered_0: Tensor, filtered_1: Tensor, memory: Tensor, prompt: Tensor, prompt_mask: Tensor
     ) -> tuple[Tensor, ...]:
-        """To masks [B, 200, 288, 288] and a semantic map [B, 1, 288, 288], both logits; see `SEGMENTATION_HEAD`."""
+        """To embedded pixels [B, 256, 288, 288] and a semantic map [B, 1, 288, 288] of logits; see `EMBED_PIXELS`."""
         queries = self.norm(memory)
         memory = memory + self.cross_attend_prompt(queries, prompt, prompt, key_padding_mask=prompt_mask)[0]
         pixels = memory.permute(1, 2, 0).unflatten(2, GRID)
         for filtered, convolution, norm in zip((filtered_1, filtered_0), self.convolutions, self.norms, strict=True):
             pixels = F.relu(norm(filtered + convolution(pixels)))
+        return pixels, self.semantic(pixels)
+
+
+class MaskPredictor(nn.Module):
+    """The masks of some queries.
+
+    The convolution behind the pixel decoder is one of single pixels, so it is multiplied with the embeddings of the
+    queries instead of all pixels.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        head = model.segmentation_head
+        self.mask_embed, self.instance = head.mask_predictor.mask_embed, head.instance_seg_head
+
+    def forward(self, pixel_embed: Tensor, hs: Tensor) -> tuple[Tensor]:
+        """Embedded pixels [B, 256, 288, 288] and queries [1, B, Q, 256] to logits [B, Q, 288, 288]."""
         embeddings = self.mask_embed(hs[-1])
         weights = embeddings @ self.instance.weight.flatten(1)
-        masks = weights @ pixels.flatten(2) + embeddings @ self.instance.bias[:, None]
-        return masks.unflatten(2, pixels.shape[2:]), self.semantic(pixels)
+        masks = weights @ pixel_embed.flatten(2) + embeddings @ self.instance.bias[:, None]
+        return (masks.unflatten(2, pixel_embed.shape[2:]),)
 
 
 def _weights(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -42,6 +42,11 @@ def video_scores(scores: Floats) -> Floats:
     return np.asarray(odds / (odds + against), np.float32)
 
 
+def candidates(scores: Floats, rules: Rules) -> npt.NDArray[np.int64]:
+    """The queries whose scores, fp32 [Q], are above `detection_score` (VB:372)."""
+    return np.flatnonzero(scores > np.float32(rules.detection_score))
+
+
 def kept(scores: Floats, logits: Floats, rules: Rules) -> Detections:
     """The detections that count, of Q queries on one frame.
 
@@ -51,10 +56,10 @@ def kept(scores: Floats, logits: Floats, rules: Rules) -> Detections:
 
     Args:
         scores: fp32 [Q], see `video_scores`.
-        logits: fp32 [Q, H, W], masks.
+        logits: fp32 [Q, H, W], masks; only those of `candidates` are read.
         rules: The thresholds.
     """
-    queries = np.flatnonzero(scores > np.float32(rules.detection_score))
+    queries = candidates(scores, rules)
     masks = logits[queries] > 0
     best = np.flatnonzero(nms(masks, scores[queries], rules.detection_score, rules.detection_iou))
     return Detections(queries[best], scores[queries[best]], masks[best])

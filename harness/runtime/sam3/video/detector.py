@@ -12,7 +12,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
-from harness.runtime.sam3.video.detections import Detections, kept, video_scores
+from harness.runtime.sam3.video.detections import Detections, candidates, kept, video_scores
 from harness.runtime.sam3.video.propagation import prompts_of_detections
 from harness.runtime.sam3.video.rules import Rules
 
@@ -78,9 +78,8 @@ class Detector:
         (text,) = self._model.encode_texts([encoded.tokens])
         grounded = self._model.ground(image.features, text, encoded)
         scores = video_scores(self._model.fetch(grounded["scores"])[0])
-        if (scores > np.float32(self._rules.detection_score)).any():
-            logits = self._model.segmentation_head(image.features, grounded).output("masks")[0]
-        else:
-            logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
+        logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
+        if len(possible := candidates(scores, self._rules)):
+            logits[possible] = self._model.segmentation_head(image.features, grounded).logits(possible)
         detections = kept(scores, logits, self._rules)
         return Found(detections, logits[detections.queries])

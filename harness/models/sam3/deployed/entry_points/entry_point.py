@@ -18,8 +18,8 @@ FEATURE_SIZES = (288, 144, 72)
 """Height and width of the feature maps that grounding reads."""
 CHANNELS = 256
 TRUNK_CHANNELS = 1024
-QUERIES = 200
-"""Object queries of the decoder (`num_queries` of upstream's TransformerDecoder)."""
+QUERIES_AT_ONCE = 16
+"""Queries whose masks are predicted in one call: as many rows as one step of most matrix units takes."""
 CORNERS_AND_PAD = 3
 """Places of a box's two corners, and of the point that upstream adds to every prompt with points or a box."""
 MEMORY_CHANNELS = 64

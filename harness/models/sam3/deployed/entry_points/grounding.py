@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.models.sam3.deployed.entry_points.entry_point import (
     CHANNELS,
     FEATURE_SIZES,
-    QUERIES,
+    QUERIES_AT_ONCE,
     TEXT_TOKENS,
     EntryPoint,
 )
@@ -72,16 +72,22 @@ def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
     }
 
 
-def _segmentation(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.segmentation import SegmentationHead, UpsampledConvolution
+def _pixel_embedding(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.segmentation import PixelEmbedding, UpsampledConvolution
 
-    return SegmentationHead(model, UpsampledConvolution)
+    return PixelEmbedding(model, UpsampledConvolution)
 
 
-def _composed_segmentation(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.segmentation import ComposedConvolution, SegmentationHead
+def _composed_pixel_embedding(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.segmentation import ComposedConvolution, PixelEmbedding
 
-    return SegmentationHead(model, ComposedConvolution)
+    return PixelEmbedding(model, ComposedConvolution)
+
+
+def _mask_predictor(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.segmentation import MaskPredictor
+
+    return MaskPredictor(model)
 
 
 def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
@@ -93,9 +99,18 @@ def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
         "filtered_0": torch.zeros(1, CHANNELS, largest, largest),
         "filtered_1": torch.zeros(1, CHANNELS, middle, middle),
         "memory": torch.zeros(smallest * smallest, 1, CHANNELS),
-        "hs": torch.zeros(1, 1, QUERIES, CHANNELS),
         "prompt": torch.zeros(tokens, 1, CHANNELS),
         "prompt_mask": torch.zeros(1, tokens, dtype=torch.bool),
+    }
+
+
+def _queries(_capacity: Capacity) -> dict[str, torch.Tensor]:
+    import torch
+
+    largest = FEATURE_SIZES[0]
+    return {
+        "pixel_embed": torch.zeros(1, CHANNELS, largest, largest),
+        "hs": torch.zeros(1, 1, QUERIES_AT_ONCE, CHANNELS),
     }
 
 
@@ -129,20 +144,30 @@ Inputs: fpn_2, attended, and the outputs of `ENCODE_TEXT`; points fp32 [N, 1, 2]
 
 Outputs: logits [1, 200, 1] (upstream's `pred_logits`), boxes [1, 200, 4] as (cx, cy, w, h), presence logit [1, 1],
 scores [1, 200] as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all fp32, boxes normalized;
-and what `SEGMENTATION_HEAD` reads.
+and what `EMBED_PIXELS` and `MASK_PREDICTOR` read: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256],
+prompt fp32 [T, 1, 256], prompt_mask bool [1, T]; T = 33 + N + M.
 """
 
-SEGMENTATION_HEAD = EntryPoint(
-    "segmentation_head", ("masks", "semantic"), _segmentation, _grounded, build_composed=_composed_segmentation
+EMBED_PIXELS = EntryPoint(
+    "embed_pixels",
+    ("pixel_embed", "semantic"),
+    _pixel_embedding,
+    _grounded,
+    build_composed=_composed_pixel_embedding,
 )
-"""What was found to its masks, which nobody needs where nothing was found; T = 33 + N + M.
+"""The image in the light of a prompt to what masks are predicted from, which nobody needs where nothing was found.
 
-Inputs: filtered_0, filtered_1, and the outputs of `GROUND`: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256],
-prompt fp32 [T, 1, 256], prompt_mask bool [1, T]. Outputs: logits fp32 [1, 200, 288, 288] of the masks and
-[1, 1, 288, 288] of the semantic map.
+Inputs: filtered_0, filtered_1, and the outputs of `GROUND` without hs. Outputs: pixel_embed fp32 [1, 256, 288, 288],
+as upstream's `pixel_embed`, and logits fp32 [1, 1, 288, 288] of the semantic map.
 """
 
-GROUNDING = (ENCODE_TEXT, GROUND, SEGMENTATION_HEAD)
+MASK_PREDICTOR = EntryPoint("mask_predictor", ("masks",), _mask_predictor, _queries)
+"""pixel_embed and hs fp32 [1, 1, 16, 256] of any 16 queries to logits fp32 [1, 16, 288, 288] of their masks.
+
+Few of the 200 queries find something, and the masks of the others are most of the work: 5 % of it is left for 16.
+"""
+
+GROUNDING = (ENCODE_TEXT, GROUND, EMBED_PIXELS, MASK_PREDICTOR)
 """Find everything that a text, boxes and points mean."""
 
 ENTRY_POINTS = (ENCODE_IMAGE, *GROUNDING)
