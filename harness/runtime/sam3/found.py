@@ -22,8 +22,8 @@ Queries = npt.NDArray[np.int64]
 class Outputs:
     """What the model computes for one prompt, before anything is decided: Q = 200 queries, all fp32.
 
-    Where nothing was found, masks and semantic map are computed when they are asked for; until then the image's
-    features stay in memory.
+    The masks of all queries and the semantic map are computed when they are asked for. Where nothing was found, the
+    image's features stay in memory until then; otherwise what masks are predicted from does, 85 MB.
 
     Attributes:
         logits: [1, Q, 1], of the class; upstream's `pred_logits`.
