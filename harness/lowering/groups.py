@@ -3,7 +3,8 @@
 torch.export notes the modules that a node was traced in (`nn_module_stack`), by their paths in what was exported: a
 component, or an entry point of the compiled model. Both take modules of one model, under other names. So whoever builds
 the model notes on each module its path in the model (`note_paths`), and a group has the same name in both. In the same
-way it notes on a module that its products stay float32 in every half precision (`keep_float32`).
+way it notes on a module that its products stay float32 in every half precision (`keep_float32`). A module that computes
+what another one does, with its weights, has the notes of that one (`computes_as`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ def note_paths(model: torch.nn.Module) -> None:
 def keep_float32(module: torch.nn.Module) -> None:
     """Notes on a module that its products stay float32, whatever the precision; its parts have groups of their own."""
     setattr(module, _FLOAT32, True)
+
+
+def computes_as(module: torch.nn.Module, part: torch.nn.Module) -> None:
+    """Notes on a module that it computes what a part of the model does: its products are in that part's group."""
+    for noted in (_PATH, _FLOAT32):
+        if hasattr(part, noted):
+            setattr(module, noted, getattr(part, noted))
 
 
 def always_float32(exported: torch.nn.Module) -> Groups:

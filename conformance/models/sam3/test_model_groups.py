@@ -6,6 +6,7 @@ import pytest
 
 from harness.budget.measuring import Bench
 from harness.core.case import Case, Scale
+from harness.core.program import Program
 from harness.core.settings import SEEDED
 from harness.deployment.imported import Contents
 from harness.lowering.groups import always_float32
@@ -14,6 +15,7 @@ from harness.lowering.route import lower as lowered
 from harness.models.registry import models, subjects
 from harness.models.sam3.build import build_architecture
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.groups import FLOAT32, note_groups
 from harness.models.sam3.upstream import upstream
 from harness.runtime.manifest import DEFAULT_CAPACITY
@@ -22,6 +24,7 @@ PRESENCE = {f"transformer.decoder.presence_token_head.layers.{layer}" for layer 
 SCORING = {"dot_prod_scoring", "dot_prod_scoring.prompt_proj"}
 BOXES = "transformer.decoder.bbox_embed.layers.2"
 RESIZER = "backbone.language_backbone.resizer"
+MAKE_MASKS = ("embed_pixels", "mask_predictor")
 
 
 def in_half_precision(component: str) -> Lowered:
@@ -59,6 +62,21 @@ def test_an_entry_point_keeps_what_its_components_keep() -> None:
     contents = Contents(DEPLOYABLE, case, SEEDED, DEFAULT_CAPACITY, ("ground", "encode_text"))
     kept = {item.name: item.float32 for item in contents.imported(lambda stage: None)}
     assert kept == {"encode_text": {RESIZER}, "ground": SCORING | PRESENCE | {BOXES}}
+
+
+def test_what_makes_masks_has_the_groups_of_the_segmentation_head() -> None:
+    """Otherwise a budget would not hold for what a compiled model computes in its own way."""
+    case = Case("segmentation_head", "real", "llvm")
+    with models()["sam3"].context():
+        (component,) = subjects()["segmentation_head"].open(case, SEEDED).programs.values()
+        made = (each for each in programs(case, SEEDED, DEFAULT_CAPACITY) if each.name in MAKE_MASKS)
+        assert set().union(*map(groups_of, made)) == groups_of(component)
+
+
+def groups_of(program: Program) -> set[str]:
+    route = Route()
+    exported = route.export(program.module, tuple(program.example.values()))
+    return set(route.groups(exported, route.lower(exported, program.module).module, program.module).values())
 
 
 def test_it_is_in_no_budget() -> None:

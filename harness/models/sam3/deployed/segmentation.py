@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from harness.lowering.groups import computes_as
 from harness.models.sam3.components.modules import GRID
 
 DECODED_LEVELS = 2
@@ -107,6 +108,8 @@ class PixelEmbedding(nn.Module):
         decoder = head.pixel_decoder
         layers = list(decoder.conv_layers)[:DECODED_LEVELS]
         self.convolutions = nn.ModuleList(convolution(layer.weight.detach()) for layer in layers)
+        for ours, layer in zip(self.convolutions, layers, strict=True):
+            computes_as(ours, layer)
         self.norms = nn.ModuleList(list(decoder.norms)[:DECODED_LEVELS])
         self.semantic = head.semantic_seg_head
 
@@ -122,23 +125,39 @@ class PixelEmbedding(nn.Module):
         return pixels, self.semantic(pixels)
 
 
-class MaskPredictor(nn.Module):
-    """The masks of some queries.
+class ProjectedQueries(nn.Module):
+    """What the convolution behind the pixel decoder is for the masks, multiplied with queries instead of pixels.
 
-    The convolution behind the pixel decoder is one of single pixels, so it is multiplied with the embeddings of the
-    queries instead of all pixels.
+    It is a convolution of single pixels, and there are far fewer queries.
     """
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        """Takes the 1 × 1 convolution, which has a bias."""
+        super().__init__()
+        self.convolution = convolution
+        computes_as(self, convolution)
+
+    def forward(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, Q, O] to what pixels [B, C, P] are multiplied with, [B, Q, C], and what is added then, [B, Q, 1]."""
+        bias = self.convolution.bias
+        assert bias is not None
+        return embeddings @ self.convolution.weight.flatten(1), embeddings @ bias[:, None]
+
+
+class MaskPredictor(nn.Module):
+    """The masks of some queries."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         head = model.segmentation_head
-        self.mask_embed, self.instance = head.mask_predictor.mask_embed, head.instance_seg_head
+        self.mask_embed = head.mask_predictor.mask_embed
+        self.projected = ProjectedQueries(head.instance_seg_head)
+        computes_as(self, head.mask_predictor)
 
     def forward(self, pixel_embed: Tensor, hs: Tensor) -> tuple[Tensor]:
         """Embedded pixels [B, 256, 288, 288] and queries [1, B, Q, 256] to logits [B, Q, 288, 288]."""
-        embeddings = self.mask_embed(hs[-1])
-        weights = embeddings @ self.instance.weight.flatten(1)
-        masks = weights @ pixel_embed.flatten(2) + embeddings @ self.instance.bias[:, None]
+        weights, bias = self.projected(self.mask_embed(hs[-1]))
+        masks = weights @ pixel_embed.flatten(2) + bias
         return (masks.unflatten(2, pixel_embed.shape[2:]),)
 
 
