@@ -199,20 +199,26 @@ class ImageModel:
             features: An image's, from the entry point `encode_image`.
             grounded: What `ground` returned for it.
         """
-        embed = partial(self._embed_pixels, {**features, **grounded})
-        return SegmentationHead(embed, partial(self._predict_masks, grounded), self.fetch)
+        embed = partial(self._embed_pixels, features, grounded)
+        return SegmentationHead(embed, partial(self._predict_masks, grounded.get("hs")), self.fetch)
 
-    def _embed_pixels(self, given: Tensors) -> Tensors:
+    def _embed_pixels(self, features: Tensors, grounded: Tensors) -> Tensors:
         """What masks are predicted from, and the semantic map; of older folders the masks of all queries instead."""
         entry = next((name for name in (EMBED_PIXELS, SEGMENTATION_HEAD) if name in self.manifest.entries), None)
-        return self._call_with(entry, given) if entry else given
+        return self._call_with(entry, {**features, **grounded}) if entry else grounded
 
-    def _predict_masks(self, grounded: Tensors, embedded: Tensors, queries: Queries) -> Iterator[SomeMasks]:
-        """Yields the masks of the queries, as many at once as the entry point takes."""
+    def _predict_masks(self, decoded: Any, embedded: Tensors, queries: Queries) -> Iterator[SomeMasks]:
+        """Yields the masks of the queries, as many at once as the entry point takes.
+
+        Args:
+            decoded: The tensor `hs` of all queries; None in the oldest folders, which do not read it.
+            embedded: What `_embed_pixels` returned.
+            queries: int64 [k].
+        """
         if MASK_PREDICTOR not in self.manifest.entries:
             yield SomeMasks(embedded["masks"], queries)
             return
-        hs = self.fetch(grounded["hs"])
+        hs = self.fetch(decoded)
         (shape,) = (spec.shape for spec in self.manifest.entries[MASK_PREDICTOR].inputs if spec.name == "hs")
         together = int(shape[2])
         for start in range(0, len(queries), together):
