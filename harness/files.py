@@ -232,36 +232,64 @@ def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: 
     Raises:
         HarnessError: Something else is there, another process is writing it, or there is no room or no permission.
     """
-    from filelock import FileLock, Timeout
-
     folder = folder.resolve()
-    if folder.exists() and not folder.is_dir():
-        raise HarnessError(f"{folder} is a file: give the name of a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not is_replaceable(folder):
-        raise HarnessError(f"{folder} holds something else than {kind}: choose another folder")
     filling = folder.with_name(f".{folder.name}.filling")
     previous = folder.with_name(f".{folder.name}.previous")
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
+    if folder.exists() and not folder.is_dir():
+        raise HarnessError(f"{folder} is a file: give the name of a folder")
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(folder, folder.with_name(f".{folder.name}.lock")):
+        with writing(folder):
+            _recover(folder, filling, previous)
+        if folder.is_dir() and any(folder.iterdir()) and not is_replaceable(folder):
+            raise HarnessError(f"{folder} holds something else than {kind}: choose another folder")
+        try:
+            with writing(folder):
+                filling.mkdir()
+                yield filling
+                if folder.exists():
+                    folder.rename(previous)
+                filling.rename(folder)
+        finally:
+            if previous.exists() and not folder.exists():
+                previous.rename(folder)
+            for leftover in (filling, previous):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _recover(folder: Path, filling: Path, previous: Path) -> None:
+    """Does what a process that was killed in `replaced_folder` had left to do; nobody else holds the lock."""
+    if previous.exists() and not folder.exists():
+        # It was killed between its renames, when what it had filled was whole.
+        (filling if filling.exists() else previous).rename(folder)
+    for leftover in (filling, previous):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def only_writer(folder: Path, lock_file: Path) -> Iterator[None]:
+    """Keeps other processes from writing a folder as long as the context lasts; a killed process holds no lock.
+
+    Args:
+        folder: The folder.
+        lock_file: What all who write the folder lock; its own folder exists.
+
+    Raises:
+        HarnessError: Another process is writing the folder, or the lock cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(lock_file, timeout=0)
+    with writing(lock_file):
         try:
             lock.acquire()
         except Timeout:
             raise HarnessError(f"another process is writing {folder}: wait for it, or choose another folder") from None
     try:
-        with writing(folder):
-            # Left by a process that was killed; nobody else holds the lock.
-            shutil.rmtree(filling, ignore_errors=True)
-            shutil.rmtree(previous, ignore_errors=True)
-            filling.mkdir()
-            yield filling
-            if folder.exists():
-                folder.rename(previous)
-            filling.rename(folder)
-            shutil.rmtree(previous, ignore_errors=True)
+        yield
     finally:
-        shutil.rmtree(filling, ignore_errors=True)
-        Path(lock.lock_file).unlink(missing_ok=True)
+        lock_file.unlink(missing_ok=True)
         lock.release()
 
 

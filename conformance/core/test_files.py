@@ -174,6 +174,64 @@ def test_what_a_killed_process_left_of_a_folder_is_cleared_away(tmp_path: Path) 
     assert names(tmp_path) == ["model"]
 
 
+# Ends itself, as the second argument says, right before the change to the file system that the third one numbers.
+REPLACING = """
+import os, signal, sys
+from pathlib import Path
+from harness.files import replaced_folder
+folder, how, moment, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), []
+def count(event, arguments):
+    if event in ("os.rename", "os.mkdir", "os.rmdir", "os.remove"):
+        left.append(event)
+        if len(left) == moment:
+            if how == "raise":
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGKILL)
+with replaced_folder(folder, lambda there: (there / "mark").is_file(), "a compiled model") as filling:
+    (filling / "mark").write_text("second")
+    sys.addaudithook(count)
+print(len(left))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_an_interrupted_replacement_loses_neither_the_old_nor_the_new_folder(tmp_path: Path, how: str) -> None:
+    """Whatever the moment, the old contents or all of the new ones are there, at the latest at the next start."""
+    folder, moment = tmp_path / "model", 0
+    while True:
+        moment += 1
+        with model(folder) as filling:
+            (filling / MARK).write_text("first")
+        command = [sys.executable, "-c", REPLACING, str(folder), how, str(moment)]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode == 0:
+            break
+        if how == "raise":
+            assert (folder / MARK).read_text() in ("first", "second"), f"moment {moment}"
+        with pytest.raises(RuntimeError, match="broken"), model(folder) as filling:
+            assert (folder / MARK).read_text() in ("first", "second"), f"moment {moment}"
+            raise RuntimeError("broken")
+        assert names(tmp_path) == ["model"]
+    assert moment == int(done.stdout) + 1 > 4
+
+
+def test_a_folder_that_was_replaced_when_a_process_was_killed_is_the_new_one(tmp_path: Path) -> None:
+    for name, content in ((".model.previous", "first"), (".model.filling", "second")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MARK).write_text(content)
+    with pytest.raises(RuntimeError, match="broken"), model(tmp_path / "model"):
+        raise RuntimeError("broken")
+    assert (tmp_path / "model" / MARK).read_text() == "second"
+    (tmp_path / "model").rename(tmp_path / ".model.previous")
+    with (
+        pytest.raises(HarnessError, match="holds something else"),
+        replaced_folder(tmp_path / "model", lambda there: False, "a reproduction"),
+    ):
+        pass
+    assert (tmp_path / "model" / MARK).read_text() == "second"
+
+
 def test_scratch_folders_of_several_processes_do_not_meet(tmp_path: Path) -> None:
     holding = """
 import sys
