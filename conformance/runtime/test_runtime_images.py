@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.images import load_image, to_pixels
+from harness.runtime.sam3.images import FORMATS, load_image, to_pixels
+from harness.runtime.sam3.video.frames import open_frames
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 PHOTOGRAPHS = sorted(FIXTURES.glob("*.png"))
@@ -183,6 +185,34 @@ def test_bad_file_is_one_sentence(name: str, tmp_path: Path) -> None:
     assert str(path) in message
     assert message.endswith(".")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "photo.png", "photo.gif"])
+def test_postscript_starts_no_program_whatever_it_is_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, started = tmp_path / "gs", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\ntouch {started}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # not yet looked for
+    path = tmp_path / name
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n")
+    for read in (load_image, lambda path: list(open_frames(path))):
+        with pytest.raises(Sam3Error, match="not an image"):
+            read(path)
+    assert not started.exists()
+
+
+def test_each_format_is_read(tmp_path: Path) -> None:
+    Image.init()
+    for kind in FORMATS:
+        if kind in Image.SAVE:
+            _photograph("RGB").save(tmp_path / "image", kind)
+            assert load_image(tmp_path / "image").size == (45, 30)
+    # What many phones and cameras write: a JPEG with another picture after it.
+    _photograph("RGB").save(tmp_path / "image", "MPO", save_all=True, append_images=[_photograph("RGB")])
+    assert load_image(tmp_path / "image").size == (45, 30)
 
 
 def test_path_without_an_image(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_a_journal_survives_being_cut_anywhere(tmp_path: Path, cut: int) -> None
 
 
 def test_images_and_folders(tmp_path: Path) -> None:
-    for name in ("b.png", "A.JPG", "a.txt", ".hidden.png", "below/c.png"):
+    for name in ("b.png", "A.JPG", "a.txt", "c.eps", "d.psd", ".hidden.png", "below/c.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.png").mkdir()

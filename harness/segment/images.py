@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from harness.core.errors import HarnessError
 from harness.files import write_bytes
+from harness.runtime.sam3.images import image_suffixes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -40,10 +41,7 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    from PIL import Image
-
-    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    hidden = "."
+    suffixes, hidden = image_suffixes(), "."
     return sorted(
         path
         for path in folder.iterdir()

@@ -14,6 +14,9 @@ from harness.runtime.errors import Sam3Error
 if TYPE_CHECKING:
     from PIL import Image
 
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
+"""What image files may be, by Pillow's names. It would start Ghostscript for another, and has parsers nobody needs."""
+
 
 def load_image(path: str | Path, name: str | None = None) -> Image.Image:
     """Reads an image file of any mode as upright 8-bit RGB.
@@ -28,7 +31,7 @@ def load_image(path: str | Path, name: str | None = None) -> Image.Image:
         name: What sentences call it; the path by default.
 
     Raises:
-        Sam3Error: If the file is missing, not an image, truncated, empty, or too large.
+        Sam3Error: If the file is missing, not an image of one of `FORMATS`, truncated, empty, or too large.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -36,7 +39,7 @@ def load_image(path: str | Path, name: str | None = None) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as file:
+            with opened(path) as file:
                 file.load()
                 image = ImageOps.exif_transpose(file)
     except FileNotFoundError as error:
@@ -56,6 +59,22 @@ def load_image(path: str | Path, name: str | None = None) -> Image.Image:
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise Sam3Error(f"The image {name} cannot be read, it is damaged or truncated: {error}.") from error
     return _to_rgb(image, f"The image {name}")
+
+
+def opened(path: Path) -> Image.Image:
+    """Opens an image file of one of `FORMATS`, whatever its name; nothing but its head is read."""
+    from PIL import Image
+
+    Image.init()
+    return Image.open(path, formats=[kind for kind in FORMATS if kind in Image.OPEN])
+
+
+def image_suffixes() -> frozenset[str]:
+    """The suffixes, in small letters, of files that `load_image` reads."""
+    from PIL import Image
+
+    kinds = Image.registered_extensions()
+    return frozenset(suffix for suffix, kind in kinds.items() if kind in FORMATS and kind in Image.OPEN)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

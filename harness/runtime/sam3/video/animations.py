@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.images import to_rgb
+from harness.runtime.sam3.images import opened, to_rgb
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -28,10 +28,8 @@ def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
     Returns:
         None if the file is no animation, or cannot be read as an image.
     """
-    from PIL import Image
-
     try:
-        with Image.open(path) as file:
+        with opened(path) as file:
             if not getattr(file, "is_animated", False):
                 return None
             milliseconds = file.info.get("duration", 0)
@@ -46,11 +44,9 @@ def read_animation(path: Path) -> Generator[npt.NDArray[np.uint8], None, None]:
     Raises:
         Sam3Error: A frame cannot be read.
     """
-    from PIL import Image
-
     index = 0
     try:
-        with Image.open(path) as file:
+        with opened(path) as file:
             for index in range(_count(file)):
                 file.seek(index)
                 yield np.array(to_rgb(file))
