@@ -305,6 +305,13 @@ def test_a_video_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_frames_too_wide_for_the_encoder_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"video\.mp4 cannot be made of frames of 16400 x 16 pixels") as raised:
+        VideoWriter(tmp_path / "video.mp4", (16400, 16), Fraction(5))
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_without_frames(tmp_path: Path) -> None:
     with Results(tmp_path, DESCRIPTION, QUESTION):
         pass

@@ -8,3 +8,9 @@ class Sam3Error(Exception):
 
     The command prints it as `error: …` and exits with 2, like a `HarnessError`, which the runtime does not know.
     """
+
+
+def reason(error: BaseException) -> str:
+    """Returns what an error of a library says, in one line, for a sentence that quotes it."""
+    said = getattr(error, "strerror", None) or str(error)
+    return " ".join(said.split()) or type(error).__name__

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.errors import HarnessError
 from harness.files import unfinished, writing
+from harness.runtime.errors import reason
 from harness.runtime.sam3.video.video_files import pyav
 
 if TYPE_CHECKING:
@@ -51,10 +53,10 @@ class VideoWriter:
 
         Raises:
             Sam3Error: PyAV is not installed.
-            HarnessError: The file cannot be written.
+            HarnessError: The file cannot be written, or the encoder takes no frames of this size.
         """
         av = pyav(path)
-        self._path = path
+        self._path, self._size = path, size
         self._frame_type, self._errors = av.VideoFrame, av.FFmpegError
         self._reformatter = av.video.reformatter.VideoReformatter()
         self._is_open = True
@@ -62,7 +64,7 @@ class VideoWriter:
         self._padding = [(0, size[1] % 2), (0, size[0] % 2), (0, 0)]
         self._count = kept
         # The file gets its name with what is kept in it, and grows afterwards.
-        with unfinished(path) as temporary:
+        with unfinished(path) as temporary, self._encoding():
             self._container = av.open(str(temporary), "w", format="mp4", container_options=_FRAGMENTS)
             self._container.flags |= av.container.Flags.flush_packets.value
             name = encoder()
@@ -89,7 +91,7 @@ class VideoWriter:
             pixels: uint8 [h, w, 3].
 
         Raises:
-            HarnessError: The file cannot be written.
+            HarnessError: The file cannot be written, or the frame not encoded.
         """
         frame = self._frame_type.from_ndarray(np.pad(pixels, self._padding, mode="edge"), format="rgb24")
         frame = self._reformatter.reformat(frame, format="yuv420p", dst_colorspace="ITU709")
@@ -111,11 +113,25 @@ class VideoWriter:
             self._is_open = False
 
     @contextmanager
+    def _encoding(self) -> Iterator[None]:
+        """Makes an error of FFmpeg, unless it is the system's, the sentence that the user reads."""
+        try:
+            yield
+        except OSError:
+            raise
+        except self._errors as error:
+            width, height = self._size
+            raise HarnessError(
+                f"{self._path} cannot be made of frames of {width} x {height} pixels ({reason(error)}); scale the "
+                "video down, or write none with --no-overlay."
+            ) from error
+
+    @contextmanager
     def _whole_or_nothing(self) -> Iterator[None]:
         """Ends the file with the last fragment that is whole if what follows cannot be written."""
         length = self._path.stat().st_size
         try:
-            with writing(self._path):
+            with writing(self._path), self._encoding():
                 yield
         except BaseException:
             self._is_open = False
