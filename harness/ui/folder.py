@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import Sam3Error, reason
 from harness.segment.images import find_images
 from harness.ui.photographs import read_image
 
@@ -51,6 +51,8 @@ class ImageFolder:
                 read_image(path, name)
             except Sam3Error as error:
                 self._problems[name] = str(error)
+            except Exception as error:  # such as too little memory, which the other files may not need
+                self._problems[name] = f"The image {name} cannot be read ({reason(error)}); scale it down."
             self._unchecked -= 1
 
     @property

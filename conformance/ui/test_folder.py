@@ -1,0 +1,40 @@
+"""The folder of the page: a file that cannot be read keeps no other one from being checked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from harness.ui import folder as under_test
+from harness.ui.folder import ImageFolder
+
+
+def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.png", "b.png", "c.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    (tmp_path / "d.png").write_bytes(b"no image")
+    read = under_test.read_image
+
+    def without_memory(path: Path, name: str) -> Image.Image:
+        if name == "b.png":
+            raise MemoryError
+        return read(path, name)
+
+    monkeypatch.setattr(under_test, "read_image", without_memory)
+    folder = ImageFolder(tmp_path)
+    folder.check()
+    deadline = time.monotonic() + 30
+    while folder.unchecked and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert folder.unchecked == 0
+    assert {listed.name: listed.problem and listed.problem.partition(" (")[0] for listed in folder.listed} == {
+        "a.png": None,
+        "b.png": "The image b.png cannot be read",
+        "c.png": None,
+        "d.png": "The image d.png is of no known format, or has no pixels; use PNG or JPEG.",
+    }
+    assert "check images" not in {thread.name for thread in threading.enumerate()}
