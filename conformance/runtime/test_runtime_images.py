@@ -158,10 +158,10 @@ def _png_of_size(width: int, height: int) -> bytes:
 
 
 BAD_FILES = {
-    "text.jpg": (b"This is a letter to my aunt, not a photograph.\n" * 20, "is not an image"),
-    "empty.png": (b"", "is not an image"),
+    "text.jpg": (b"This is a letter to my aunt, not a photograph.\n" * 20, "is of no known format"),
+    "empty.png": (b"", "is of no known format"),
     "truncated.jpg": (_jpeg()[:700], "damaged or truncated"),
-    "header_only.jpg": (_jpeg()[:20], "is not an image"),
+    "header_only.jpg": (_jpeg()[:20], "is of no known format"),
     "truncated.png": (PHOTOGRAPHS[0].read_bytes()[:100_000], "damaged or truncated"),
     "no_width.png": (_png_of_size(0, 5), "has no pixels"),
     "no_pixels.ppm": (b"P6\n0 0\n255\n", "has no pixels"),
@@ -199,7 +199,7 @@ def test_postscript_starts_no_program_whatever_it_is_called(
     path = tmp_path / name
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n")
     for read in (load_image, lambda path: list(open_frames(path))):
-        with pytest.raises(Sam3Error, match="not an image"):
+        with pytest.raises(Sam3Error, match="of no known format"):
             read(path)
     assert not started.exists()
 

@@ -385,7 +385,7 @@ def test_a_folder_with_a_broken_file(tab: Tab) -> None:
     tab.answered(lambda: tab.click(200, 150))
     marks = tab.parts
     tab.page.set_input_files("#file", {"name": "broken.png", "mimeType": "image/png", "buffer": b"no image at all"})
-    tab.wait("#error-text", "The file broken.png is not an image that Pillow can read")
+    tab.wait("#error-text", "The image broken.png is of no known format")
     assert tab.text("#name") == "cat.png, 451 × 300"
     assert tab.parts == marks and tab.score
 
@@ -478,7 +478,7 @@ def test_a_bad_request_is_one_sentence(client: httpx.Client, asked: tuple[str, s
     root, _ = asked
     for told, status, sentence in (
         (client.put(f"{root}/photograph"), 422, "The file is empty"),
-        (client.put(f"{root}/photograph", content=b"text"), 422, "The file photograph is not an image"),
+        (client.put(f"{root}/photograph", content=b"text"), 422, "The image photograph is of no known format"),
         (client.put(f"{root}/image", params={"name": "../cat.png"}), 422, "The folder has no image '../cat.png'"),
         (client.put(f"{root}/image", params={"name": "broken.jpg"}), 422, "The image broken.jpg cannot be read"),
         (client.get(f"{root}/annotations.json"), 422, "Nothing was kept yet"),

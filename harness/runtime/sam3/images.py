@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import Sam3Error, reason
 
 if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 """What image files may be, by Pillow's names. It would start Ghostscript for another, and has parsers nobody needs."""
+
+_ORIENTATION = 0x0112
+"""EXIF's tag of it."""
 
 
 def load_image(path: str | Path, name: str | None = None) -> Image.Image:
@@ -31,34 +36,12 @@ def load_image(path: str | Path, name: str | None = None) -> Image.Image:
         name: What sentences call it; the path by default.
 
     Raises:
-        Sam3Error: If the file is missing, not an image of one of `FORMATS`, truncated, empty, or too large.
+        Sam3Error: If the file is missing, not an image of one of `FORMATS`, damaged, empty, or too large.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     path, name = Path(path), name or str(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with opened(path) as file:
-                file.load()
-                image = ImageOps.exif_transpose(file)
-    except FileNotFoundError as error:
-        raise Sam3Error(f"The image {name} does not exist; check the path.") from error
-    except IsADirectoryError as error:
-        raise Sam3Error(f"The image {name} is a folder; give one image file.") from error
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise Sam3Error(
-            f"The image {name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first."
-        ) from error
-    except UnidentifiedImageError as error:
-        raise Sam3Error(
-            f"The file {name} is not an image that Pillow can read, or has no pixels; use PNG or JPEG."
-        ) from error
-    except PermissionError as error:
-        raise Sam3Error(f"The image {name} may not be read; check its permissions.") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise Sam3Error(f"The image {name} cannot be read, it is damaged or truncated: {error}.") from error
-    return _to_rgb(image, f"The image {name}")
+    with reading(f"The image {name}"), opened(path) as file:
+        file.load()
+        return _to_rgb(_upright(file), f"The image {name}")
 
 
 def opened(path: Path) -> Image.Image:
@@ -75,6 +58,68 @@ def image_suffixes() -> frozenset[str]:
 
     kinds = Image.registered_extensions()
     return frozenset(suffix for suffix, kind in kinds.items() if kind in FORMATS and kind in Image.OPEN)
+
+
+@contextmanager
+def reading(name: str, advice: str = "save it anew") -> Iterator[None]:
+    """Makes whatever Pillow says of an image, in errors of any type and in warnings, one sentence.
+
+    Args:
+        name: The beginning of the sentence: what is read.
+        advice: Its end, where the data are damaged.
+
+    Raises:
+        Sam3Error: The image cannot be read, or has more pixels than Pillow's limit.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    except (Sam3Error, MemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise Sam3Error(f"{name} does not exist; check the path.") from error
+    except IsADirectoryError as error:
+        raise Sam3Error(f"{name} is a folder; give one image file.") from error
+    except PermissionError as error:
+        raise Sam3Error(f"{name} may not be read; check its permissions.") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise Sam3Error(f"{name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first.") from error
+    except UnidentifiedImageError as error:
+        raise Sam3Error(f"{name} is of no known format, or has no pixels; use PNG or JPEG.") from error
+    except Exception as error:
+        raise Sam3Error(f"{name} cannot be read, it is damaged or truncated ({reason(error)}); {advice}.") from error
+
+
+def check_size(width: int, height: int, name: str) -> None:
+    """Holds a picture that is not Pillow's to Pillow's limit.
+
+    Raises:
+        Sam3Error: It has more pixels; `name` is the beginning of the sentence.
+    """
+    from PIL import Image
+
+    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+        raise Sam3Error(f"{name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first.")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turns an image as its EXIF data say; `ImageOps.exif_transpose` writes them anew, which damaged ones prevent."""
+    from PIL import Image
+
+    turned = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }.get(image.getexif().get(_ORIENTATION, 1))
+    return image if turned is None else image.transpose(turned)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
@@ -100,11 +145,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """An image in memory as 8-bit RGB, converted as `load_image` does; it is not turned, whatever its EXIF data say.
 
     Raises:
-        Sam3Error: If it has no pixels or grey values of no known range.
+        Sam3Error: If it has no pixels, grey values of no known range, or a file that cannot be read.
     """
     if min(image.size) < 1:
         raise Sam3Error(f"The image has no pixels ({image.width}x{image.height}); use another one.")
-    return _to_rgb(image, "The image")
+    with reading("The image"):
+        return _to_rgb(image, "The image")
 
 
 def to_pixels(image: str | Path | Image.Image | npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

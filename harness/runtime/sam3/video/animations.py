@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.images import opened, to_rgb
+from harness.runtime.sam3.images import opened, reading, to_rgb
 
 if TYPE_CHECKING:
     from PIL import Image
 
 ANIMATION_SUFFIXES = (".gif", ".png", ".apng", ".webp")
 
-_DAMAGED = (OSError, SyntaxError, ValueError, EOFError)
-"""What Pillow raises for a file that it cannot read."""
+_ADVICE = "cut the animation there, or save it anew"
 
 
 def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
@@ -29,12 +29,12 @@ def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
         None if the file is no animation, or cannot be read as an image.
     """
     try:
-        with opened(path) as file:
+        with reading(str(path)), opened(path) as file:
             if not getattr(file, "is_animated", False):
                 return None
             milliseconds = file.info.get("duration", 0)
             return _count(file), Fraction(1000) / Fraction(milliseconds) if milliseconds > 0 else None
-    except _DAMAGED:
+    except Sam3Error:
         return None
 
 
@@ -42,18 +42,18 @@ def read_animation(path: Path) -> Generator[npt.NDArray[np.uint8], None, None]:
     """Gives each frame of an animation, uint8 [h, w, 3], drawn over those before it as the file says.
 
     Raises:
-        Sam3Error: A frame cannot be read.
+        Sam3Error: A frame cannot be read, or is too large.
     """
-    index = 0
-    try:
-        with opened(path) as file:
-            for index in range(_count(file)):
+    with ExitStack() as stack:
+        with reading(str(path), _ADVICE):
+            file = stack.enter_context(opened(path))
+            count = _count(file)
+        for index in range(count):
+            with reading(f"Frame {index} of {path}", _ADVICE):
                 file.seek(index)
-                yield np.array(to_rgb(file))
-    except _DAMAGED as error:
-        raise Sam3Error(
-            f"Frame {index} of {path} cannot be read ({error}); cut the animation there, or save it anew."
-        ) from error
+                file.load()
+                pixels = np.array(to_rgb(file))
+            yield pixels
 
 
 def _count(file: Image.Image) -> int:

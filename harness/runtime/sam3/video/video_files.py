@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import Sam3Error, reason
+from harness.runtime.sam3.images import check_size
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -64,7 +65,8 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
     """Gives each frame of a video file, uint8 [h, w, 3], upright, in memory of its own.
 
     Raises:
-        Sam3Error: The file cannot be read, a frame is damaged, or the file ends before the time that it states.
+        Sam3Error: The file cannot be read, a frame is damaged or too large, or the file ends before the time that it
+            states.
     """
     av = pyav(path)
     with _opened(path) as (container, stream):
@@ -77,6 +79,7 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
                     raise av.InvalidDataError(0, "its data are damaged")
                 if frame.pts is not None and stream.time_base:
                     end = (frame.pts + (frame.duration or 0)) * stream.time_base
+                check_size(frame.width, frame.height, f"Frame {count} of {path}")
                 if count == 0:
                     matrix = _display_matrix(frame)
                 pixels = reformatter.reformat(frame, format="rgb24").to_ndarray()
@@ -84,7 +87,11 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
                 yield np.array(upright(pixels, matrix), order="C")
                 count += 1
         except av.FFmpegError as error:
-            raise _broken(path, count, error.strerror) from error
+            raise _broken(path, count, reason(error)) from error
+        except (Sam3Error, MemoryError):
+            raise
+        except Exception as error:
+            raise _broken(path, count, reason(error)) from error
         stated, rate = _stated_end(stream), stream.average_rate
     if stated is not None and rate and end < stated - 2 / rate:
         raise Sam3Error(
@@ -124,17 +131,22 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         raise Sam3Error(f"The video {path} may not be read; check its permissions.") from error
     except av.FFmpegError as error:
         raise Sam3Error(
-            f"The file {path} is not a video that PyAV can read ({error.strerror}); use MP4, MOV, MKV or WebM."
+            f"The file {path} is not a video that PyAV can read ({reason(error)}); use MP4, MOV, MKV or WebM."
         ) from error
-    with container:
-        streams = [
-            stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic
-        ]
-        if not streams:
-            raise Sam3Error(f"The file {path} has no video; give one that has.")
-        if streams[0].codec_context is None:
-            raise Sam3Error(f"The video {path} is in a format that PyAV has no decoder for; convert it to H.264.")
-        yield container, streams[0]
+    try:
+        with container:
+            picture = av.stream.Disposition.attached_pic
+            streams = [stream for stream in container.streams.video if not stream.disposition & picture]
+            if not streams:
+                raise Sam3Error(f"The file {path} has no video; give one that has.")
+            if streams[0].codec_context is None:
+                raise Sam3Error(f"The video {path} is in a format that PyAV has no decoder for; convert it to H.264.")
+            check_size(streams[0].width, streams[0].height, f"The video {path}")
+            yield container, streams[0]
+    except (Sam3Error, MemoryError):
+        raise
+    except Exception as error:
+        raise Sam3Error(f"The video {path} is damaged ({reason(error)}); convert or copy it anew.") from error
 
 
 def _decoded(container: InputContainer, stream: VideoStream, av: Any) -> Generator[VideoFrame, None, None]:
