@@ -170,10 +170,11 @@ def child_environment() -> dict[str, str]:
 def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     """Starts a module as a program in a session of its own, where Ctrl-C does not reach it.
 
-    The end of its stdin tells the program that this process is gone: see `harness.processes.child.die_with_parent`.
+    It imports nothing from the current folder (`-P`), which may hold anybody's files. The end of its stdin tells it
+    that this process is gone: see `harness.processes.child.die_with_parent`.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=subprocess.DEVNULL if stdout == subprocess.PIPE else subprocess.STDOUT,

@@ -16,7 +16,7 @@ HEADERS = Path(__file__).parent / "headers"
 def clang() -> list[str] | None:
     """Returns the command that runs clang, without arguments; None where there is none."""
     if find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "clang"]
+        return [sys.executable, "-P", "-m", "ziglang", "clang"]
     installed = shutil.which("clang")
     return [installed] if installed else None
 

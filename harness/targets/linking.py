@@ -46,7 +46,7 @@ def linker(to: Platform | None = None) -> list[str] | None:
             return [compiler, *native]
     if find_spec("ziglang") is None or (to != here and to not in _ZIG_TARGETS):
         return None
-    zig = [sys.executable, "-m", "ziglang", "cc"]
+    zig = [sys.executable, "-P", "-m", "ziglang", "cc"]
     chosen = zig if to == here and not for_macos else [*zig, "-target", _ZIG_TARGETS[to]]
     return [*chosen, "-shared", "-Wl,-undefined,dynamic_lookup" if for_macos else "-fPIC"]
 
