@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +11,17 @@ import numpy.typing as npt
 import pytest
 
 from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.bucket import Bucket
+from harness.runtime.sam3.video.detector import EncodedFrame
 from harness.runtime.sam3.video.frames import Frames
 from harness.runtime.sam3.video.kept import KeptFrame
 from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
 from harness.runtime.sam3.video.objects import VideoState, with_clicked
 from harness.runtime.sam3.video.outputs import ShownObject
 from harness.runtime.sam3.video.processor import VideoProcessor
-from harness.runtime.sam3.video.progress import Underway
+from harness.runtime.sam3.video.progress import Progress, Underway
 from harness.runtime.sam3.video.propagation import Action, Propagation
 from harness.runtime.sam3.video.retention import Retention
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
@@ -51,7 +53,8 @@ def fetching(video: Video) -> tuple[VideoProcessor, Underway]:
     progress = processor.progress = processor.begun([Prompt("dog"), Prompt("cup")], 0)
     one, other = progress.groups
     one.state, other.state = VideoState(removed=frozenset({OBJECT})), with_clicked(VideoState(), OBJECT, 0)
-    progress.kept = {0: KeptFrame.of(0, SIZE, {OBJECT: ShownObject(np.ones((2, 3), bool), 1.0)})}
+    shown = {OBJECT: ShownObject(np.ones((2, 3), bool), 1.0)}
+    progress.kept = {0: KeptFrame.of(0, SIZE, shown, whole=True), 1: KeptFrame.of(1, SIZE, {}, whole=True)}
     progress.underway = Underway((None, None, False), Propagation("fetch"), range(2))
     return processor, progress.underway
 
@@ -89,6 +92,83 @@ def test_whatever_is_wrong_with_the_next_frame_this_one_is_given_out() -> None:
     processor.advance(underway)
     assert [output.index for output, _ in underway.ready] == [0]
     assert underway.failure is failure
+
+
+class Computing(VideoProcessor):
+    """Notes what is computed of which frame: `detected`, where detector and tracker run, and the ids `tracked`."""
+
+    def __init__(self, frames: Frames) -> None:
+        super().__init__(NOTHING, NOTHING, frames, DISAMBIGUATED, keeps=True)
+        self.detected: list[int] = []
+        self.tracked: list[tuple[int, set[int]]] = []
+
+    def begun(self, prompts: Sequence[Prompt], frame: int) -> Progress:
+        progress = super().begun(prompts, frame)
+        progress.groups[0].refine = self.refined  # type: ignore[method-assign]
+        progress.groups[0].state = with_clicked(with_clicked(VideoState(), OBJECT, frame), OBJECT + 1, frame)
+        return progress
+
+    def encoded(self, index: int) -> EncodedFrame:
+        return EncodedFrame(index, EncodedImage(NOTHING, self.pixels(index), {}), {})
+
+    def process(self, index: int, reverse: bool) -> KeptFrame:
+        self.detected.append(index)
+        return self._keep(KeptFrame.of(index, SIZE, {}, whole=True))
+
+    def refined(self, frame: EncodedFrame, ids: frozenset[int], *_: Any) -> dict[int, ShownObject]:
+        self.tracked.append((frame.index, set(ids)))
+        return {each: ShownObject(np.ones((2, 3), bool), 1.0) for each in ids}
+
+
+def computing(length: int, *prompts: Prompt) -> tuple[Session, Computing]:
+    """A session of two objects, which were found by a prompt or clicked on, on the first frame."""
+    session = Session(NOTHING, NOTHING, [np.zeros((2, 3, 3), np.uint8)] * length, keep=True)
+    processor = session.processor = Computing(session.frames)
+    progress = processor.progress = processor.begun(prompts, 0)
+    if not prompts:
+        progress.history = (Action("add", frozenset({OBJECT, OBJECT + 1})),)
+    return session, processor
+
+
+def test_after_a_removal_frames_that_were_never_computed_show_the_other_objects() -> None:
+    session, processor = computing(6)
+    assert [each.ids.tolist() for each in session.propagate(limit=2)] == [[OBJECT, OBJECT + 1]] * 3
+    session.remove_object(OBJECT)
+    processor.tracked.clear()
+    assert [(each.index, each.ids.tolist()) for each in session.propagate(start=2)] == [
+        (index, [OBJECT + 1]) for index in (2, 3, 4, 5)
+    ]
+    assert processor.tracked == [(index, {OBJECT + 1}) for index in (3, 4, 5)], "what is kept is not computed again"
+    assert [each.index for each in session.propagate(start=0)] == list(range(6))
+    assert len(processor.tracked) == 3
+
+
+def test_after_a_removal_a_text_is_looked_for_in_frames_that_were_never_computed() -> None:
+    session, processor = computing(40, Prompt("dog"))
+    assert len(list(session.propagate(limit=2))) == 3
+    session.remove_object(OBJECT)
+    processor.detected.clear()
+    assert [each.index for each in session.propagate()] == list(range(40))
+    assert processor.detected == list(range(3, 40))
+
+
+def test_after_a_click_the_others_are_tracked_in_frames_that_were_never_computed() -> None:
+    session, processor = computing(6)
+    assert len(list(session.propagate(limit=2))) == 3
+    progress = processor.progress
+    processor.keep_refined(processor.encoded(4), {OBJECT: ShownObject(np.ones((2, 3), bool), 1.0)})
+    progress.history += (Action("refine", frozenset({OBJECT})),)
+    processor.tracked.clear()
+    assert [each.ids.tolist() for each in session.propagate(start=1)] == [[OBJECT, OBJECT + 1]] * 5
+    both = {OBJECT, OBJECT + 1}
+    assert processor.tracked == [(1, {OBJECT}), (2, {OBJECT}), (3, both), (4, both), (5, both)]
+
+
+def test_the_last_frames_of_all_that_a_limited_propagation_left_are_computed() -> None:
+    session, processor = computing(6, Prompt("dog"))
+    for start in (0, 3):
+        assert [each.index for each in session.propagate(start=start, limit=2)] == list(range(start, start + 3))
+    assert processor.detected == list(range(6))
 
 
 def test_an_older_propagation_ends_where_something_else_was_asked() -> None:

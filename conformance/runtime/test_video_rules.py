@@ -423,6 +423,10 @@ def test_a_click_brings_a_removed_object_back_and_ids_are_never_given_twice() ->
         without_chosen(state, 4)
     with pytest.raises(Sam3Error, match=r"The object id is -1; give 0 or a larger number\."):
         with_clicked(state, -1, 9)
+    assert with_clicked(state, 2**62, 9).next_id < 2**63
+    for too_large in (2**62 + 1, 2**64, 10**30):
+        with pytest.raises(Sam3Error, match=rf"The object id is {too_large}; give at most 4611686018427387904\."):
+            with_clicked(state, too_large, 9)
 
 
 def test_an_object_that_is_removed_going_backwards_may_be_hidden_where_it_was_seen_before() -> None:

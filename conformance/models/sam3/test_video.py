@@ -313,6 +313,18 @@ def test_several_texts_are_as_many_sessions(model: Sam3, monkeypatch: pytest.Mon
     assert len(set(numbers.values())) == len(numbers), "no two objects have one id"
 
 
+def test_after_a_removal_the_other_object_goes_on_as_if_it_were_alone(model: Sam3) -> None:
+    """Upstream gives out empty frames where nothing was computed before."""
+    points = {5: [(60, 120)], 6: [(200, 100)]}
+    alone, both = (model.start_session(list(frames()), keep=True) for _ in range(2))
+    for object_id in points:
+        both.add_prompt(0, object_id=object_id, points=points[object_id])
+    alone.add_prompt(0, object_id=6, points=points[6])
+    assert [each.index for each in both.propagate(start=0, limit=1)] == [0, 1]
+    both.remove_object(5)
+    assert equal(list(both.propagate(start=0)), list(alone.propagate(start=0)))
+
+
 def test_the_session_ends_where_the_video_ends_and_forgets_what_it_does_not_need(model: Sam3) -> None:
     session = model.start_session(iter(frames()))
     first = session.add_prompt(0, TEXT)

@@ -22,18 +22,20 @@ class KeptFrame:
         size: Width and height.
         bits: The mask of each object, uint8 [(width · height + 7) // 8].
         tracker_scores: See `ShownObject`.
+        whole: Whether everything was computed on the frame, not some objects alone.
     """
 
     index: int
     size: tuple[int, int]
     bits: Mapping[int, Bits]
     tracker_scores: Mapping[int, float]
+    whole: bool
 
     @classmethod
-    def of(cls, index: int, size: tuple[int, int], objects: Mapping[int, ShownObject]) -> KeptFrame:
+    def of(cls, index: int, size: tuple[int, int], objects: Mapping[int, ShownObject], whole: bool) -> KeptFrame:
         """Keeps objects."""
         bits = {number: np.packbits(each.mask) for number, each in objects.items()}
-        return cls(index, size, bits, {number: each.tracker_score for number, each in objects.items()})
+        return cls(index, size, bits, {number: each.tracker_score for number, each in objects.items()}, whole)
 
     @property
     def objects(self) -> dict[int, ShownObject]:

@@ -9,6 +9,8 @@ from harness.runtime.errors import Sam3Error
 
 CLICKED_SCORE = 1.0
 """The score of an object that the user clicked on (VI:1506)."""
+LARGEST_ID = 2**62
+"""The largest id that a user may choose: ids are int64, and those of objects that are found later are larger."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ def with_clicked(state: VideoState, object_id: int, frame: int) -> VideoState:
     forgets.
 
     Raises:
-        Sam3Error: The id is negative.
+        Sam3Error: The id is negative, or too large.
     """
     if object_id < 0:
         raise Sam3Error(f"The object id is {object_id}; give 0 or a larger number.")
+    if object_id > LARGEST_ID:
+        raise Sam3Error(f"The object id is {object_id}; give at most {LARGEST_ID}.")
     if object_id in state.ids:
         refined = (replace(each, score=CLICKED_SCORE) if each.id == object_id else each for each in state.objects)
         return replace(state, objects=tuple(refined))

@@ -84,24 +84,29 @@ class VideoProcessor:
     def _advance(self, underway: Underway) -> None:
         index, underway.order = underway.order[0], underway.order[1:]
         pixels = self.pixels(index)
-        reverse, progress = underway.asked[2], self.progress
-        if underway.what.kind == "full":
+        reverse, progress, what = underway.asked[2], self.progress, underway.what
+        earlier = progress.kept.get(index)
+        # Only what was computed before can be kept; upstream gives out nothing of other frames, or fails (VI:553).
+        whole = what.kind == "full" or earlier is None or not earlier.whole
+        detects = whole and bool(progress.detector.prompts)
+        tracked = frozenset(each for group in progress.groups for each in group.state.ids)
+        if detects:
             output = self.process(index, reverse)
+        elif asked := tracked if whole else tracked & what.objects:
+            encoded = self.encoded(index)
+            refined: dict[int, ShownObject] = {}
+            for group in progress.groups:
+                refined |= group.refine(encoded, asked, self._length(index), reverse)
+            output = self.keep_refined(encoded, refined, whole)
         else:
-            if underway.what.kind == "partial":
-                encoded = self.encoded(index)
-                refined: dict[int, ShownObject] = {}
-                for group in progress.groups:
-                    refined |= group.refine(encoded, underway.what.objects, self._length(index), reverse)
-                self.keep_refined(encoded, refined)
-            output = progress.kept.get(index) or KeptFrame.of(index, pixels.shape[1::-1], {})
+            output = earlier or KeptFrame.of(index, pixels.shape[1::-1], {}, whole)
         try:
             is_last = not underway.order or self._reader.frame(underway.order[0]) is None
         except Exception as error:  # of whoever gives the frames, too; those before it are given out first
             is_last, underway.failure = True, error
         if is_last and underway.failure is None:
             underway.order = range(0)
-        if underway.what.kind == "full":
+        if underway.held or detects:
             underway.held, underway.ready = released(underway.held, (output, pixels), is_last, self._rules)
         else:
             underway.ready = ((output, pixels),)
@@ -124,13 +129,20 @@ class VideoProcessor:
         objects: dict[int, ShownObject] = {}
         for group, found in zip(progress.groups, progress.detector.found(frame, length, reverse), strict=True):
             objects |= group.process(frame, found, progress.next_id, length, reverse)
-        return self._keep(KeptFrame.of(index, frame.image.size, objects))
+        return self._keep(KeptFrame.of(index, frame.image.size, objects, whole=True))
 
-    def keep_refined(self, frame: EncodedFrame, refined: Mapping[int, ShownObject]) -> KeptFrame:
-        """Keeps objects of a frame as they were refined, beside the others as they were kept (VI:550)."""
+    def keep_refined(self, frame: EncodedFrame, refined: Mapping[int, ShownObject], whole: bool = False) -> KeptFrame:
+        """Keeps objects of a frame as they were refined, beside the others as they were kept (VI:550).
+
+        Args:
+            frame: The frame.
+            refined: What the objects look like.
+            whole: Whether these are all that are tracked.
+        """
         earlier = self.progress.kept.get(frame.index)
+        whole = whole or (earlier is not None and earlier.whole)
         objects = with_refined(None if earlier is None else earlier.objects, refined)
-        return self._keep(KeptFrame.of(frame.index, frame.image.size, objects))
+        return self._keep(KeptFrame.of(frame.index, frame.image.size, objects, whole))
 
     def _keep(self, kept: KeptFrame) -> KeptFrame:
         progress = self.progress

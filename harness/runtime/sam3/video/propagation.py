@@ -47,7 +47,7 @@ def next_propagation(history: Sequence[Action], frames: int) -> Propagation:
 
     - The first one is full.
     - After objects were added or refined, it is partial, of these objects. After objects were only removed, outputs
-      are fetched, also on frames that the propagation before has not reached, which have none.
+      are fetched. On frames that were never computed everything is computed, whatever this says (`VideoProcessor`).
     - After a propagation it is the same kind again, for the other direction. It is a fetch if two of them ran
       already, if the last one was asked to start at the first or the last frame, or was a fetch itself.
 

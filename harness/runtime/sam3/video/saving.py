@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Pixels = npt.NDArray[np.uint8]
 
-_FORMAT = 1
+_FORMAT = 2
 _PARTS = ("memory", "pointer", "object_logits", "iou")
 
 
@@ -255,13 +255,13 @@ def _described_kept(kept: KeptFrame, name: str, arrays: Arrays) -> dict[str, Any
     if kept.bits:
         arrays[f"{name}.{kept.index}"] = np.stack(list(kept.bits.values()))
     scores = [(each, kept.tracker_scores[each]) for each in kept.bits]
-    return {"index": kept.index, "size": kept.size, "scores": scores}
+    return {"index": kept.index, "size": kept.size, "scores": scores, "whole": kept.whole}
 
 
 def _kept(saved: Mapping[str, Any], name: str, arrays: Arrays) -> KeptFrame:
     ids = [number for number, _ in saved["scores"]]
     bits = dict(zip(ids, arrays[f"{name}.{saved['index']}"], strict=True)) if ids else {}
-    return KeptFrame(saved["index"], tuple(saved["size"]), bits, dict(saved["scores"]))
+    return KeptFrame(saved["index"], tuple(saved["size"]), bits, dict(saved["scores"]), saved["whole"])
 
 
 def _described_underway(underway: Underway | None, arrays: Arrays) -> dict[str, Any] | None:

@@ -162,7 +162,8 @@ class Session:
         The first propagation finds and tracks everything; a frame of it is given out when 14 more have been processed,
         since objects that are found by mistake are removed in that time (`Rules.hotstart_frames`), or when the video
         ends. One after prompts of single objects tracks these alone, and one after removals computes nothing (see
-        `next_propagation`). Whoever stops in between goes on with another call that asks the same.
+        `next_propagation`); but on frames that were never computed everything is. Whoever stops in between goes on with
+        another call that asks the same.
 
         Args:
             start: The frame to start from; None for the first one that was processed before. Backwards, the frame
