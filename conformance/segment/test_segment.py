@@ -191,6 +191,20 @@ def test_the_data_set_is_cocos(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.annToMask(entry).astype(bool), mask)
 
 
+@settings(max_examples=100)
+@given(mask=arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40))))
+def test_the_box_of_an_annotation_is_that_of_its_mask_inside_the_image(mask: np.ndarray) -> None:
+    """The model's own box may reach beyond the image, and is beside it; a mask without pixels has a box without any."""
+    (entry,) = coco_annotations(objects_in(mask[None], [(-3.5, -2, 50, 60)], [0.5], "cat"))
+    x, y, width, height = (int(each) for each in entry["bbox"])
+    assert entry["bbox"] == coco.toBbox(entry["segmentation"]).tolist()
+    assert x + width <= mask.shape[1]
+    assert y + height <= mask.shape[0]
+    assert mask[y : y + height, x : x + width].sum() == mask.sum() == entry["area"]
+    assert (width, height) > (0, 0) if mask.any() else (x, y, width, height) == (0, 0, 0, 0)
+    assert entry["predicted_bbox"] == [-3.5, -2, 53.5, 62]
+
+
 @pytest.mark.parametrize("cut", [0, 1, 30, 10_000])
 def test_a_journal_survives_being_cut_anywhere(tmp_path: Path, cut: int) -> None:
     question = {"prompts": ["cat"], "threshold": 0.5}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.segment.objects import Objects
+from harness.segment.objects import Objects, corners_of_mask
 
 INFO = {"description": "Objects that SAM 3 found, with their scores"}
 """What a data set says about itself."""
@@ -34,19 +34,22 @@ def coco_annotations(objects: Objects) -> list[dict[str, Any]]:
     """Makes an entry for each object, in their order.
 
     Returns:
-        `category` is the object's name and `score` its score; the rest is COCO's: `bbox` is (x, y, width, height) in
-        pixels, `area` counts the pixels of the mask, and `segmentation` has `size` (height, width) and `counts`, COCO's
-        compressed run-length encoding, which `pycocotools.mask.decode` reads.
+        `category` is the object's name, `score` its score, and `predicted_bbox` its box as it was found, (x, y, width,
+        height) in pixels, which may reach beyond the image. The rest is COCO's: `bbox` is the box of the mask, `area`
+        counts the pixels of the mask, and `segmentation` has `size` (height, width) and `counts`, COCO's compressed
+        run-length encoding, which `pycocotools.mask.decode` reads. An object whose mask has no pixels has area 0 and
+        the box (0, 0, 0, 0).
     """
     return [
         {
             "category": category,
             "score": float(score),
-            "bbox": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
+            "bbox": _extent(corners_of_mask(mask)),
             "area": int(mask.sum()),
             "segmentation": run_lengths(mask),
+            "predicted_bbox": _extent(box),
         }
-        for mask, (x0, y0, x1, y1), score, category in zip(
+        for mask, box, score, category in zip(
             objects.masks, objects.boxes, objects.scores, objects.categories, strict=True
         )
     ]
@@ -119,3 +122,8 @@ def mask_of(annotation: dict[str, Any]) -> npt.NDArray[np.bool_]:
     encoded = annotation["segmentation"]
     decoded: npt.NDArray[np.bool_] = coco.decode(encoded | {"counts": encoded["counts"].encode("ascii")}).astype(bool)
     return decoded
+
+
+def _extent(corners: Iterable[float]) -> list[float]:
+    x0, y0, x1, y1 = corners
+    return [float(x0), float(y0), float(x1 - x0), float(y1 - y0)]

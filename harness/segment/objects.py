@@ -41,16 +41,20 @@ def object_of(prediction: Prediction, category: str) -> Objects:
     """Takes the best mask of one object; its box is the mask's, its score the IoU that the model expects."""
     mask = prediction.masks[prediction.best]
     height, width = mask.shape
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    box = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else (0, 0, 0, 0)
     return Objects(
         masks=mask[None],
-        boxes=np.array([box], np.float32),
+        boxes=np.array([corners_of_mask(mask)], np.float32),
         scores=prediction.iou[[prediction.best]],
         categories=(category,),
         size=(width, height),
         notes=prediction.notes,
     )
+
+
+def corners_of_mask(mask: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    """Returns (x0, y0, x1, y1) around the pixels of a mask [h, w]; all 0 if it has none."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    return (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1) if len(rows) else (0, 0, 0, 0)
 
 
 def joined(parts: Sequence[Objects]) -> Objects:
