@@ -64,6 +64,15 @@ def test_a_mask_alone_has_no_points_and_no_padding_point() -> None:
     assert not without["mask"].any()
 
 
+def test_a_mask_is_taken_as_upstreams_predictor_gives_and_takes_it() -> None:
+    logits = np.random.default_rng(0).standard_normal((3, 288, 288)).astype(np.float32)
+    ours, theirs = (
+        encode_object_prompt(ObjectPrompt(mask=mask), SIZE, CAPACITY).inputs["mask"]
+        for mask in (logits[1], logits[1:2])
+    )
+    np.testing.assert_array_equal(theirs, ours)
+
+
 def test_a_box_that_reaches_beyond_the_image_is_cut_and_told() -> None:
     prompt = encode_object_prompt(ObjectPrompt(box=(-5, 10, 460, 290)), SIZE, CAPACITY)
     inside = np.array([(0, 10), (451, 290)], np.float32) / np.array(SIZE, np.float32) * np.float32(1008)
@@ -88,6 +97,7 @@ def test_a_box_that_reaches_beyond_the_image_is_cut_and_told() -> None:
         (ObjectPrompt(mask=MASK[:256, :256]), "The mask is float32 [256, 256]; give logits float32 [288, 288]"),
         (ObjectPrompt(mask=MASK.astype(np.float64)), "The mask is float64 [288, 288]"),
         (ObjectPrompt(mask=MASK > 0), "The mask is bool [288, 288]"),
+        (ObjectPrompt(mask=np.stack([MASK] * 3)), "The mask is float32 [3, 288, 288]"),
         (ObjectPrompt(mask=[[1.0]]), "The mask is [[1.0]]; give logits"),
         (ObjectPrompt(mask=MASK + np.inf), "The mask has logits that are not finite"),
     ],

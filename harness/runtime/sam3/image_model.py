@@ -334,7 +334,7 @@ class EncodedImage:
             points: (x, y) each, in pixels.
             labels: For each point, whether it is on the object (1) or not (0); all 1 by default.
             box: (x0, y0, x1, y1) around the object, in pixels.
-            mask: Logits fp32 [288, 288] of an earlier prediction, to refine.
+            mask: Logits fp32 [288, 288], or [1, 288, 288] as upstream's, of an earlier prediction, to refine.
             multimask: Whether to give three masks, which is better where the prompt is ambiguous, as one click is.
 
         Raises:

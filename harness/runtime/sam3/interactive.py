@@ -47,7 +47,7 @@ class ObjectPrompt:
         points: (x, y) each, in pixels.
         labels: For each point, whether it is on the object (1) or not (0); all 1 by default.
         box: (x0, y0, x1, y1) around the object, in pixels.
-        mask: Logits fp32 [288, 288] of an earlier prediction, to refine.
+        mask: Logits fp32 [288, 288], or [1, 288, 288] as upstream's, of an earlier prediction, to refine.
     """
 
     points: Coordinates = None
@@ -139,14 +139,15 @@ def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: 
 def _checked_mask(mask: Any) -> Floats | None:
     if mask is None:
         return None
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.float32 or mask.shape != (MASK_SIZE, MASK_SIZE):
+    shapes = ((MASK_SIZE, MASK_SIZE), (1, MASK_SIZE, MASK_SIZE))
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.float32 or mask.shape not in shapes:
         found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else shown(mask)
         raise Sam3Error(
             f"The mask is {found}; give logits float32 [{MASK_SIZE}, {MASK_SIZE}], one of an earlier prediction's."
         )
     if not np.isfinite(mask).all():
         raise Sam3Error("The mask has logits that are not finite; give those of an earlier prediction.")
-    return np.ascontiguousarray(mask)
+    return np.ascontiguousarray(mask.reshape(MASK_SIZE, MASK_SIZE))
 
 
 def selected(logits: Floats, iou: Floats, multimask: bool) -> tuple[Floats, Floats]:
