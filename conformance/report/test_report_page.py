@@ -123,13 +123,38 @@ def decoded(address: str) -> Any:
 # --- what it shows ---
 
 
+def word(case: dict[str, Any]) -> str:
+    """What a case's mark says beside its sign."""
+    return mark(case).partition(" ")[2]
+
+
+def test_signs_are_drawn_whatever_fonts_there_are(page: Element, comparison: Element, report: dict[str, Any]) -> None:
+    signs = {mark(case).partition(" ")[0] for case in report["cases"]}
+    assert len(signs) == 5
+    for each in (page, comparison):
+        assert not [text for text in each.text.split() if signs & set(text) or "✗" in text]
+    drawn = [link.one("svg", "sign").all("path") for link in page.one("table", "matrix").all("a")]
+    assert len({"".join(path["d"] for path in paths) for paths in drawn}) == len(signs)
+    table = next(each for each in page.all("table") if each.one("caption").text.startswith("Calls that were"))
+    for row in table.all("tr")[1:]:
+        assert bool(row.all("svg", "sign")) == ("diverges" in row.text)
+
+
+def test_words_say_what_signs_say(report: dict[str, Any]) -> None:
+    """Where a page in Markdown is read without a font for its signs, no two outcomes look the same."""
+    by_word = {word(case): mark(case) for case in report["cases"]}
+    assert len(by_word) == len({mark(case) for case in report["cases"]})
+    assert all(("unexpected" in word(case)) == (case["expected"] is False) for case in report["cases"])
+
+
 def test_the_matrix_has_every_case_and_leads_to_it(page: Element, report: dict[str, Any]) -> None:
     links = page.one("table", "matrix").all("a")
     assert len(links) == len(report["cases"])
     for link in links:
         place = page.at(link["href"].removeprefix("#"))
         case = report["cases"][int(place["id"].removeprefix("case-")) - 1]
-        assert link.text.startswith(f"{mark(case)}: ")
+        assert link.text.startswith(f"{word(case)}: ")
+        assert link.one("svg", "sign")["aria-hidden"] == "true"
         assert case["component"] in place.one("h4").text
         assert ("open" in place.attributes) == (case["expected"] is False)
 
@@ -220,7 +245,7 @@ def test_a_diagnosis_is_drawn_call_by_call(page: Element, report: dict[str, Any]
     assert len(cells(table)) == len(found["boundaries"]) > 3
     for row, boundary in zip(cells(table), found["boundaries"], strict=True):
         assert row[0].split()[0] == str(boundary["position"])
-        assert ("✗" in row[0]) == ("diverges" in row[1]) == (boundary["position"] in diverging)
+        assert ("diverges" in row[1]) == (boundary["position"] in diverging)
         errors = [boundary[side][ratio] for side in ("local", "accumulated") for ratio in ("r_rms", "r_inf")]
         assert row[3:7] == [digits(error) for error in errors]
         line = re.search(r"[\w.]+\.py:\d+", boundary["source"])
@@ -448,7 +473,7 @@ def test_what_changed_is_on_the_page(folder: Path, report: dict[str, Any], tmp_p
     assert f"photograph · real · llvm · shallow · seed 1: {mark(report['cases'][1])} → ✅ strict" in printed
     page = parsed((tmp_path / "verification_comparison.html").read_text(encoding="utf-8"))
     (ended,) = cells(page.at("ended-table"))
-    assert ended[:3] == ["photograph · real · llvm · shallow · seed 1", mark(report["cases"][1]), "✅ strict"]
+    assert ended[:3] == ["photograph · real · llvm · shallow · seed 1", word(report["cases"][1]), "strict"]
     before, after = (number(each["cases"][0]["outputs"][0]["r_rms"]) for each in (report, changed(report)))
     halved = ["photograph · real · llvm · shallow · seed 0", "features", f"{digits(before)} strict"]
     rows = cells(page.at("accuracy-table"))
@@ -504,7 +529,7 @@ def test_a_browser_shows_what_the_json_says(browser: Any, folder: Path, report: 
     with Window(browser, folder / PAGE) as page:
         words = page.locator(".matrix a").all_inner_texts()
         assert [text.partition(":")[0].strip() for text in words] == [
-            mark(case) for case in sorted(report["cases"], key=lambda case: names_of(report).index(case["component"]))
+            word(case) for case in sorted(report["cases"], key=lambda case: names_of(report).index(case["component"]))
         ]
         page.get_by_role("button", name="Unfold everything").click()
         shown = page.locator(".output").first.locator("dd").all_inner_texts()

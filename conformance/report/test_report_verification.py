@@ -322,10 +322,10 @@ def test_the_matrix_shows_every_case_with_its_status(tmp_path):
         "| --- | --- | --- | --- | --- |",
         "| [neck](#neck) | ✅ strict | · | · | ⏭ compiled |",
         "| [vit](#vit) | 🔷 oracle | ⛔ failed (import) | ❌ unexpected pass | · |",
-        "| [masks](#masks) | ❌ failed (judge) | · | · | · |",
-        "| [boxes](#boxes) | ❌ crashed (compile) | · | · | · |",
-        "| [score](#score) | ❌ timed out (run) | · | · | · |",
-        "| [text](#text) | ❌ out of memory (run) | · | · | · |",
+        "| [masks](#masks) | ❌ unexpected failed (judge) | · | · | · |",
+        "| [boxes](#boxes) | ❌ unexpected crashed (compile) | · | · | · |",
+        "| [score](#score) | ❌ unexpected timed out (run) | · | · | · |",
+        "| [text](#text) | ❌ unexpected out of memory (run) | · | · | · |",
     ]
 
 

@@ -67,7 +67,7 @@ def mark(case: Mapping[str, Any]) -> str:
     if case["expected"] is None:
         return "⏭ unavailable" if case["stage"] == Stage.BUILD else "⏭ compiled"
     if not case["expected"]:
-        return f"❌ {'unexpected pass' if case['status'] == 'passed' else stopped}"
+        return f"❌ unexpected {'pass' if case['status'] == 'passed' else stopped}"
     if case["status"] != "passed":
         return f"⛔ {stopped}"
     oracle = any(output["verdict"] == "oracle" for output in case["outputs"])
