@@ -376,6 +376,22 @@ def test_two_tabs_at_once(context: Any, server: Served) -> None:
     assert one.faults + other.faults == []
 
 
+def test_of_two_photographs_chosen_quickly_the_last_is_asked(tab: Tab, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(7).integers(0, 256, (3000, 4000, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "large.png")
+    with tab.page.expect_response(lambda response: "name=large.png" in response.url) as large:
+        tab.upload(tmp_path / "large.png")
+        tab.open(CAT)
+        first = tab.answered(lambda: tab.click(200, 150))
+    assert large.value.ok
+    assert tab.text("#name") == "cat.png, 451 × 300"
+    tab.page.check("#refine")
+    refined = tab.answered(lambda: tab.click(300, 100))
+    assert refined["photograph"] == first["photograph"] and tab.page.is_hidden("#error")
+    tab.page.click("#keep")
+    tab.wait("#kept-list", "cat.png")
+
+
 def test_a_folder_with_a_broken_file(tab: Tab) -> None:
     tab.wait("#image-list", "broken.jpg cannot be read, it is damaged or truncated")
     assert "notes.txt" not in tab.text("#image-list")
@@ -451,7 +467,7 @@ def asked(client: httpx.Client) -> tuple[str, str]:
         ("object", '{"box": [500, 9, 600, 20]}', "Box 1 (500, 9, 600, 20) is outside the image"),
         ("object", "{}", "Nothing is asked"),
         ("object", '{"points": [[1, 2]], "refines": 9}', "There is no mask 9 to refine any more"),
-        ("object", '{"photograph": "other", "points": [[1, 2]]}', "Another photograph was chosen meanwhile"),
+        ("object", '{"photograph": "other", "points": [[1, 2]]}', "This photograph is not known here"),
         ("object", "{", "it is not JSON"),
         ("kinds", "{}", "Nothing is asked"),
         ("kinds", '{"texts": [" "]}', "is empty"),
@@ -475,7 +491,8 @@ def test_a_bad_question_is_one_sentence(
 
 
 def test_a_bad_request_is_one_sentence(client: httpx.Client, asked: tuple[str, str]) -> None:
-    root, _ = asked
+    root, key = asked
+    assert client.post(f"{root}/object", json={"photograph": key}).status_code == 422
     for told, status, sentence in (
         (client.put(f"{root}/photograph"), 422, "The file is empty"),
         (client.put(f"{root}/photograph", content=b"text"), 422, "The image photograph is of no known format"),
@@ -486,7 +503,7 @@ def test_a_bad_request_is_one_sentence(client: httpx.Client, asked: tuple[str, s
         (client.delete(f"{root}/kept/3"), 422, "There is no kept mask 3"),
         (client.get("/api/photographs/none"), 422, "This photograph is not known here"),
         (client.get("/api/sessions/none"), 404, "This page is not known here, the server was started again"),
-        (client.post("/api/sessions/none/encode"), 404, "reload the page"),
+        (client.post("/api/sessions/none/encode?photograph=none"), 404, "reload the page"),
         (client.get("/nowhere"), 404, "Not Found"),
     ):
         assert told.status_code == status, told.text
@@ -620,9 +637,9 @@ def test_ctrl_c_leaves_nothing(shallow_artifact: Path, tmp_path: Path, monkeypat
     with served(shallow_artifact) as started:
         assert "meaningless" in started.told
         with httpx.Client(base_url=started.url, timeout=60) as client:
-            root, _ = session(client)
+            root, key = session(client)
             assert [path.stat().st_size for path in tmp_path.glob("sam3-tvm-ui-*/*")] == [CAT.stat().st_size]
             with pytest.raises(httpx.ReadTimeout):
-                client.post(f"{root}/encode", timeout=0.3)
+                client.post(f"{root}/encode", params={"photograph": key}, timeout=0.3)
             assert client.get(f"{root}/doing").json()["doing"] == "encoding"
     assert list(tmp_path.glob("sam3-tvm-ui-*")) == []

@@ -13,9 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from harness.core.errors import HarnessError
 from harness.runtime.errors import Sam3Error
+from harness.ui.bodies import Bounded
 from harness.ui.guard import Guard, Hosts
 from harness.ui.page import Page
 from harness.ui.routes import router
@@ -37,6 +39,7 @@ def make_app(page: Page, hosts: Hosts) -> FastAPI:
     app.include_router(router)
     app.add_api_route("/", _index, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.add_middleware(Bounded)
     app.add_middleware(Guard, hosts=hosts)
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, answer)
@@ -69,6 +72,10 @@ async def _malformed(_request: Request, error: Exception) -> Response:
     return _sentence(f"The request cannot be understood: {where}: {first['msg']}.", 422)
 
 
+async def _given_up(_request: Request, _error: Exception) -> Response:
+    return _sentence("The request was given up.", 400)
+
+
 async def _defect(_request: Request, error: Exception) -> Response:
     traceback.print_exception(error, file=sys.stderr)
     return _sentence(f"The server failed ({type(error).__name__}); its terminal says where.", 500)
@@ -79,6 +86,7 @@ _ANSWERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respons
     Sam3Error: _mistake,
     HTTPException: _no_such_route,
     RequestValidationError: _malformed,
+    ClientDisconnect: _given_up,
     Exception: _defect,
 }
 """Who answers each kind of error."""

@@ -78,7 +78,7 @@ def refusal(hosts: Hosts, host: str | None, origin: str | None) -> str | None:
     name = _host_name(host)
     if name is None or not hosts.has(name):
         return f"Refused: {host or 'no host'!r} is no name of this server; open it by the address that it printed."
-    if origin is not None and urlsplit(origin).netloc.casefold() != (host or "").casefold():
+    if origin is not None and origin.partition("://")[2].casefold() != (host or "").casefold():
         return f"Refused: the request comes from another page, {origin!r}."
     return None
 

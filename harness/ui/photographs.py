@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +16,21 @@ import numpy.typing as npt
 from harness.core.errors import HarnessError
 from harness.files import write_bytes
 from harness.runtime.sam3.images import load_image
+from harness.segment.images import png
 
 if TYPE_CHECKING:
     from PIL import Image
 
+LARGEST_UPLOAD = 256 * 2**20
+"""Bytes of a file."""
+MOST_BYTES = 4 * LARGEST_UPLOAD
+"""Of all files together."""
 LONGEST_NAME = 120
 UNNAMED = "photograph"
 _QUALITY = 92
 """Of the JPEG that the page shows."""
+_LONGEST_JPEG = 65500
+"""Pixels of the longer side; the format ends at 65535, Pillow's library here."""
 
 _reading = threading.Lock()
 """Pillow tells of large images by a warning, and Python's filters of warnings belong to all threads."""
@@ -46,12 +54,14 @@ class Photograph:
 
 
 class Photographs:
-    """All photographs of a server. Several threads may use it."""
+    """The photographs of a server that were used last, as many as `MOST_BYTES` hold. Several threads may use it."""
 
     def __init__(self, folder: Path) -> None:
         """Keep files in a folder that nobody else writes."""
         self._folder = folder
-        self._known: dict[str, Photograph] = {}
+        self._known: OrderedDict[str, Photograph] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
 
     def add(self, content: bytes, name: str) -> Photograph:
         """Keeps a photograph.
@@ -66,19 +76,33 @@ class Photographs:
         """
         name = plain_name(name)
         key = hashlib.sha256(name.encode("utf-8", "replace") + b"\0" + content).hexdigest()[:32]
-        known = self._known.get(key)
+        known = self._used(key)
         if known is not None:
             return known
         file = self._folder / key
         write_bytes(file, content)
         try:
             size = read_image(file, name).size
-        except Exception:
+        except BaseException:
             file.unlink(missing_ok=True)
             raise
-        photograph = Photograph(key, name, file, size)
-        self._known[key] = photograph
-        return photograph
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = Photograph(key, name, file, size)
+                self._bytes += len(content)
+            while self._bytes > MOST_BYTES and len(self._known) > 1:
+                _, oldest = self._known.popitem(last=False)
+                self._bytes -= oldest.file.stat().st_size
+                oldest.file.unlink()
+            return self._known[key]
+
+    def _used(self, key: str) -> Photograph | None:
+        """A photograph that is used now; None if there is none with this key."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+        return known
 
     def get(self, key: str) -> Photograph:
         """Returns a photograph.
@@ -86,7 +110,7 @@ class Photographs:
         Raises:
             HarnessError: There is none with this key.
         """
-        known = self._known.get(key)
+        known = self._used(key)
         if known is None:
             raise HarnessError("This photograph is not known here; choose it again.")
         return known
@@ -95,12 +119,17 @@ class Photographs:
         """Returns the pixels of a photograph, uint8 [h, w, 3], RGB, upright."""
         return np.array(read_image(photograph.file, photograph.name))
 
-    def shown(self, photograph: Photograph) -> bytes:
-        """Returns a JPEG of a photograph as the model sees it: upright, 8-bit RGB, every pixel."""
+    def shown(self, photograph: Photograph) -> tuple[bytes, str]:
+        """Returns a picture of a photograph as the model sees it, upright, 8-bit RGB, every pixel; and its media type.
+
+        It is a JPEG, or a PNG where that is not long enough.
+        """
         image = read_image(photograph.file, photograph.name)
+        if max(image.size) > _LONGEST_JPEG:
+            return png(image), "image/png"
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=_QUALITY)
-        return buffer.getvalue()
+        return buffer.getvalue(), "image/jpeg"
 
 
 def read_image(file: Path, name: str) -> Image.Image:

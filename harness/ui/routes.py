@@ -21,14 +21,11 @@ from harness.segment.asking import prompts_of_kinds
 from harness.segment.coco import mask_of
 from harness.segment.images import mask_png
 from harness.segment.job import ANNOTATIONS
-from harness.segment.overlay import colors
+from harness.segment.overlay import color_of
 from harness.ui.encodings import Announce, Masks
 from harness.ui.page import Page
 from harness.ui.photographs import Photograph
 from harness.ui.sessions import Answer, KindsPrompt, Session
-
-LARGEST_UPLOAD = 256 * 2**20
-"""Bytes."""
 
 router = APIRouter(prefix="/api")
 
@@ -128,8 +125,8 @@ async def get_images(page: ThePage) -> dict[str, Any]:
 @router.get("/photographs/{key}")
 def get_photograph(key: str, page: ThePage) -> Response:
     """A photograph as the model sees it."""
-    content = page.photographs.shown(page.photographs.get(key))
-    return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=31536000, immutable"})
+    content, media_type = page.photographs.shown(page.photographs.get(key))
+    return Response(content, media_type=media_type, headers={"Cache-Control": "private, max-age=31536000, immutable"})
 
 
 @router.post("/sessions", status_code=201)
@@ -152,46 +149,39 @@ async def get_doing(session: TheSession, page: ThePage) -> dict[str, Any]:
     return known | {"expected": page.encodings.expected_seconds}
 
 
-@router.put("/sessions/{session}/photograph")
-async def upload(session: TheSession, page: ThePage, request: Request, name: str = "") -> dict[str, Any]:
-    """Shows a photograph, whose file is the body of the request."""
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > LARGEST_UPLOAD:
-            raise HarnessError(f"The file has more than {LARGEST_UPLOAD // 2**20} MB; give a smaller image.")
+@router.put("/sessions/{session}/photograph", dependencies=[Depends(session_of)])
+async def upload(page: ThePage, request: Request, name: str = "") -> dict[str, Any]:
+    """Takes a photograph, whose file is the body of the request."""
+    content = await request.body()
     if not content:
         raise HarnessError("The file is empty; choose an image.")
-    photograph = await run_in_threadpool(page.photographs.add, bytes(content), name)
-    session.choose(photograph)
-    return _described(photograph)
+    return _described(await run_in_threadpool(page.photographs.add, content, name))
 
 
-@router.put("/sessions/{session}/image")
-async def choose(session: TheSession, page: ThePage, name: str) -> dict[str, Any]:
-    """Shows an image of the folder."""
+@router.put("/sessions/{session}/image", dependencies=[Depends(session_of)])
+async def choose(page: ThePage, name: str) -> dict[str, Any]:
+    """Takes an image of the folder."""
     if page.folder is None:
         raise HarnessError("There is no folder of images; start the command with --images, or upload one.")
     content = await run_in_threadpool(page.folder.read, name)
-    photograph = await run_in_threadpool(page.photographs.add, content, name)
-    session.choose(photograph)
-    return _described(photograph)
+    return _described(await run_in_threadpool(page.photographs.add, content, name))
 
 
 @router.post("/sessions/{session}/encode")
-async def encode(session: TheSession, page: ThePage) -> dict[str, Any]:
-    """Encodes the photograph that is shown, if it is not encoded."""
-    if session.photograph is None:
-        raise HarnessError("There is no photograph yet; choose one.")
-    photograph = session.photograph
-    await page.queue.run(session.key, lambda announce: page.encodings.encoded(photograph, announce))
+async def encode(session: TheSession, page: ThePage, photograph: str) -> dict[str, Any]:
+    """Shows a photograph, and encodes it if it is not encoded.
+
+    It is named here and in each question, and not shown by its upload: of two uploads the first may take longer.
+    """
+    shown = session.choose(page.photographs.get(photograph))
+    await page.queue.run(session.key, lambda announce: page.encodings.encoded(shown, announce))
     return {"expected": page.encodings.expected_seconds}
 
 
 @router.post("/sessions/{session}/object")
 async def ask_object(session: TheSession, page: ThePage, question: ObjectQuestion) -> dict[str, Any]:
     """The best mask of one object."""
-    photograph = session.shown(question.photograph)
+    photograph = session.choose(page.photographs.get(question.photograph))
     refined = None if question.refines is None else session.logits(question.refines)
     prompt = ObjectPrompt(question.points, question.labels, question.box, refined)
     page.model.encode_object_prompt(prompt, photograph.size)
@@ -202,7 +192,7 @@ async def ask_object(session: TheSession, page: ThePage, question: ObjectQuestio
 @router.post("/sessions/{session}/kinds")
 async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion) -> dict[str, Any]:
     """All of one or several kinds."""
-    photograph = session.shown(question.photograph)
+    photograph = session.choose(page.photographs.get(question.photograph))
     prompts = prompts_of_kinds(question.texts, question.boxes, question.box_labels)
     if not 0 <= question.threshold <= 1:
         raise HarnessError(f"The threshold {question.threshold} is no score; give a number from 0 to 1.")
@@ -237,10 +227,7 @@ async def get_mask(session: TheSession, answer: int, index: int) -> Response:
 @router.post("/sessions/{session}/kept", status_code=201)
 async def keep(session: TheSession, given: Keep) -> dict[str, Any]:
     """Keeps masks of the last answer."""
-    for index in given.indices:
-        session.answered(given.answer, index)
-    for index in given.indices:
-        session.keep(given.answer, index, given.category)
+    session.keep(given.answer, given.indices, given.category)
     return _state(session)
 
 
@@ -295,7 +282,7 @@ def _answered(answer: Answer) -> dict[str, Any]:
 
 
 def _object(annotation: dict[str, Any], color: int) -> dict[str, Any]:
-    return annotation | {"color": "#{:02x}{:02x}{:02x}".format(*colors(color + 1)[color])}
+    return annotation | {"color": "#{:02x}{:02x}{:02x}".format(*color_of(color))}
 
 
 async def _mask(annotation: dict[str, Any], name: str) -> Response:

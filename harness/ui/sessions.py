@@ -16,6 +16,10 @@ from harness.ui.photographs import Photograph
 
 MOST_LOGITS = 64
 """Masks of a session that can still be refined, the last ones; each takes 332 KB."""
+MOST_KEPT = 1000
+"""Masks that a session keeps."""
+MOST_SESSIONS = 64
+"""Sessions that a server knows, those that were used last."""
 LONGEST_CATEGORY = 100
 
 
@@ -93,23 +97,12 @@ class Session:
     _answers: int = 0
     _numbers: int = 0
 
-    def choose(self, photograph: Photograph) -> None:
-        """Shows a photograph; what was kept of others stays."""
+    def choose(self, photograph: Photograph) -> Photograph:
+        """Shows a photograph, and returns it; what was kept of others stays."""
         if self.photograph != photograph:
             self.photograph, self.answer = photograph, None
             self._logits.clear()
-
-    def shown(self, key: str) -> Photograph:
-        """Returns the photograph that is shown.
-
-        Raises:
-            HarnessError: None is, or another one than the page asks about.
-        """
-        if self.photograph is None:
-            raise HarnessError("There is no photograph yet; choose one.")
-        if self.photograph.key != key:
-            raise HarnessError("Another photograph was chosen meanwhile; ask again.")
-        return self.photograph
+        return photograph
 
     def add_answer(self, photograph: Photograph, masks: Masks) -> Answer:
         """Notes what was found."""
@@ -146,30 +139,32 @@ class Session:
             raise HarnessError(f"There is no mask {index}; the last answer has {len(self.answer.masks.annotations)}.")
         return self.answer.masks.annotations[index]
 
-    def keep(self, answer: int, index: int, category: str | None) -> Kept:
-        """Keeps an object of the last answer.
+    def keep(self, answer: int, indices: Sequence[int], category: str | None) -> None:
+        """Keeps objects of the last answer, all or none.
 
         Args:
             answer: Number of the answer.
-            index: Number of the object in it.
-            category: What to call it; None for what the prompt asked for.
+            indices: Numbers of the objects in it.
+            category: What to call them; None for what the prompt asked for.
 
         Raises:
-            HarnessError: There is no such object, or the name is empty or too long.
+            HarnessError: There is no such object, the name is empty or too long, or too many would be kept.
         """
-        annotation = self.answered(answer, index)
+        annotations = [self.answered(answer, index) for index in indices]
+        if len(self.kept) + len(indices) > MOST_KEPT:
+            raise HarnessError(f"A tab keeps at most {MOST_KEPT} masks; download annotations.json, and remove some.")
         if category is not None:
             category = " ".join(category.split())
             if not category:
                 raise HarnessError("The name of a mask is empty; give a noun phrase.")
             if len(category) > LONGEST_CATEGORY:
                 raise HarnessError(f"The name of a mask has {len(category)} letters; give at most {LONGEST_CATEGORY}.")
-            annotation = annotation | {"category": category}
-        assert self.answer is not None
-        self._numbers += 1
-        kept = Kept(self._numbers, self.answer.photograph, annotation, self.answer.first_color + index)
-        self.kept.append(kept)
-        return kept
+            annotations = [annotation | {"category": category} for annotation in annotations]
+        for index, annotation in zip(indices, annotations, strict=True):
+            assert self.answer is not None
+            self._numbers += 1
+            color = self.answer.first_color + index
+            self.kept.append(Kept(self._numbers, self.answer.photograph, annotation, color))
 
     def kept_object(self, number: int) -> Kept:
         """Returns what was kept under a number.
@@ -221,15 +216,17 @@ def file_names(photographs: Sequence[Photograph]) -> list[str]:
 
 
 class Sessions:
-    """All sessions of a server."""
+    """The sessions of a server that were used last."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def start(self) -> Session:
         """Returns a new session, whose key cannot be guessed."""
         session = Session(secrets.token_hex(16))
         self._sessions[session.key] = session
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
         return session
 
     def get(self, key: str) -> Session:
@@ -240,5 +237,9 @@ class Sessions:
         """
         session = self._sessions.get(key)
         if session is None:
-            raise UnknownSessionError("This page is not known here, the server was started again; reload the page.")
+            raise UnknownSessionError(
+                f"This page is not known here, the server was started again or has served {MOST_SESSIONS} other tabs "
+                "since; reload the page."
+            )
+        self._sessions.move_to_end(key)
         return session

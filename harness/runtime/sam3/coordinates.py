@@ -67,11 +67,9 @@ def numbers_of(given: Any, one: str, several: str, coordinates: str) -> npt.NDAr
         return np.empty((0, length))
     if numbers.ndim != 2 or numbers.shape[1] != length:
         raise Sam3Error(f"The {several} {shown(given)} are no list of ({coordinates}); give such a list.")
-    for index, row in enumerate(numbers, 1):
-        if not np.isfinite(row).all():
-            raise Sam3Error(
-                f"{one.capitalize()} {index} ({listed(row)}) is not finite; give ({coordinates}) in pixels."
-            )
+    for index in np.flatnonzero(~np.isfinite(numbers).all(axis=1)).tolist():
+        row = listed(numbers[index])
+        raise Sam3Error(f"{one.capitalize()} {index + 1} ({row}) is not finite; give ({coordinates}) in pixels.")
     return numbers
 
 

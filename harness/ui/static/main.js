@@ -211,7 +211,7 @@ function open(chosen, withStates) {
 async function encode(number) {
   say("Encoding the photograph…");
   try {
-    await watched(root, request("POST", `${root}/encode`));
+    await watched(root, request("POST", `${root}/encode?photograph=${photograph.key}`));
     if (number === uploads && !isAsking) say("Ready.");
   } catch (error) {
     if (number !== uploads) return;
