@@ -167,10 +167,16 @@ def keep_within(limit_bytes: int, paths: Iterable[Path], keep: Path | None = Non
                 total -= size
 
 
-def remove_unfinished(path: Path) -> None:
-    """Removes what processes that were killed have left while they wrote a file; nobody else may be writing it."""
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)
+def remove_unfinished(paths: Iterable[Path]) -> None:
+    """Removes what processes that were killed have left while they wrote files; nobody else may be writing them."""
+    names: dict[Path, set[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, set()).add(path.name)
+    for folder, written in names.items():
+        for leftover in folder.glob(".*.tmp"):
+            name, *numbers = leftover.name.removeprefix(".").removesuffix(".tmp").rsplit(".", 2)
+            if name in written and len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+                leftover.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -221,7 +221,7 @@ def test_a_journal_survives_being_cut_anywhere(tmp_path: Path, cut: int) -> None
     kept = list(Journal(tmp_path, question))
     assert kept == list(again)
     assert [entry["seconds"] for entry in kept] == [*range(expected), 9]
-    assert not list(Journal(tmp_path, question, lambda entry: entry["seconds"] > 9))
+    assert not list(Journal(tmp_path, question, is_kept=lambda entry: entry["seconds"] > 9))
     assert not list(Journal(tmp_path, question | {"threshold": 0.4}))
 
 

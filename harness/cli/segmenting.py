@@ -76,7 +76,9 @@ def _tell(results: Sequence[Result], seconds: float, out: Path) -> None:
         console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
     if resumed := sum(result.resumed for result in done):
         console.print(f"{_images(resumed)} had been done by an earlier run.", highlight=False, soft_wrap=True)
-    if done:
+    if done and resumed == len(done):
+        console.print(f"Done; results in {out}", markup=False, highlight=False, soft_wrap=True)
+    elif done:
         now = len(done) - resumed
         speed = f"{now / seconds:.2f} images/s"
         console.print(f"{_images(now)} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True)

@@ -58,9 +58,10 @@ def track(
         summary = run(loaded, job, lambda total: bar.update(task, total=total), lambda: bar.advance(task))
     seconds = time.perf_counter() - start
     count = len(summary.objects)
+    speed = f"{seconds:.1f} s, {summary.processed / seconds:.2f} frames/s"
     console.print(
-        f"{count} object{'' if count == 1 else 's'} in {summary.frames} frames, {seconds:.1f} s, "
-        f"{summary.processed / seconds:.2f} frames/s; results in {out}",
+        f"{count} object{'' if count == 1 else 's'} in {summary.frames} frames, "
+        f"{speed if summary.processed else 'done by an earlier run'}; results in {out}",
         markup=False,
         highlight=False,
         soft_wrap=True,

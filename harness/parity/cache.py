@@ -77,7 +77,7 @@ class ArrayCache:
             found = _read(path, tag)
             if found is not None:
                 return found
-            remove_unfinished(path)
+            remove_unfinished([path])
             made = dict(make())
             write_arrays(path, made, tag)
         finally:

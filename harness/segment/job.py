@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,12 +26,12 @@ from harness.runtime.manifest import Manifest
 from harness.segment.asking import ask_all, category_of
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import mask_png, unique_names, write_png
-from harness.segment.journal import Journal
+from harness.segment.journal import Journal, results_folder
 from harness.segment.objects import Objects, joined
 
 ANNOTATIONS = "annotations.json"
 
-_MASK_FILE = re.compile(r"\d{3}\.png")
+_MASK_FILE = re.compile(r"\d{3,}\.png")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Job:
         prompts: What to ask of each of them; each image is encoded once. Of what a prompt for one object gives, the
             best mask is kept.
         out: Folder for the results: for each image `NAME_overlay.png` and `NAME_masks/000.png` and so on, one for each
-            object in the order of `annotations.json`, which is a data set in COCO's format of all images.
+            object in the order of `annotations.json`, which is a data set in COCO's format of all images that were
+            asked the same there, those of earlier jobs included.
         threshold: What scores above it is kept.
     """
 
@@ -56,13 +57,6 @@ class Job:
     def categories(self) -> tuple[str, ...]:
         """What the objects of each prompt are called."""
         return tuple(category_of(prompt) for prompt in self.prompts)
-
-    @property
-    def file_names(self) -> tuple[str, ...]:
-        """What the data set calls each image: its path below the folder that all of them lie in."""
-        paths = [image.resolve() for image in self.images]
-        above = Path(os.path.commonpath([path.parent for path in paths]))
-        return tuple(path.relative_to(above).as_posix() for path in paths)
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ class Model(Protocol):
 def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
     """Does all images that no earlier run of the same job has done.
 
-    `annotations.json` is written in the end, also when the user interrupts; the journal stays until all are done.
+    `annotations.json` is written in the end, also when the user interrupts. If all is done already, nothing is written.
 
     Args:
         model: Whom to ask.
@@ -128,7 +122,8 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
         on_done: Called after each image.
 
     Raises:
-        HarnessError: A file cannot be written, or would replace an image of the job.
+        HarnessError: A file cannot be written, or would replace an image of the job or what is no result of an earlier
+            one; or another command is writing the folder.
         Sam3Error: A prompt makes no sense for any image.
     """
     for prompt in job.prompts:
@@ -139,32 +134,75 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
     for name in names:
         if overlay_path(job.out, name).resolve() in inputs:
             raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
-    make_folder(job.out)
-    journal = Journal(job.out, _question(model, job))
-    done_before = {entry.get("key"): entry for entry in journal}
+    with results_folder(job.out):
+        journal = Journal(job.out, _question(model, job), _results_there(job.out, names))
+        return _run(model, job, names, journal, on_done)
+
+
+def _run(
+    model: Model, job: Job, names: Sequence[str], journal: Journal, on_done: Callable[[Result], object]
+) -> list[Result]:
+    done = {str(entry["name"]).casefold(): entry for entry in journal if "name" in entry}
+    annotations = job.out / ANNOTATIONS
+    if not done:
+        journal.remove_listed(annotations)  # of another question
+    journal.list_files([annotations])
     results: list[Result] = []
     try:
         for image, name in zip(job.images, names, strict=True):
             key = _key(image, name)
-            earlier = done_before.get(key)
-            if earlier is not None and overlay_path(job.out, name).is_file():
+            earlier = done.get(name.casefold())
+            if earlier is not None and earlier["key"] == key and _files_are_there(job.out, name, earlier):
                 result: Result = _resumed(image, earlier)
             else:
-                result = _segment(model, job, image, name)
+                result = _segment(model, job, image, name, journal)
                 if isinstance(result, Segmented):
-                    journal.add({field: getattr(result, field) for field in _KEPT} | {"key": key})
+                    entry = {field: getattr(result, field) for field in _KEPT}
+                    entry |= {"name": name, "image": str(image.resolve()), "key": key}
+                    journal.add(entry)
+                    done[name.casefold()] = entry
             results.append(result)
             on_done(result)
     finally:
-        done = [
-            AnnotatedImage(file_name, result.size, result.annotations)
-            for file_name, result in zip(job.file_names, results, strict=False)
-            if isinstance(result, Segmented)
-        ]
-        write_json(job.out / ANNOTATIONS, data_set(done, job.categories))
-    if len(done) == len(job.images):
-        journal.remove()
+        if not (journal.is_whole and annotations.is_file()):
+            write_json(annotations, data_set(_annotated(job, names, done), job.categories))
+    journal.end()
     return results
+
+
+def _results_there(out: Path, names: Sequence[str]) -> Iterator[Path]:
+    """The files of a folder that have names of results."""
+    for path in (out / ANNOTATIONS, *(overlay_path(out, name) for name in names)):
+        if path.exists():
+            yield path
+    for name in names:
+        if masks_path(out, name).is_dir():
+            yield from (path for path in masks_path(out, name).iterdir() if _MASK_FILE.fullmatch(path.name))
+
+
+def _files_are_there(out: Path, name: str, entry: dict[str, Any]) -> bool:
+    return all(path.is_file() for path in _files(out, name, len(entry["annotations"])))
+
+
+def _files(out: Path, name: str, count: int) -> list[Path]:
+    """The files of an image with so many objects: its overlay, and their masks."""
+    return [overlay_path(out, name), *(masks_path(out, name) / f"{index:03}.png" for index in range(count))]
+
+
+def _annotated(job: Job, names: Sequence[str], done: dict[str, dict[str, Any]]) -> list[AnnotatedImage]:
+    """The images of the data set: those of the job in its order, then those of earlier jobs.
+
+    Each is called by its path below the folder that all of them lie in.
+    """
+    entries = [done[name.casefold()] for name in names if name.casefold() in done]
+    images = {entry["image"] for entry in entries}
+    entries += [entry for entry in done.values() if entry["image"] not in images]
+    paths = [Path(entry["image"]) for entry in entries]
+    above = Path(os.path.commonpath([path.resolve().parent for path in (*paths, *job.images)]))
+    return [
+        AnnotatedImage(path.relative_to(above).as_posix(), (entry["size"][0], entry["size"][1]), entry["annotations"])
+        for path, entry in zip(paths, entries, strict=True)
+    ]
 
 
 _KEPT = ("size", "annotations", "notes", "seconds")
@@ -198,7 +236,7 @@ def _resumed(image: Path, entry: dict[str, Any]) -> Segmented:
     return Segmented(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
 
 
-def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
+def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -> Result:
     from harness.runtime.sam3.images import to_pixels
     from harness.segment.overlay import draw
 
@@ -218,8 +256,10 @@ def _segment(model: Model, job: Job, image: Path, name: str) -> Result:
         return Failed(image, str(error))
     except RemoteError as error:
         return Failed(image, f"the device raised {error.type}: {error}")
-    write_png(overlay_path(job.out, name), draw(pixels, objects, job.prompts))
-    _write_masks(job.out / f"{name}_masks", objects)
+    overlay, *masks = files = _files(job.out, name, len(objects.masks))
+    journal.list_files(files)
+    write_png(overlay, draw(pixels, objects, job.prompts))
+    _write_masks(masks_path(job.out, name), masks, objects, journal)
     return Segmented(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
 
 
@@ -228,17 +268,18 @@ def overlay_path(out: Path, name: str) -> Path:
     return out / f"{name}_overlay.png"
 
 
-def _write_masks(folder: Path, objects: Objects) -> None:
+def masks_path(out: Path, name: str) -> Path:
+    """Where the masks of an image go."""
+    return out / f"{name}_masks"
+
+
+def _write_masks(folder: Path, files: Sequence[Path], objects: Objects, journal: Journal) -> None:
     """One 1-bit PNG for each object; those of an earlier run that are not replaced are removed."""
     make_folder(folder)
-    written = set()
-    for index, mask in enumerate(objects.masks):
-        path = folder / f"{index:03}.png"
+    for path, mask in zip(files, objects.masks, strict=True):
         write_bytes(path, mask_png(mask))
-        written.add(path.name)
-    for path in folder.iterdir():
-        if _MASK_FILE.fullmatch(path.name) and path.name not in written:
-            path.unlink()
+    for path in set(folder.iterdir()).difference(files):
+        journal.remove_listed(path)
 
 
 def failures(results: Sequence[Result]) -> list[str]:

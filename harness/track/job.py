@@ -14,9 +14,10 @@ from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.frames import frame_files
 from harness.runtime.sam3.video.saving import model_digest
 from harness.runtime.sam3.video.session import Session, TrackedFrame
+from harness.segment.journal import is_whole, results_folder
 from harness.segment.objects import Objects
 from harness.track.objects import TrackedObjects
-from harness.track.results import Results, VideoDescription
+from harness.track.results import MASKS, OVERLAY, Results, VideoDescription
 from harness.track.saved import EVERY, SavedSession, session_file
 
 EXAMPLE = "example"
@@ -69,7 +70,7 @@ class Summary:
 
     Attributes:
         frames: How many there are.
-        processed: How many of them this run has processed.
+        processed: How many of them this run has processed; none if an earlier run has done all.
         objects: The ids of all objects that were shown.
     """
 
@@ -95,43 +96,53 @@ def run(
         save_every: Seconds of work that may be lost when a run is stopped.
 
     Raises:
-        HarnessError: A result cannot be written.
+        HarnessError: A result cannot be written, or the folder has files of these names that are none; or another
+            command is writing it.
         Sam3Error: The video or the prompt cannot be used; the frames before a broken one are written.
     """
     session = model.start_session(job.video)
     frames = session.frames
     if frames.length is not None and not 0 <= job.frame < frames.length:
         raise HarnessError(f"{frames.name} has frames 0 to {frames.length - 1}, and no frame {job.frame}.")
+    for path in (job.out / MASKS, job.out / OVERLAY):
+        if path.resolve() == job.video.resolve():
+            raise HarnessError(f"{path} would be replaced; give another folder with --out.")
     question = _question(model, job)
     saved = session_file(job.out, question)
     resumed = _resumed(model, job.video, saved)
-    if resumed is None:
+    is_asked = resumed is None and not is_whole(job.out, question)
+    if is_asked:
         job.ask(session)
     description = VideoDescription(job.video.name, job.categories, frames.rate, _names(session, job.frame))
-    with Results(job.out, description, question, has_overlay=job.has_overlay) as results:
-        if resumed is not None and resumed.position is not None and resumed.position <= job.frame + results.done:
-            session = resumed
-        elif resumed is not None:
-            job.ask(session)
-        count = (session.position or job.frame) - job.frame
-        shown = results.ids(count)
-        following = job.frame if session.position is None else session.next_frame
-        left = 0 if following is None else None if frames.length is None else frames.length - following
-        on_begin(left)
-        processed, saves = 0, SavedSession(saved, save_every)
+    with results_folder(job.out):
+        with Results(job.out, description, question, has_overlay=job.has_overlay) as results:
+            saves = SavedSession(saved, save_every)
+            if results.is_whole:
+                saves.remove()
+                return Summary(results.done, 0, tuple(sorted(results.ids(results.done))))
+            if resumed is not None and resumed.position is not None and resumed.position <= job.frame + results.done:
+                session = resumed
+            elif not is_asked:
+                job.ask(session)
+            count = (session.position or job.frame) - job.frame
+            shown = results.ids(count)
+            following = job.frame if session.position is None else session.next_frame
+            left = 0 if following is None else None if frames.length is None else frames.length - following
+            on_begin(left)
+            processed = 0
 
-        def after_frame() -> None:
-            nonlocal processed
-            processed += 1
-            saves.frame_is_processed(session)
-            on_frame()
+            def after_frame() -> None:
+                nonlocal processed
+                processed += 1
+                saves.frame_is_processed(session)
+                on_frame()
 
-        for frame in session.propagate(after_frame=after_frame):
-            results.write(frame.index - job.frame, frame.pixels, _objects(frame))
-            saves.frame_is_written()
-            shown |= set(frame.ids.tolist())
-            count += 1
-    saves.remove()  # when the results are whole
+            for frame in session.propagate(after_frame=after_frame):
+                results.write(frame.index - job.frame, frame.pixels, _objects(frame))
+                saves.frame_is_written()
+                shown |= set(frame.ids.tolist())
+                count += 1
+        saves.remove()  # when the results are whole
     return Summary(count, processed, tuple(sorted(shown)))
 
 

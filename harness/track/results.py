@@ -1,7 +1,8 @@
 """The files of a tracked video, which grow frame by frame, stay valid however the run ends, and are continued.
 
 A frame is done when the journal has its line (`harness.segment.journal`), which is written last. A run that was
-interrupted or killed begins again with the first frame that is not done; the video of a run that is given up stays.
+interrupted or killed begins again with the first frame that is not done; the video of a run that is given up stays. Of
+frames whose mask or overlay alone is missing, or whose overlay another encoder wrote, that alone is written anew.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import append_bytes, make_folder, remove_unfinished, write_bytes
-from harness.segment.journal import JOURNAL, Journal, entries_of
+from harness.files import append_bytes, make_folder, unfinished, write_bytes
+from harness.segment.journal import Journal, entries_of
 from harness.segment.overlay import draw
 from harness.track import table
 from harness.track.coco import AnnotatedFrame, track_annotations, write_data_set
@@ -63,7 +64,8 @@ class Results:
     It is a context: `annotations.json` is written when it ends, also by an exception or by Ctrl-C.
 
     Attributes:
-        done: How many frames are done, from the first on; earlier runs count.
+        done: How many frames are done, overlay included, from the first on; earlier runs count.
+        is_whole: Whether an earlier run has done all: then nothing is written.
     """
 
     def __init__(
@@ -78,21 +80,24 @@ class Results:
             has_overlay: Whether `overlay.mp4` is written, which needs PyAV.
 
         Raises:
-            HarnessError: The folder cannot be written.
+            HarnessError: The folder cannot be written, or has files of these names that no earlier run wrote.
             Sam3Error: PyAV is needed and not installed.
         """
         self._out, self._video = out, video
         self._overlay: VideoWriter | None = None
-        self._has_overlay = has_overlay
-        asked = question | {"overlay": encoder_version(out / OVERLAY) if has_overlay else None}
+        self._encoder = encoder_version(out / OVERLAY) if has_overlay else None
+        make_folder(out)
+        self._kept = sum(1 for _ in _contiguous(entries_of(out, question)))
+        self._journal = Journal(out, question, _results_there(out), _first(self._kept))
         make_folder(out / MASKS)
-        for path in (out / ANNOTATIONS, out / JOURNAL, out / OVERLAY, out / TRACKS, out / MASKS / "*"):
-            remove_unfinished(path)
-        done = sum(1 for _ in _contiguous(entries_of(out, asked)))
-        self.done = min(done, frames_in(out / OVERLAY)) if done and has_overlay else done
-        self._journal = Journal(out, asked, _first(self.done))
-        self._begin_table()
-        self._remove_other_masks()
+        self.done = next((frame for frame in range(self._kept) if not self._mask(frame).is_file()), self._kept)
+        if has_overlay:
+            self.done = min(self.done, self._frames_in_overlay())
+        self.is_whole = self._journal.is_whole and self.done == self._kept and self._has_lists()
+        if not self.is_whole:
+            self._remove_others()
+            self._journal.list_files(out / name for name in (ANNOTATIONS, OVERLAY, TRACKS))
+            self._write_table()
 
     def write(self, index: int, picture: npt.NDArray[np.uint8], tracked: TrackedObjects) -> None:
         """Writes a frame; one that is done already is left as it is.
@@ -110,17 +115,21 @@ class Results:
         if index > self.done:
             raise ValueError(f"frame {index} comes before frame {self.done}")
         annotations = track_annotations(tracked)
-        if self._has_overlay:
-            self._overlay_of(tracked.objects.size).write(_drawn(picture, tracked))
-        write_bytes(self._out / MASKS / f"{index:05}.png", numbered_png(tracked))
-        append_bytes(self._out / TRACKS, table.rows(index, annotations).encode())
-        self._journal.add({"frame": index, "size": tracked.objects.size, "annotations": annotations})
+        if self._encoder is not None:
+            self._overlay_of(tracked.objects.size, self._encoder).write(_drawn(picture, tracked))
+        mask = self._mask(index)
+        if index >= self._kept or not mask.is_file():
+            self._journal.list_files([mask])
+            write_bytes(mask, numbered_png(tracked))
+        if index >= self._kept:
+            append_bytes(self._out / TRACKS, table.rows(index, annotations).encode())
+            self._journal.add({"frame": index, "size": tracked.objects.size, "annotations": annotations})
         self.done += 1
 
     def ids(self, count: int) -> set[int]:
         """The ids of the objects in the first frames that are done."""
-        entries = (entry for entry in self._journal if entry["frame"] < count)
-        return {each["track_id"] for entry in entries for each in entry["annotations"]}
+        frames = (frame for frame in self._frames() if frame.index < count)
+        return {each["track_id"] for frame in frames for each in frame.annotations}
 
     def close(self, *, is_whole: bool) -> None:
         """Ends the files.
@@ -134,13 +143,15 @@ class Results:
         if self._overlay is not None:
             overlay, self._overlay = self._overlay, None
             overlay.close()
+        if self.is_whole:
+            return
         write_data_set(
             self._out / ANNOTATIONS, self._video.name, self._video.file_name, self._video.categories, self._frames
         )
         if is_whole:
-            if self._has_overlay and self.done:
+            if self._encoder is not None and self.done:
                 finish_video(self._out / OVERLAY)
-            self._journal.remove()
+            self._journal.end()
 
     def __enter__(self) -> Self:
         """Gives itself."""
@@ -156,38 +167,63 @@ class Results:
         with suppress(HarnessError):
             self.close(is_whole=False)
 
-    def _overlay_of(self, size: tuple[int, int]) -> VideoWriter:
+    def _mask(self, index: int) -> Path:
+        return self._out / MASKS / f"{index:05}.png"
+
+    def _overlay_of(self, size: tuple[int, int], encoder: str) -> VideoWriter:
         if self._overlay is None:
             self._overlay = VideoWriter(self._out / OVERLAY, size, self._video.rate or USUAL_RATE, self.done)
+            self._journal.add({"encoder": encoder})
         return self._overlay
+
+    def _frames_in_overlay(self) -> int:
+        """How many frames the overlay has; none that another encoder wrote."""
+        encoders = [entry["encoder"] for entry in self._journal if "encoder" in entry]
+        return frames_in(self._out / OVERLAY) if encoders[-1:] == [self._encoder] else 0
 
     def _frames(self) -> Iterator[AnnotatedFrame]:
         for entry in self._journal:
-            width, height = entry["size"]
-            yield AnnotatedFrame(entry["frame"], (width, height), entry["annotations"])
+            if "frame" in entry:
+                width, height = entry["size"]
+                yield AnnotatedFrame(entry["frame"], (width, height), entry["annotations"])
 
-    def _begin_table(self) -> None:
+    def _has_lists(self) -> bool:
+        return all((self._out / name).is_file() for name in (ANNOTATIONS, TRACKS))
+
+    def _write_table(self) -> None:
         """Writes the rows of the frames that are done."""
-        write_bytes(self._out / TRACKS, table.HEADER.encode())
-        for frame in self._frames():
-            append_bytes(self._out / TRACKS, table.rows(frame.index, frame.annotations).encode())
+        with unfinished(self._out / TRACKS) as temporary, temporary.open("wb") as file:
+            file.write(table.HEADER.encode())
+            for frame in self._frames():
+                file.write(table.rows(frame.index, frame.annotations).encode())
 
-    def _remove_other_masks(self) -> None:
-        """Removes the masks that another run has left of frames that are not done."""
-        for path in (self._out / MASKS).iterdir():
-            if (match := _MASK_FILE.fullmatch(path.name)) and int(match[1]) >= self.done:
-                path.unlink()
+    def _remove_others(self) -> None:
+        """Removes what another run has left of frames that are not done, and all that tells of another question."""
+        for path in _results_there(self._out):
+            number = _MASK_FILE.fullmatch(path.name)
+            if int(number[1]) >= self._kept if number else not self._kept:
+                self._journal.remove_listed(path)
+
+
+def _results_there(out: Path) -> Iterator[Path]:
+    """The files of a folder that have names of results."""
+    for name in (ANNOTATIONS, OVERLAY, TRACKS):
+        if (out / name).exists():
+            yield out / name
+    if (out / MASKS).is_dir():
+        yield from [path for path in (out / MASKS).iterdir() if _MASK_FILE.fullmatch(path.name)]
 
 
 def _first(count: int) -> Callable[[dict[str, Any]], bool]:
-    """Whether an entry is that of one of the first frames."""
-    return lambda entry: entry.get("frame", count) < count
+    """Whether an entry is not that of a frame after the first ones."""
+    return lambda entry: entry.get("frame", -1) < count
 
 
 def _contiguous(entries: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The entries as long as they are those of the first frames, in their order."""
-    for index, entry in enumerate(entries):
-        if entry.get("frame") != index:
+    """The entries of frames as long as they are those of the first ones, in their order."""
+    frames = (entry for entry in entries if "frame" in entry)
+    for index, entry in enumerate(frames):
+        if entry["frame"] != index:
             return
         yield entry
 

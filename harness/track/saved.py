@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.files import remove_unfinished
 from harness.runtime.sam3.video.session import Session
 
 EVERY = 10.0
@@ -34,10 +33,10 @@ class SavedSession:
         """Takes the file, whose folder exists, and the seconds between two; what else other runs left is removed."""
         self._path, self._every = path, every
         self._new = path.with_name(f"{path.name}.new")
-        for other in path.parent.glob(f"{_PREFIX}*"):
-            if other != path:
-                other.unlink(missing_ok=True)
-        remove_unfinished(path.with_name(f"{_PREFIX}*"))
+        for pattern in (f"{_PREFIX}*", f".{_PREFIX}*.tmp"):
+            for other in path.parent.glob(pattern):
+                if other != path:
+                    other.unlink(missing_ok=True)
         self._when = time.monotonic()
         self._has_written = False
 
