@@ -78,7 +78,7 @@ def weights(narrow: int, channels: int) -> list[np.ndarray]:
         *tables,
         normal((channels, narrow), 6, scale=narrow**-0.5),
         normal((channels,), 7),
-        normal((channels, narrow), 8),
+        normal((channels, narrow), 8, scale=narrow**-0.5),
     ]
 
 
