@@ -11,8 +11,7 @@ import tvm
 from tvm import relax
 
 from conformance.support.operators import EPSILON, rms
-from conformance.support.place import cpu_target, functions, virtual_machine
-from harness.schedules.common.code_generation import generate
+from conformance.support.place import build, cpu_target, functions, virtual_machine
 from harness.schedules.cpu import cpu_pipeline
 
 RATIO = 1.5
@@ -73,8 +72,7 @@ def run_module(module: tvm.IRModule, inputs: Arrays, weights: Arrays, target: tv
 def machine_of(module: tvm.IRModule, target: tvm.target.Target | None = None) -> Any:
     """The virtual machine that runs a lowered module."""
     target = target or cpu_target()
-    executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
-    return virtual_machine(executable, target)
+    return virtual_machine(build(module, target), target)
 
 
 def call_function(function: tvm.tirx.PrimFunc, x: np.ndarray, extent: int) -> np.ndarray:

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 import tvm
 from tvm import relax
 
+from conformance.support.instructions import AVX2, emulated, emulates
 from harness.runtime.cpu import this_platform
 from harness.runtime.loading import cpu_problem
+from harness.schedules.common.code_generation import generate
 from harness.targets import TARGETS
 from harness.targets.compiling import platform_of, required_cpu
 
@@ -54,6 +56,18 @@ def executes(target: tvm.target.Target) -> bool:
     if _place is not None and _place.runs(target):
         return True
     return platform_of(target) == this_platform() and cpu_problem(*required_cpu(target)) is None
+
+
+def computes(target: tvm.target.Target) -> bool:
+    """Whether what `build` makes for a target can be run."""
+    return executes(target) or emulates(target)
+
+
+def build(module: tvm.IRModule, target: tvm.target.Target) -> Any:
+    """Generates the code of a lowered module, with instructions that this machine lacks emulated."""
+    if not executes(target) and emulates(target):
+        module, target = emulated(module), AVX2
+    return generate(lambda chosen: relax.build(module, chosen, relax_pipeline=None), target)
 
 
 def virtual_machine(executable: Any, target: tvm.target.Target | None = None) -> Any:

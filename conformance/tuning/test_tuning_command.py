@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.schedules.cpu.test_cpu_bf16 import runs
+from conformance.schedules.cpu.test_cpu_bf16 import target_for
+from conformance.support.place import executes
 from conformance.support.remotes import device, new_remote, tracker
 from harness.core.processors import chosen_processors
 from harness.core.remote import Remote
@@ -67,7 +68,9 @@ def tasks(folder: Path, cpu: str) -> set[str]:
     return {trial.task for trial in trials}
 
 
-@runs("cooperlake")
+@pytest.mark.skipif(
+    not executes(target_for("cooperlake")), reason="this machine does not execute code for cooperlake"
+)
 def test_half_precision_has_tasks_of_its_own_where_an_instruction_multiplies_it(tmp_path: Path) -> None:
     names = tasks(tmp_path, "cooperlake")
     assert any(name.endswith(" bfloat16") for name in names)

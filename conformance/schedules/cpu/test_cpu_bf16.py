@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ from tvm import relax
 
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.bf16 import ARM, SMALLEST, Processor, hold_to_upstream, linear, product, rounded
-from conformance.support.kernels import functions_of, lowered, machine_of, run
+from conformance.support.instructions import AVX2, emulated, emulates
+from conformance.support.kernels import functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal
-from conformance.support.place import cpu_target, executes
+from conformance.support.place import computes, cpu_target, executes
 from harness.core.precision import ROUNDED_OPERANDS
 from harness.lowering.route import Route, lower
 from harness.schedules.common.kernel_info import infos_of
@@ -41,7 +44,7 @@ def target_for(cpu: str) -> tvm.target.Target:
 
 
 def runs(*cpus: str) -> pytest.MarkDecorator:
-    lacking = [cpu for cpu in cpus if not executes(target_for(cpu))]
+    lacking = [cpu for cpu in cpus if not computes(target_for(cpu))]
     return pytest.mark.skipif(bool(lacking), reason=f"this machine does not execute code for {' and '.join(lacking)}")
 
 
@@ -288,7 +291,7 @@ def test_linear_layers_alone_are_half_and_the_rest_is_no_less_accurate(cpu: str)
     module = cpu_pipeline(target)(made.module)
     compiled = functions_of(module)
     assert {name for name in compiled if name.startswith("matmul_bf16")} and "matmul" in compiled
-    if not executes(target):
+    if not computes(target):
         pytest.skip("this machine cannot run it")
     hold_to_upstream(block, made, module, args, names, target)
 
@@ -403,3 +406,23 @@ def test_what_falls_to_tvm_is_as_in_fp32() -> None:
     loaded = list(machine["main_transform_params"]([tvm.runtime.tensor(weight)]))
     actual = machine["main"](tvm.runtime.tensor(normal((5, 64))), *loaded).numpy()
     np.testing.assert_allclose(actual, normal((5, 64)) @ weight.astype(np.float32).T, rtol=1e-5, atol=1e-5)
+
+
+# --- what stands in for an instruction ---
+
+
+@pytest.mark.parametrize("cpu", ["cooperlake", "cascadelake"])
+@pytest.mark.parametrize("make", [normal, extreme])
+def test_an_emulated_instruction_is_the_instruction(
+    cpu: str, make: Callable[[tuple[int, ...], int], np.ndarray]
+) -> None:
+    """Where the processor has it: the same bits from code for AVX2, denormal, infinite and other numbers alike."""
+    target = target_for(cpu)
+    if not executes(target) or not emulates(target):
+        pytest.skip(f"this machine does not execute code for {cpu}")
+    x, weight = make((37, 132), 0), rounded(make((90, 132), 1))
+    module = lowered(linear, [x], [weight], target)
+    text = assembly(emulated(module), AVX2)
+    assert "vdpbf16ps" not in text and "zmm" not in text
+    other = run_module(emulated(module), [x], [weight], AVX2)
+    np.testing.assert_array_equal(run_module(module, [x], [weight], target).view(np.uint32), other.view(np.uint32))

@@ -42,7 +42,7 @@ from conformance.support.convolutions import (
 )
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
-from conformance.support.place import executes, virtual_machine
+from conformance.support.place import build, computes, virtual_machine
 from harness.lowering.route import Route, lower
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
@@ -168,7 +168,7 @@ def test_threads_do_not_change_a_number(kernel: int, tmp_path: Path) -> None:
     x, weight = normal((1, 64, 30, 50)), filters(96, 64, kernel, kernel)
     target, library = target_for("cooperlake"), tmp_path / "kernel.so"
     module = lowered(rounding(), [x, weight], target=target)
-    relax.build(module, target, relax_pipeline=None).export_library(str(library))
+    build(module, target).export_library(str(library))
     machine = virtual_machine(tvm.runtime.load_module(str(library)), target)
     hold_on_threads(library, lambda: [machine["main"](*map(tvm.runtime.tensor, (x, weight))).numpy()])
 
@@ -242,6 +242,6 @@ def test_a_network_is_no_less_accurate_than_upstream_under_autocast() -> None:
     module = cpu_pipeline(target)(made.module)
     names = [name for name in functions_of(module) if name.startswith("conv2d")]
     assert len(names) == 4 and all("bf16" in name for name in names), names
-    if not executes(target):
+    if not computes(target):
         pytest.skip("this machine cannot run it")
     hold_to_upstream(block, made, module, args, ("fine", "coarse"), target)

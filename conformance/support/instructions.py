@@ -1,0 +1,105 @@
+"""Instructions of x86 that multiply pairs, in LLVM IR for any CPU: kernels that have them run where the CPU has not.
+
+A lowered module of a newer CPU keeps its loops, panels and order of additions; its code is that of AVX2, and what takes
+the place of an instruction rounds as Intel's manual says that the instruction does.
+"""
+
+from __future__ import annotations
+
+import json
+
+import tvm
+
+from harness.runtime.cpu import MATRIX_UNIT, this_platform
+from harness.runtime.loading import cpu_problem
+from harness.targets.compiling import platform_of, required_cpu
+
+AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "mtriple": "x86_64-linux-gnu"})
+
+_LANES = 16
+_FLOATS, _INTEGERS, _HALVES, _SHORTS = (
+    f"<{count} x {ty}>" for count, ty in ((16, "float"), (16, "i32"), (32, "bfloat"), (32, "i16"))
+)
+
+
+def _splat(bits: int) -> str:
+    return f"<{', '.join([f'i32 {bits}'] * _LANES)}>"
+
+
+_DOT_PRODUCT = f"""
+declare {_FLOATS} @llvm.fma.v{_LANES}f32({_FLOATS}, {_FLOATS}, {_FLOATS})
+
+define linkonce_odr {_FLOATS} @emulated_flush({_INTEGERS} %bits) alwaysinline {{
+  %exponent = and {_INTEGERS} %bits, {_splat(0x7F800000)}
+  %denormal = icmp eq {_INTEGERS} %exponent, zeroinitializer
+  %zero = and {_INTEGERS} %bits, {_splat(-0x80000000)}
+  %kept = select <{_LANES} x i1> %denormal, {_INTEGERS} %zero, {_INTEGERS} %bits
+  %result = bitcast {_INTEGERS} %kept to {_FLOATS}
+  ret {_FLOATS} %result
+}}
+
+define linkonce_odr {_FLOATS} @emulated_step({_FLOATS} %sums, {_INTEGERS} %left, {_INTEGERS} %right) alwaysinline {{
+  %a = call {_FLOATS} @emulated_flush({_INTEGERS} %left)
+  %b = call {_FLOATS} @emulated_flush({_INTEGERS} %right)
+  %sum = call {_FLOATS} @llvm.fma.v{_LANES}f32({_FLOATS} %a, {_FLOATS} %b, {_FLOATS} %sums)
+  %bits = bitcast {_FLOATS} %sum to {_INTEGERS}
+  %result = call {_FLOATS} @emulated_flush({_INTEGERS} %bits)
+  ret {_FLOATS} %result
+}}
+
+define linkonce_odr {_FLOATS} @emulated_dpbf16ps({_FLOATS} %sums, {_HALVES} %left, {_HALVES} %right) alwaysinline {{
+  %a = bitcast {_HALVES} %left to {_INTEGERS}
+  %b = bitcast {_HALVES} %right to {_INTEGERS}
+  %a.high = and {_INTEGERS} %a, {_splat(-0x10000)}
+  %b.high = and {_INTEGERS} %b, {_splat(-0x10000)}
+  %a.low = shl {_INTEGERS} %a, {_splat(16)}
+  %b.low = shl {_INTEGERS} %b, {_splat(16)}
+  %bits = bitcast {_FLOATS} %sums to {_INTEGERS}
+  %flushed = call {_FLOATS} @emulated_flush({_INTEGERS} %bits)
+  %first = call {_FLOATS} @emulated_step({_FLOATS} %flushed, {_INTEGERS} %a.high, {_INTEGERS} %b.high)
+  %result = call {_FLOATS} @emulated_step({_FLOATS} %first, {_INTEGERS} %a.low, {_INTEGERS} %b.low)
+  ret {_FLOATS} %result
+}}
+"""
+"""VDPBF16PS: the high products first, each added with one rounding; denormal numbers, given or made, are zero."""
+
+_INTEGER_PRODUCT = f"""
+define linkonce_odr {_INTEGERS} @emulated_pmaddwd({_SHORTS} %left, {_SHORTS} %right) alwaysinline {{
+  %a = bitcast {_SHORTS} %left to {_INTEGERS}
+  %b = bitcast {_SHORTS} %right to {_INTEGERS}
+  %a.shifted = shl {_INTEGERS} %a, {_splat(16)}
+  %b.shifted = shl {_INTEGERS} %b, {_splat(16)}
+  %a.low = ashr {_INTEGERS} %a.shifted, {_splat(16)}
+  %b.low = ashr {_INTEGERS} %b.shifted, {_splat(16)}
+  %a.high = ashr {_INTEGERS} %a, {_splat(16)}
+  %b.high = ashr {_INTEGERS} %b, {_splat(16)}
+  %low = mul {_INTEGERS} %a.low, %b.low
+  %high = mul {_INTEGERS} %a.high, %b.high
+  %result = add {_INTEGERS} %low, %high
+  ret {_INTEGERS} %result
+}}
+"""
+"""VPMADDWD: the sum of two products of signed integers."""
+
+_SIGNATURES = {
+    "llvm.x86.avx512bf16.dpbf16ps.512": (_FLOATS, (_FLOATS, _HALVES, _HALVES), "emulated_dpbf16ps", _DOT_PRODUCT),
+    "llvm.x86.avx512.pmaddw.d.512": (_INTEGERS, (_SHORTS, _SHORTS), "emulated_pmaddwd", _INTEGER_PRODUCT),
+}
+"""LLVM's intrinsic: its result, its operands, and what takes its place."""
+
+
+def emulates(target: tvm.target.Target) -> bool:
+    """Whether AVX2 can stand in for what an x86-64 target has; the matrix unit has an emulation of its own."""
+    has_unit = any(f"+{feature}" in map(str, target.attrs.get("mattr", ())) for feature in MATRIX_UNIT)
+    here = platform_of(target) == this_platform() and cpu_problem(*required_cpu(AVX2)) is None
+    return here and this_platform()[1] == "x86_64" and not has_unit
+
+
+def emulated(module: tvm.IRModule) -> tvm.IRModule:
+    """The same loops, which call functions that AVX2 can compute in the place of instructions that it lacks."""
+    text = str(tvm.ir.save_json(module))
+    for intrinsic, (result, operands, name, definition) in _SIGNATURES.items():
+        declared = f"declare {result} @{intrinsic}({', '.join(operands)})"
+        text = text.replace(declared, json.dumps(definition)[1:-1]).replace(f"@{intrinsic}(", f"@{name}(")
+        assert f"@{intrinsic}" not in text, "the declaration is that of another spelling"
+    return tvm.ir.load_json(text)
