@@ -190,7 +190,7 @@ def beside_keys(q: relax.Expr, x: relax.Expr, w: relax.Expr) -> relax.Expr:
 
 
 def tensors(keys: int, narrow: int, wide: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [normal((1, 20, 1, wide), 0), normal((1, keys, narrow), 1)], [normal((wide, narrow), 2)]
+    return [normal((1, 20, 1, wide), 0), normal((1, keys, narrow), 1)], [normal((wide, narrow), 2, scale=narrow**-0.5)]
 
 
 @pytest.mark.parametrize("operator", [to_keys, beside_keys])
