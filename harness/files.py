@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -23,6 +24,8 @@ from harness.core.errors import HarnessError
 
 ADVICE = "free some space or choose another folder"
 """Advice for the user where a file cannot be written and the caller knows nothing better."""
+_TEMPORARY = "sam3-tvm-"
+_SCRATCH = re.compile(rf"({_TEMPORARY}[a-z]+-)?[0-9a-f]{{32}}\.lock")
 
 
 def cache_root() -> Path:
@@ -135,8 +138,24 @@ def whole(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    """Removes a file, or a folder with all that is in it, as far as it can be, also if it is interrupted meanwhile."""
+
+    def remove() -> None:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    try:
+        remove()
+    except BaseException:
+        remove()
+        raise
 
 
 def temporary_name(path: Path) -> Path:
@@ -260,8 +279,8 @@ def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: 
         finally:
             if previous.exists() and not folder.exists():
                 previous.rename(folder)
-            for leftover in (filling, previous):
-                shutil.rmtree(leftover, ignore_errors=True)
+            _remove(filling)
+            _remove(previous)
 
 
 def _recover(folder: Path, filling: Path, previous: Path) -> None:
@@ -269,8 +288,8 @@ def _recover(folder: Path, filling: Path, previous: Path) -> None:
     if previous.exists() and not folder.exists():
         # It was killed between its renames, when what it had filled was whole.
         (filling if filling.exists() else previous).rename(folder)
-    for leftover in (filling, previous):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _remove(filling)
+    _remove(previous)
 
 
 @contextmanager
@@ -295,19 +314,20 @@ def only_writer(folder: Path, lock_file: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock_file.unlink(missing_ok=True)
+        _remove(lock_file)
         lock.release()
 
 
 @contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Gives an empty folder that is this context's alone, and goes with it.
+def scratch_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
+    """Gives an empty folder that is this context's alone, and goes with it; nobody else can read it.
 
     What killed processes left in `parent` is removed: a lock, which the system releases when its process ends, stands
     beside each such folder.
 
     Args:
         parent: Is made if it does not exist; other processes may have such folders in it at the same time.
+        prefix: Of the folder's name; not a path.
 
     Raises:
         HarnessError: It cannot be written.
@@ -316,14 +336,30 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
     make_folder(parent)
     for lock_file in parent.glob("*.lock"):
-        with contextlib.suppress(Timeout, OSError), FileLock(lock_file, timeout=0):
-            shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
-            lock_file.unlink(missing_ok=True)
-    folder = parent / uuid.uuid4().hex
-    with FileLock(folder.with_suffix(".lock")) as lock:
+        if _SCRATCH.fullmatch(lock_file.name):
+            with contextlib.suppress(Timeout, OSError), FileLock(lock_file, timeout=0):
+                _remove(lock_file.with_suffix(""))
+                _remove(lock_file)
+    folder = parent / f"{prefix}{uuid.uuid4().hex}"
+    lock_file = folder.with_suffix(".lock")
+    with FileLock(lock_file, thread_local=False):  # another thread may end the context
         try:
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            Path(lock.lock_file).unlink(missing_ok=True)
+            _remove(folder)
+            _remove(lock_file)
+
+
+@contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """Gives a `scratch_folder` among the system's temporary files.
+
+    Args:
+        kind: What it is for; a part of its name.
+
+    Raises:
+        HarnessError: It cannot be written.
+    """
+    with scratch_folder(Path(tempfile.gettempdir()), f"{_TEMPORARY}{kind}-") as folder:
+        yield folder

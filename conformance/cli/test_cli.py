@@ -275,8 +275,14 @@ def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
     assert case["repro"].startswith("sam3-tvm verify --component box_head")
 
 
-@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
-def test_interrupt_ends_at_once_and_leaves_nothing_half_written(tmp_path: Path, cases: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("cases", "how"),
+    [(QUICK, signal.SIGINT), (TWO_AT_A_TIME, signal.SIGINT), (QUICK, signal.SIGTERM), (TWO_AT_A_TIME, signal.SIGHUP)],
+    ids=["one", "two", "terminated", "hung up"],
+)
+def test_what_is_interrupted_ends_at_once_and_leaves_nothing_half_written(
+    tmp_path: Path, cases: tuple[str, ...], how: signal.Signals
+) -> None:
     process = subprocess.Popen(
         command("verify", *cases, "--report", str(tmp_path / "report")),
         stdout=subprocess.PIPE,
@@ -287,9 +293,9 @@ def test_interrupt_ends_at_once_and_leaves_nothing_half_written(tmp_path: Path, 
     assert process.stdout is not None
     process.stdout.readline()
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     _, errors = process.communicate(timeout=240)
-    assert process.returncode == 130
+    assert process.returncode == 128 + how
     assert "Interrupted" in errors
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == ["report"], "the worker's folder must be gone"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from harness.files import whole
+from harness.files import unfinished
 from harness.runtime import Found, Outputs, Prompt
 from harness.runtime.sam3.found import SegmentationHead
 from harness.runtime.sam3.video.frames import open_frames
@@ -93,7 +93,7 @@ class KnownSession:
 
     def save(self, path: Path) -> None:
         """Saves how far it is."""
-        with whole(path) as temporary:
+        with unfinished(path) as temporary:
             temporary.write_text(json.dumps([self.position, self.text]))
 
 

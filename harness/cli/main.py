@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -69,15 +72,43 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command; every expected error is one sentence on stderr."""
+    """Run the command, and end with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be in no encoding
+    sys.exit(exit_code(lambda: app(standalone_mode=False)))
+
+
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Runs a command and returns its exit code; every expected error is one sentence on stderr.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, with 143 and 129.
+    """
+    ended_by: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        if not ended_by:  # another one must not keep it from clearing up
+            ended_by.append(number)
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, interrupt)
     try:
-        code = app(standalone_mode=False)
+        code = command() or 0
     except (HarnessError, Sam3Error, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         complain(f"error: {message}")
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    if code == INTERRUPTED:
-        complain("Interrupted: nothing half-written was left; what was cached will be used again.")
-    sys.exit(code or 0)
+    except OSError:
+        if not ended_by:
+            raise
+        code = INTERRUPTED  # the terminal that it prints on is gone
+    if ended_by:
+        code = 128 + ended_by[0]
+    if ended_by or code == INTERRUPTED:
+        with suppress(OSError):
+            complain("Interrupted: nothing half-written was left; what was cached will be used again.")
+    return code

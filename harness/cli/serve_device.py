@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -67,7 +66,7 @@ def default_store() -> Path:
 
 
 def serve_until_stopped(serving: Serving) -> None:
-    """Serves this machine's devices until Ctrl-C or SIGTERM, and prints what happens.
+    """Serves this machine's devices until Ctrl-C, and prints what happens.
 
     Raises:
         HarnessError: There is no tracker, TVM is not installed, or the port or folder cannot be used.
@@ -76,14 +75,7 @@ def serve_until_stopped(serving: Serving) -> None:
         raise HarnessError("tvm is not installed, which runs what clients send: pip install 'apache-tvm>=0.27,<0.28'")
     connected(serving.remote.address).close()
     Store(serving.store).trim()
-
-    def interrupt(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         serve(serving, tell)
     except KeyboardInterrupt:
         tell("Stopped; nobody is served any more.")
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from harness.cli.console import console, tell_untrained, untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
+from harness.files import temporary_folder
 
 SERVES = ("fastapi", "uvicorn")
 """Modules that the page needs, from the extra `ui`."""
@@ -51,7 +51,7 @@ def ui(
     choices = None if images is None else ImageFolder(images)
     configure_threads(threads)
     leave_torch_out()
-    with listen(host, port) as listener, TemporaryDirectory(prefix="sam3-tvm-ui-") as files:
+    with listen(host, port) as listener, temporary_folder("ui") as files:
         loaded = load_model(folder)
         note = None if manifest.trained else untrained(manifest)
         page = make_page(loaded, folder.resolve().name, choices, Path(files), note, keep)

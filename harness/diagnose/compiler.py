@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from harness.diagnose.diagnosis import Cause
 from harness.diagnose.flow import BeforeMemory
 from harness.diagnose.pieces import Piece, module_of, unsaid_extents, values_read, without_weights
 from harness.diagnose.unwritten import filling, results_of
+from harness.files import temporary_folder
 from harness.runtime.executable import Executable
 from harness.schedules.common.origins import bindings_of
 from harness.schedules.common.vm import lower_to_vm
@@ -86,7 +86,7 @@ class Compiler:
         kept = BeforeMemory()
         with self.tvm_target, tvm.transform.PassContext(opt_level=3, instruments=[kept]):
             lowered = pipeline(module)
-        with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
+        with temporary_folder("diagnose") as folder:
             library = Path(folder) / f"piece{LIBRARY_SUFFIX}"
             build_library(lowered, self.tvm_target, library)
             instrument = filling(results_of(kept.module))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from harness.diagnose.diagnosis import (
     Reproduction,
     first_divergence,
 )
+from harness.files import temporary_folder
 from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.models.registry import models, subjects
 from harness.parity.draws import FEW
@@ -210,7 +210,7 @@ def _run(
     code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [kept])
     flow = flow_of(kept.module, code, module, imported.holding, imported.graph.nodes)
     weights = list(imported.lowered.parameters().values())
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
+    with temporary_folder("diagnose") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
         build_library(code, compiler.tvm_target, library)
         announce(Stage.RUN)

@@ -6,7 +6,6 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from harness.diagnose.diagnosis import Cause, Diagnosis, Reproduction
 from harness.diagnose.pieces import Piece, Pieces, without_weights
 from harness.diagnose.reducing import Reduced, reduced
 from harness.diagnose.reference import array_of
-from harness.files import write_files
+from harness.files import temporary_folder, write_files
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.report.template import rendered
 from harness.schedules.common.origins import LOAD, bindings_of, callee
@@ -231,7 +230,7 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 def _problem(files: Mapping[str, bytes], small: Reduced) -> str:
     """Runs the script where this project cannot be imported; returns why it does not fail alike, or nothing."""
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, tempfile.TemporaryDirectory() as elsewhere:
+    with temporary_folder("reproduce") as name, temporary_folder("reproduce") as elsewhere:
         folder, output = Path(name), Path(elsewhere) / "output.npy"
         write_files(folder, files)
         command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT), "--output", str(output)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from harness.core.program import Arrays, Output, Program, Trace
 from harness.core.progress import Progress
 from harness.core.settings import Settings
 from harness.execution.executors import Executor, LoadedProgram
+from harness.files import temporary_folder
 from harness.lowering.route import Lowered, Route
 from harness.schedules import ChosenSchedules
 from harness.targets import TARGETS
@@ -62,7 +62,7 @@ class Run:
         """
         lowered = self._lowered(programs) if lowered is None else lowered
         with ExitStack() as made:
-            folder = Path(made.enter_context(tempfile.TemporaryDirectory(prefix="sam3-tvm-")))
+            folder = Path(made.enter_context(temporary_folder("run")))
             libraries = {name: folder / f"{name}{LIBRARY_SUFFIX}" for name in lowered}
             self._compile(lowered, libraries)
             if self.executor.run_problem(self.case.target) is not None:

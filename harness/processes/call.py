@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError
+from harness.files import temporary_folder
 from harness.processes.descendants import descendants
 from harness.processes.processes import Process, Spawned, Stopped, Template, child_environment
 from harness.processes.threads import thread_count
@@ -105,7 +105,7 @@ def run_isolated(
         HarnessError: The function raised it: the input or the environment is at fault, not what was tried.
         Stopped: `stop` was set before the child had ended.
     """
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-worker-") as name:
+    with temporary_folder("worker") as name:
         folder = Path(name)
         request = {"function": function, "argument": argument, "path": sys.path}
         request |= {"environment": child_environment(), "directory": Path.cwd(), "threads": thread_count()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.outcome import Kernel
 from harness.core.processors import THIS_MACHINE, Processors
+from harness.files import temporary_folder
 from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, Platform, normalized, this_platform
 from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
@@ -135,7 +135,7 @@ def build_library(
 
     host = tvm_target.host or tvm_target
     marked = _with_required_cpu(lowered, host)
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
+    with temporary_folder("compile") as folder:
         sources: list[str] = []
         if str(tvm_target.kind.name) == "llvm":
             objects = with_objects(marked, tvm_target, Path(folder))

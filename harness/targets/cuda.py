@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from harness.core.errors import HarnessError
 from harness.core.outcome import Kernel
 from harness.core.processors import CUDA_VARIABLE, THIS_MACHINE, Processors
+from harness.files import temporary_folder
 from harness.runtime.threads import usable_cpus
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.gpu.capabilities import TENSOR_CORES
@@ -151,7 +151,7 @@ def compile_source(source: str, architectures: tuple[str, ...]) -> Compiled:
     if nvcc is None:
         raise RuntimeError("nvcc was not found")
     virtual = architectures[0].replace("sm_", "compute_")
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-cuda-") as name:
+    with temporary_folder("cuda") as name:
         code, binary = Path(name) / "kernels.cu", Path(name) / "kernels.bin"
         code.write_text(source)
         options = [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from harness.core.outcome import Kernel
+from harness.files import temporary_folder
 from harness.targets.clang import run_clang
 
 MAX_THREADGROUP_BYTES = 32 * 1024
@@ -106,7 +106,7 @@ def check_metal(source: str, threads: Mapping[str, int]) -> tuple[Kernel, ...]:
             raise RuntimeError(f"Metal kernel {name}: it computes in double, which Apple GPUs do not have")
         if _WIDE_ATOMIC.search(text):
             raise RuntimeError(f"Metal kernel {name}: it has 64-bit atomics, which not every Apple GPU has")
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-metal-") as folder:
+    with temporary_folder("metal") as folder:
         file = Path(folder) / "kernels.cpp"
         file.write_text(one_file(kernels))
         messages = run_clang(["-fsyntax-only", str(file)])

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
+from harness.files import temporary_folder
 from harness.parity.verdict import judge
 from harness.schedules import Schedule
 from harness.schedules.cpu.schedule import distance, space
@@ -358,7 +358,7 @@ def search(
     for known in states:
         _recover(known, bench)
     while go_on(made) and (state := next_task(states)) is not None:
-        with TemporaryDirectory(prefix="sam3-tvm-tune-") as folder:
+        with temporary_folder("tune") as folder:
             try:
                 prepared = PreparedTask(bench, state, Path(folder))
             except _UnmeasurableTask as error:

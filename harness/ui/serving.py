@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import signal
 import socket
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -60,7 +58,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serves an application until Ctrl-C or SIGTERM.
+    """Serves an application until Ctrl-C, or a signal that is handled alike.
 
     Args:
         app: The application.
@@ -76,16 +74,9 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     server = uvicorn.Server(config)
-
-    def interrupt(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    # The server ends its requests when it is interrupted, and then raises the signal again.
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
-        pass
+        pass  # the server ends its requests when a signal comes, and then raises the signal again
     finally:
-        signal.signal(signal.SIGTERM, before)
         listener.close()

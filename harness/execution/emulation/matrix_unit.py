@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from harness.core.errors import HarnessError
+from harness.files import temporary_folder
 from harness.runtime.cpu import cpu_features, this_platform
 from harness.targets.linking import link_problem, linker
 
@@ -42,7 +42,7 @@ def emulate() -> ctypes.CDLL:
         raise HarnessError(f"{problem}: leave out --emulate")
     command = linker()
     assert command is not None
-    with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
+    with temporary_folder("emulate") as folder:
         library = Path(folder) / "matrix_unit.so"
         done = subprocess.run(
             [*command, "-x", "c", "-O3", str(_SOURCE), "-o", str(library)], capture_output=True, text=True, check=False
