@@ -26,7 +26,7 @@ from harness.execution.remote.entering import begun, require_proof
 from harness.execution.remote.errors import DeviceLostError, RemoteError
 from harness.execution.remote.handshake import RefusedError, TakenError
 from harness.execution.remote.secret import read_secret
-from harness.execution.remote.tracker import NobodyFreeError, Tracker
+from harness.execution.remote.tracker import NobodyFreeError, Tracker, place_of
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError, load_runtime
 from harness.runtime.weights import file_digest
@@ -95,9 +95,10 @@ def registered(remote: Remote) -> Description:
         f"--key {remote.key}"
     )
     for server in tracker.servers():
-        if server.get(INFO, {}).get("protocol") != PROTOCOL:
+        told, place = server.get(INFO), place_of(server.get("addr"))
+        if place is None or not isinstance(told, Mapping) or told.get("protocol") != PROTOCOL:
             continue
-        host, port = server["addr"]
+        host, port = place
         try:
             require_proof(host, port, secret)
         except RefusedError as error:
@@ -109,7 +110,8 @@ def registered(remote: Remote) -> Description:
                     f"({error.strerror or error}): it may listen on its own loopback, see docs/REMOTE.md"
                 )
         else:
-            return Description.of(server[INFO])
+            with contextlib.suppress(TypeError):  # of another version
+                return Description.of(told)
     raise problem
 
 
@@ -236,9 +238,9 @@ class DeviceSession:
     def _ask(self, name: str, *arguments: Any) -> Any:
         with self._calling():
             answer = json.loads(self._function(name)(*arguments))
-        if "error" not in answer:
-            return answer["value"]
-        error = answer["error"]
+            if "error" not in answer:
+                return answer["value"]
+            error = {key: str(answer["error"][key]) for key in ("type", "message", "details")}
         kinds: dict[str, type[Sam3Error]] = {"LoadError": LoadError, "Sam3Error": Sam3Error, "ArtifactError": Sam3Error}
         if error["type"] in kinds:
             raise kinds[error["type"]](f"{self._place()}: {error['message']}")

@@ -6,7 +6,7 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime.cpu import this_platform
@@ -74,7 +74,11 @@ class Description:
         Raises:
             TypeError: It was written by another version.
         """
-        return cls(**values)
+        description = cls(**values)
+        for name, kind in get_type_hints(cls).items():
+            if not isinstance(getattr(description, name), Mapping if get_origin(kind) is Mapping else kind):
+                raise TypeError(f"{name} of a device is no {kind}")
+        return description
 
     def __str__(self) -> str:
         machine = f"{self.name}: {self.cpu}, {self.system} on {self.architecture}"

@@ -153,7 +153,7 @@ def address_of(name: tuple[Any, ...]) -> tuple[str, int]:
 
 def _proves(said: dict[str, Any], expected: str) -> bool:
     proof = said.get("proof")
-    return isinstance(proof, str) and hmac.compare_digest(proof.encode(), expected.encode())
+    return isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
 
 
 def _send(connection: socket.socket, message: dict[str, Any], deadline: float) -> None:

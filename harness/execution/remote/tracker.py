@@ -80,12 +80,20 @@ class Tracker:
             HarnessError: The tracker is gone.
         """
         with self._asked([Code.REQUEST, self.key, "", 1], seconds) as answer:
-            host, port, match_key = answer[1]
-            return str(host), int(port), str(match_key)
+            match answer:
+                case [_, [host, port, str(match_key)]] if place := place_of([host, port]):
+                    return *place, match_key
+        raise self._no_answer()
 
     def _summary(self) -> list[Mapping[str, Any]]:
         with self._asked([Code.SUMMARY], CONNECT_SECONDS) as answer:
-            return list(answer[1]["server_info"])
+            match answer:
+                case [_, {"server_info": [*servers]}]:  # anybody may register anything there
+                    return [server for server in servers if _has_key(server)]
+        raise self._no_answer()
+
+    def _no_answer(self) -> HarnessError:
+        return HarnessError(f"what answers at {self.address} is no RPC tracker: correct the address")
 
     @contextlib.contextmanager
     def _asked(self, question: list[Any], seconds: float) -> Iterator[Any]:
@@ -97,6 +105,8 @@ class Tracker:
                 answer = receive_json(connection)
             except OSError as error:
                 raise NobodyFreeError(self.nobody()) from error
+            if not isinstance(answer, list) or not answer:
+                raise self._no_answer()
             if answer[0] != Code.SUCCESS:
                 raise HarnessError(f"the tracker {self.address} refuses a session with key {self.key!r}: {answer}")
             yield answer
@@ -129,6 +139,20 @@ def connected(address: str) -> socket.socket:
         connection.close()
         raise HarnessError(f"what answers at {address} is no RPC tracker: correct the address") from error
     return connection
+
+
+def place_of(address: Any) -> tuple[str, int] | None:
+    """Returns the host and port that a tracker tells, which anybody may have told it; None if it is no address."""
+    match address:
+        case [str(host), int(port)] if host.isprintable() and 0 < port < 1 << 16:
+            with contextlib.suppress(UnicodeError):
+                host.encode("idna")  # as connecting to it does
+                return host, port
+    return None
+
+
+def _has_key(server: Any) -> bool:
+    return isinstance(server, Mapping) and isinstance(server.get("key"), str)
 
 
 def _key_of(server: Mapping[str, Any]) -> str:

@@ -103,7 +103,7 @@ def receive_json(connection: socket.socket) -> Any:
     text = receive(connection, receive_number(connection))
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OSError("what came is no answer") from error
 
 
