@@ -1,8 +1,9 @@
 """Object files of CPU kernels, kept on disk: a kernel is compiled once, whatever libraries, cases and runs it is in.
 
-A kernel is known by the structural hash of its `PrimFunc` without its name, which is the last thing that the project
-makes; the rest is TVM's and LLVM's work, so that the key also has the target and TVM's compiler library. An object
-defines the kernel under a name made of the key; a C function with the name that the virtual machine calls leads to it.
+A kernel is known by the content of its `PrimFunc` without its name, which is the last thing that the project makes; the
+rest is TVM's and LLVM's work, so that the key also has the target and TVM's compiler library. TVM's structural hash is
+no substitute: it has 64 bits that mix badly, and A·0.5 + 3 has that of A·2 + 0.125. An object defines the kernel under
+a name made of the key; a C function with the name that the virtual machine calls leads to it.
 """
 
 from __future__ import annotations
@@ -83,9 +84,11 @@ def with_objects(module: tvm.IRModule, target: tvm.target.Target, folder: Path) 
     """
     import tvm
     from tvm.runtime import load_static_library
+    from tvm_ffi import StructuralKey
 
     kept = ObjectCache(cache_root() / "kernels")
     libraries: list[Any] = []
+    known: dict[Any, str] = {}
     symbols: dict[str, str] = {}
     rest: dict[Any, Any] = {}
     made = 0
@@ -94,24 +97,36 @@ def with_objects(module: tvm.IRModule, target: tvm.target.Target, folder: Path) 
         if not _stands_alone(function):
             rest[variable] = function
             continue
-        key = _key(function, target)
-        symbol = f"kernel_{key[:32]}"
-        content = kept.get(key)
-        path = folder / f"{symbol}.o"
-        if content is None:
-            _compile(function, symbol, target, path)
-            kept.put(key, path.read_bytes())
-            made += 1
-        else:
-            path.write_bytes(content)
-        if symbol not in symbols.values():
+        structure = StructuralKey(function.without_attr("global_symbol"))
+        if structure not in known:
+            key = kernel_key(function, target)
+            known[structure] = symbol = f"kernel_{key[:32]}"
+            content = kept.get(key)
+            path = folder / f"{symbol}.o"
+            if content is None:
+                _compile(function, symbol, target, path)
+                kept.put(key, path.read_bytes())
+                made += 1
+            else:
+                path.write_bytes(content)
             libraries.append(load_static_library(str(path), [name]))
-        symbols[name] = symbol
-        path.unlink()
+            path.unlink()
+        symbols[name] = known[structure]
     if made:
         kept.trim()
     remaining = tvm.IRModule(rest, attrs=module.attrs, global_infos=module.global_infos)
     return Objects(remaining.with_attr("external_mods", libraries), symbols, made)
+
+
+def kernel_key(function: tvm.tirx.PrimFunc, target: tvm.target.Target) -> str:
+    """Returns the SHA-256 of all that a kernel's object depends on, in hexadecimal; the kernel's name is no part of it.
+
+    Names of its variables are, so that a kernel whose variables have other names is compiled anew.
+    """
+    import tvm
+
+    content = tvm.ir.save_json(function.without_attr("global_symbol"))
+    return hashlib.sha256(json.dumps([content, str(target), *_compiler()]).encode()).hexdigest()
 
 
 class ObjectCache:
@@ -169,15 +184,6 @@ def _compile(function: Any, symbol: str, target: tvm.target.Target, path: Path) 
     kernel = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol)})
     with target, tvm.transform.PassContext(opt_level=3):
         generate(lambda chosen: tvm.tirx.build(kernel, chosen), target).write_to_file(str(path))
-
-
-def _key(function: Any, target: tvm.target.Target) -> str:
-    """Returns the SHA-256 of all that a kernel's object depends on."""
-    import tvm_ffi
-
-    structure = tvm_ffi.structural_hash(function.without_attr("global_symbol"))
-    parts = [structure, str(target), *_compiler()]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 @cache
