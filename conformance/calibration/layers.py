@@ -13,10 +13,10 @@ from unittest import mock
 import numpy as np
 import torch
 import tvm
-import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+from tvm_ffi import StructuralKey
 
 from conformance.calibration.faults import Fault, picked
 from conformance.calibration.mutation import FACTORS, MUTATIONS, mutated
@@ -266,8 +266,8 @@ def _with_wrong_function(lowering: Lowering, fault: Fault) -> Lowering:
     return built_by(lowering, build, lambda other: _with_wrong_function(other, fault))
 
 
-def _hash(function: tirx.PrimFunc) -> int:
-    return int(tvm_ffi.structural_hash(tirx.PrimFunc(function.params, function.body)))
+def _content(function: tirx.PrimFunc) -> StructuralKey:
+    return StructuralKey(tirx.PrimFunc(function.params, function.body))
 
 
 def _is_loops(function: tirx.PrimFunc) -> bool:
@@ -289,7 +289,7 @@ def _mutable(module: tvm.IRModule, names: Sequence[str], fault: Fault, injected:
 def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """Loops of TVM's, fused or not, are wrong after this project has scheduled them, wherever the same loops are."""
     right = elementwise.schedule_remaining
-    chosen: list[int] = []
+    chosen: list[StructuralKey] = []
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
@@ -297,9 +297,9 @@ def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: Exit
         loops = {name: v for name, v in functions_of(module).items() if _is_loops(module[v])}
         if not chosen:  # the program
             name = _mutable(module, list(loops), fault, injected)
-            chosen.append(_hash(module[loops[name]]))
+            chosen.append(_content(module[loops[name]]))
         for variable in loops.values():
-            if _hash(module[variable]) == chosen[0]:
+            if _content(module[variable]) == chosen[0]:
                 module[variable] = mutated(module[variable], fault.kind, fault.site)
         return module
 

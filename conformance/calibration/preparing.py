@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import ir, relax
+from tvm_ffi import StructuralKey
 
 from conformance.calibration.reaching import Reached, key_of, reached
 from conformance.support import recurrent_segmenter
@@ -104,16 +104,16 @@ class Observed:
     """What a run of the compiled program showed, before its calls were compared.
 
     Attributes:
-        code: Hash of the lowered module; None until it was compiled.
+        code: The lowered module, to be compared; None until it was compiled.
         outputs: Its outputs.
     """
 
-    code: int | None = None
+    code: StructuralKey | None = None
     outputs: Arrays | None = None
 
     def run(self, prepared: Prepared, code: tvm.IRModule, library: Path, weights: Sequence[np.ndarray]) -> None:
         """Runs the library as verify does."""
-        self.code = tvm_ffi.structural_hash(code)
+        self.code = StructuralKey(code)
         program = Executable(library, HOST.device(), weights)
         results = program.run([value.numpy() for value in prepared.program.example.values()])
         self.outputs = dict(zip(prepared.program.outputs, (array.copy() for array in results), strict=True))

@@ -19,9 +19,9 @@ from enum import StrEnum
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import StructuralKey
 
 from harness.schedules.common.graph import is_call
 from harness.schedules.common.kernel_info import info_of
@@ -112,7 +112,7 @@ def name_groups(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:
     tags: dict[Any, list[str]] = {}  # by what is computed: the tags of all bindings that compute it
 
     def place(value: Any) -> Any:
-        return known.get(value, value.name) if isinstance(value, relax.Var) else tvm_ffi.structural_hash(value)
+        return known.get(value, value.name) if isinstance(value, relax.Var) else StructuralKey(value)
 
     def key(call: Any) -> Any:
         return (call.op.name, str(call.attrs), *map(place, call.args)) if _is_operator(call) else None
@@ -169,7 +169,7 @@ def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     if not any(_spanned(binding.value) for name in callers for binding in bindings_of(module[name])):
         return fused
     names = {
-        tvm_ffi.structural_hash(function): variable.name_hint
+        StructuralKey(function): variable.name_hint
         for variable, function in fused.functions_items()
         if isinstance(function, relax.Function)
     }
@@ -181,7 +181,7 @@ def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     def name_of(call: ir.Call) -> str:
         group = apart[call.op] if isinstance(call.op, ir.GlobalVar) else None
         is_group = isinstance(group, relax.Function)
-        return names[tvm_ffi.structural_hash(_Unmarker().visit_expr(group))] if is_group else callee(call)
+        return names[StructuralKey(_Unmarker().visit_expr(group))] if is_group else callee(call)
 
     sites = [
         asdict(Site(name_of(binding.value), name == LOAD, tuple(_parts(apart, binding.value))))

@@ -8,9 +8,9 @@ compared after they are fused, because a value that two operators share cannot b
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import StructuralKey
 
 from harness.schedules.common.graph import is_call
 from harness.schedules.common.origins import LOAD, merge_sites
@@ -42,7 +42,7 @@ class _Merger(PyExprMutator):  # type: ignore[misc]
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
         self.earlier: dict[int, int] = {}
-        self.known: dict[int, tuple[int, relax.Expr, relax.Var]] = {}
+        self.known: dict[StructuralKey, tuple[int, relax.Var]] = {}
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         self.known = {}
@@ -58,8 +58,8 @@ class _Merger(PyExprMutator):  # type: ignore[misc]
             super().visit_var_binding_(binding)
             return
         value = self.visit_expr(binding.value)
-        first, known, result = self.known.setdefault(tvm_ffi.structural_hash(value), (number, value, binding.var))
-        if first == number or not tvm_ffi.structural_equal(known, value):
+        first, result = self.known.setdefault(StructuralKey(value), (number, binding.var))
+        if first == number:
             super().visit_var_binding_(binding)
             return
         self.earlier[number] = first
