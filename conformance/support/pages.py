@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from conformance.support.bare import BARE
@@ -21,7 +22,7 @@ from conformance.support.bare import BARE
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = ("chromium", "chromium-browser")
 """Names of the program in Debian and in Ubuntu."""
-READY = re.compile(r"Open (http://\S+/) in a browser")
+READY = re.compile(r"Open ((http://\S+/)\?token=\w{32}) in a browser")
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -43,12 +44,18 @@ class Served:
     """A server of the page.
 
     Attributes:
+        address: What is to be opened in a browser; it has a token.
         url: Where it is.
         told: What it printed before it was ready.
     """
 
+    address: str
     url: str
     told: str
+
+    def client(self) -> httpx.Client:
+        """A client that has opened the page."""
+        return httpx.Client(base_url=self.url, cookies=httpx.get(self.address).cookies, timeout=60)
 
 
 @contextmanager
@@ -77,7 +84,7 @@ def _ready(process: subprocess.Popen[str]) -> Served:
     for line in process.stdout:
         told.append(line)
         if found := READY.match(line):
-            return Served(found.group(1), "".join(told))
+            return Served(*found.groups(), "".join(told))
     raise AssertionError(f"it ended: {''.join(told)}{process.stderr.read()}")
 
 

@@ -68,9 +68,7 @@ def tasks(folder: Path, cpu: str) -> set[str]:
     return {trial.task for trial in trials}
 
 
-@pytest.mark.skipif(
-    not executes(target_for("cooperlake")), reason="this machine does not execute code for cooperlake"
-)
+@pytest.mark.skipif(not executes(target_for("cooperlake")), reason="this machine does not execute code for cooperlake")
 def test_half_precision_has_tasks_of_its_own_where_an_instruction_multiplies_it(tmp_path: Path) -> None:
     names = tasks(tmp_path, "cooperlake")
     assert any(name.endswith(" bfloat16") for name in names)

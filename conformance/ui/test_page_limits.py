@@ -32,7 +32,7 @@ from harness.ui.photographs import Photographs
 from harness.ui.queue import ModelQueue
 from harness.ui.sessions import Session, Sessions
 
-ADDRESS = "http://127.0.0.1:8363"
+ADDRESS, SECRET = "http://127.0.0.1:8363", "0123456789abcdef"
 
 
 def png(width: int, height: int, level: int = 0) -> bytes:
@@ -76,6 +76,7 @@ def asked(page: Page, questions: Callable[[httpx.AsyncClient, str], Awaitable[No
     async def ask() -> None:
         transport = httpx.ASGITransport(app=app_of(page), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
+            await client.get("/", params={"token": SECRET})
             session = (await client.post("/api/sessions")).json()["session"]
             await questions(client, f"/api/sessions/{session}")
 
@@ -83,7 +84,7 @@ def asked(page: Page, questions: Callable[[httpx.AsyncClient, str], Awaitable[No
 
 
 def app_of(page: Page) -> FastAPI:
-    return make_app(page, hosts_of("127.0.0.1"))
+    return make_app(page, hosts_of("127.0.0.1"), SECRET)
 
 
 def test_the_photograph_that_a_question_names_is_asked_whichever_upload_ends_first(

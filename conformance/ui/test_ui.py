@@ -158,7 +158,7 @@ class Tab:
 
 @pytest.fixture
 def tab(context: Any, server: Served) -> Iterator[Tab]:
-    opened = Tab(context, server.url)
+    opened = Tab(context, server.address)
     yield opened
     assert opened.faults == []
 
@@ -286,9 +286,9 @@ def test_a_mask_is_refined_and_undone(tab: Tab) -> None:
     assert again["objects"] == refined["objects"], "the same mask is refined again"
 
 
-def test_more_clicks_than_were_compiled(tab: Tab, server: Served) -> None:
+def test_more_clicks_than_were_compiled(tab: Tab, client: httpx.Client) -> None:
     tab.open(CAT)
-    most = httpx.get(f"{server.url}api/model").json()["clicks"]
+    most = client.get("/api/model").json()["clicks"]
     for number in range(most):
         tab.answered(lambda number=number: tab.click(20 + 50 * (number % 8), 60 + 80 * (number // 8)))
     last = tab.score
@@ -302,7 +302,7 @@ def test_more_clicks_than_were_compiled(tab: Tab, server: Served) -> None:
 
 def test_whatever_the_zoom(context: Any, server: Served) -> None:
     """A click means the same pixel on a phone, and where a part of the enlarged photograph is shown."""
-    tab = Tab(context, server.url)
+    tab = Tab(context, server.address)
     tab.page.set_viewport_size({"width": 390, "height": 780})
     tab.open(CAT)
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -341,7 +341,7 @@ def test_two_tabs_at_once(context: Any, server: Served) -> None:
 
     The server keeps two encoded photographs: the first of three is encoded again when it is asked again.
     """
-    one, other = Tab(context, server.url), Tab(context, server.url)
+    one, other = Tab(context, server.address), Tab(context, server.address)
     one.open(CAT)
     cat = one.answered(lambda: one.click(200, 150))
     one.upload(COFFEE)
@@ -392,6 +392,60 @@ def test_of_two_photographs_chosen_quickly_the_last_is_asked(tab: Tab, tmp_path:
     tab.wait("#kept-list", "cat.png")
 
 
+def test_without_locks_a_reload_loses_nothing_and_a_copied_tab_has_a_session_of_its_own(
+    context: Any, server: Served
+) -> None:
+    """Browsers have locks on this machine and by HTTPS alone, not at an address of the network."""
+    context.add_init_script("Object.defineProperty(navigator, 'locks', { value: undefined })")
+    tab = Tab(context, server.address)
+    tab.open(CAT)
+    tab.answered(lambda: tab.click(200, 150))
+    tab.page.click("#keep")
+    tab.wait("#kept-count", "1")
+    key = tab.page.evaluate("sessionStorage.session")
+    for _ in range(2):
+        tab.page.reload()
+        tab.wait("#name", "cat.png")
+        tab.wait("#kept-count", "1")
+        assert tab.page.evaluate("sessionStorage.session") == key
+    copied = Tab(context, server.url)
+    copied.page.evaluate(f"sessionStorage.session = '{key}'")
+    copied.page.reload()
+    copied.wait("#kept-empty", "Nothing yet")
+    assert copied.page.evaluate("sessionStorage.session") != key
+    assert tab.faults + copied.faults == []
+
+
+def test_the_address_without_its_token_is_refused(server: Served, browser: Any) -> None:
+    token = server.address.rpartition("=")[2]
+    for path in (
+        "/",
+        "/api/images",
+        "/static/main.js",
+        "/?token=",
+        f"/?token={token[:-1]}",
+        f"/?token={token}x",
+        "/?token=é",
+    ):
+        for how in ({}, {"Cookie": "sam3-tvm=1"}, {"Cookie": f"token={token}"}):
+            told = httpx.get(f"{server.url.rstrip('/')}{path}", headers=how)
+            assert (told.status_code, "set-cookie" in told.headers) == (403, False), path
+            assert told.text == "Refused: open the page by the address that `sam3-tvm ui` printed, which has a token.\n"
+    refused = httpx.post(f"{server.url}api/sessions")
+    assert refused.status_code == 403
+    with server.client() as client:
+        assert client.get("/api/images").status_code == 200
+        assert client.post("/api/sessions").status_code == 201
+    first = httpx.get(server.address).headers["set-cookie"]
+    assert "HttpOnly" in first and "SameSite=Strict" in first
+    context = browser.new_context()
+    tab = Tab(context, server.address)
+    assert tab.page.url == server.url, "the token is not left in the browser's history"
+    tab.page.reload()
+    tab.wait("#model", "shallow scale")
+    context.close()
+
+
 def test_a_folder_with_a_broken_file(tab: Tab) -> None:
     tab.wait("#image-list", "broken.jpg cannot be read, it is damaged or truncated")
     assert "notes.txt" not in tab.text("#image-list")
@@ -418,9 +472,9 @@ def test_half_a_folder(
     shallow_artifact: Path, tmp_path: Path, browser: Any, entries: Any, shown: str, path: str, body: Any, sentence: str
 ) -> None:
     folder = lacking(shallow_artifact, tmp_path / "half", entries)
-    with served(folder) as started, httpx.Client(base_url=started.url, timeout=60) as client:
+    with served(folder) as started, started.client() as client:
         context = browser.new_context()
-        tab = Tab(context, started.url)
+        tab = Tab(context, started.address)
         tab.wait("#model", "half: shallow scale")
         tab.wait("#hint", "Click on" if shown == "object" else "Type what")
         assert tab.page.is_hidden("#mode")
@@ -442,7 +496,7 @@ def session(client: httpx.Client) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as opened:
+    with server.client() as opened:
         yield opened
 
 
@@ -576,7 +630,7 @@ def test_the_page_decodes_cocos_run_lengths(decoder: Any, mask: np.ndarray) -> N
 @pytest.fixture(scope="module")
 def decoder(browser: Any, server: Served) -> Any:
     page = browser.new_page()
-    page.goto(server.url)
+    page.goto(server.address)
     return page
 
 
@@ -636,7 +690,7 @@ def test_ctrl_c_leaves_nothing(shallow_artifact: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with served(shallow_artifact) as started:
         assert "meaningless" in started.told
-        with httpx.Client(base_url=started.url, timeout=60) as client:
+        with started.client() as client:
             root, key = session(client)
             assert [path.stat().st_size for path in tmp_path.glob("sam3-tvm-ui-*/*")] == [CAT.stat().st_size]
             with pytest.raises(httpx.ReadTimeout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 def ui(
     model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
     images: Annotated[Path | None, typer.Option(help="Folder of images to choose from, besides uploads.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at: who reaches it can use the page.")] = LOOPBACK,
+    host: Annotated[str, typer.Option(help="Address to listen at; who reaches it needs the printed token.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
     keep: Annotated[
         int,
@@ -42,7 +43,7 @@ def ui(
     from harness.runtime.variants import described
     from harness.ui.app import make_app
     from harness.ui.folder import ImageFolder
-    from harness.ui.guard import hosts_of
+    from harness.ui.guard import TOKEN, hosts_of
     from harness.ui.page import make_page
     from harness.ui.serving import listen, serve, url_of
 
@@ -58,8 +59,9 @@ def ui(
         tell_untrained(manifest)
         if choices is not None:
             choices.check()
-        tell(f"Open {url_of(listener)} in a browser; Ctrl-C ends it.")
-        serve(make_app(page, hosts_of(host)), listener)
+        token = secrets.token_hex(16)
+        tell(f"Open {url_of(listener)}?{TOKEN}={token} in a browser; Ctrl-C ends it.")
+        serve(make_app(page, hosts_of(host), token), listener)
         page.queue.close()
     tell("Stopped; nothing is served any more.")
 

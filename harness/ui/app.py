@@ -27,12 +27,13 @@ STATIC = Path(__file__).with_name("static")
 INDEX = "index.html"
 
 
-def make_app(page: Page, hosts: Hosts) -> FastAPI:
+def make_app(page: Page, hosts: Hosts, token: str) -> FastAPI:
     """Makes the application.
 
     Args:
         page: Its state.
         hosts: What it may be called in a URL.
+        token: What a browser must know to use it.
     """
     app = FastAPI(title="sam3-tvm", openapi_url=None)
     app.state.page = page
@@ -40,7 +41,7 @@ def make_app(page: Page, hosts: Hosts) -> FastAPI:
     app.add_api_route("/", _index, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(Bounded)
-    app.add_middleware(Guard, hosts=hosts)
+    app.add_middleware(Guard, hosts=hosts, token=token)
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, answer)
     return app

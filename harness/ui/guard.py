@@ -1,24 +1,30 @@
-"""Refuses requests that did not come from this server's own page.
+"""Refuses requests that did not come from this server's own page, opened by whoever started the server.
 
 Any web site may send requests to an address of this machine, and with a domain name of its own that points here (DNS
-rebinding) it could read the answers too. A browser tells such requests by their headers `Host` and `Origin`.
+rebinding) it could read the answers too. A browser tells such requests by their headers `Host` and `Origin`. Any user
+of this machine may send them as well: the printed address has a token, which the browser then gets as a cookie.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import secrets
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 FORBIDDEN = 403
+TOKEN = "token"
+"""The parameter of the printed address."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -94,25 +100,38 @@ def _host_name(host: str | None) -> str | None:
 class Guard:
     """Answers requests that are refused in one line, and tells browsers to let nobody else use the answers."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
-        """Guard an application."""
+    def __init__(self, app: ASGIApp, hosts: Hosts, token: str) -> None:
+        """Guard an application: only who knows the token, letters and digits, uses it."""
         self._app = app
         self._hosts = hosts
+        self._token = token
+        # Cookies belong to all ports of a host, and there may be a server at each.
+        self._cookie = f"sam3-tvm-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        sentence = refusal(self._hosts, headers.get("host"), headers.get("origin"))
+        request = HTTPConnection(scope)
+        sentence = refusal(self._hosts, request.headers.get("host"), request.headers.get("origin"))
+        is_first = self._is_token(request.query_params.get(TOKEN))
+        if sentence is None and not is_first and not self._is_token(request.cookies.get(self._cookie)):
+            sentence = "Refused: open the page by the address that `sam3-tvm ui` printed, which has a token."
         if sentence is not None:
             await PlainTextResponse(f"{sentence}\n", FORBIDDEN)(scope, receive, send)
             return
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if is_first:
+                    headers.append("Set-Cookie", f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+    def _is_token(self, given: str | None) -> bool:
+        """Whether that is the token, told in a time that does not depend on where it differs."""
+        return given is not None and secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode())

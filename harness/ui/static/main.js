@@ -286,6 +286,7 @@ function undo() {
 }
 
 async function start() {
+  history.replaceState(null, "", location.pathname); // the token is a cookie from now on
   model = await request("GET", "/api/model");
   byId("model").textContent = `${model.name}: ${model.scale} scale, ${model.target}, ${model.precision}`;
   byId("untrained").textContent = model.note ?? "";

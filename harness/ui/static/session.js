@@ -4,6 +4,7 @@ import { request } from "./api.js";
 
 const KEY = "session";
 const LOCK_MILLISECONDS = 1500;
+const ANSWER_MILLISECONDS = 300;
 
 export async function openSession() {
   const known = sessionStorage.getItem(KEY);
@@ -23,7 +24,7 @@ export async function openSession() {
 
 // Whether no other tab has this session; a tab that is duplicated takes a copy of the number along.
 function hold(session) {
-  if (!navigator.locks) return Promise.resolve(false);
+  if (!navigator.locks) return holdByAsking(session);
   const signal = AbortSignal.timeout(LOCK_MILLISECONDS);
   return new Promise((resolve) => {
     const forever = () => {
@@ -31,6 +32,24 @@ function hold(session) {
       return new Promise(() => {});
     };
     navigator.locks.request(`sam3-tvm ${session}`, { signal }, forever).catch(() => resolve(false));
+  });
+}
+
+// The same without locks, which browsers have by HTTPS and on this machine alone: asks whether a tab says that it has it.
+function holdByAsking(session) {
+  const channel = new BroadcastChannel(`sam3-tvm ${session}`);
+  return new Promise((resolve) => {
+    const waiting = setTimeout(() => {
+      channel.onmessage = ({ data }) => data === "whose?" && channel.postMessage("mine");
+      resolve(true);
+    }, ANSWER_MILLISECONDS);
+    channel.onmessage = ({ data }) => {
+      if (data !== "mine") return;
+      clearTimeout(waiting);
+      channel.close();
+      resolve(false);
+    };
+    channel.postMessage("whose?");
   });
 }
 
