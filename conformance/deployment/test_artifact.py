@@ -26,6 +26,7 @@ from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding
 from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.upstream import upstream
+from harness.processes import WorkerEnd, run_isolated
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.errors import Sam3Error
@@ -226,6 +227,52 @@ def test_threads_and_models_do_not_disturb_each_other(artifact: Artifact, shallo
 def test_wrong_inputs_are_a_sentence(artifact: Artifact, inputs: dict[str, np.ndarray], sentence: str) -> None:
     with pytest.raises(Sam3Error, match=f"^{sentence.replace('[', '.').replace(']', '.')}$"):
         artifact.call("encode_text", **inputs)
+
+
+def zeros(artifact: Artifact, entry: str) -> dict[str, np.ndarray]:
+    """Inputs of an entry point, with four of whatever there may be any number of."""
+    shaped = [
+        (spec, [4 if isinstance(extent, str) else extent for extent in spec.shape])
+        for spec in artifact.manifest.entries[entry].inputs
+    ]
+    return {spec.name: np.zeros(shape, spec.dtype) for spec, shape in shaped}
+
+
+INDICES = {
+    ("encode_text", "tokens"): 49408,
+    ("encode_text", "starts"): 32,
+    ("ground", "point_labels"): 2,
+    ("ground", "box_labels"): 2,
+    ("memory_attention", "ranks"): 7,
+    ("resize_masks", "kept"): 4,
+}
+NO_INDICES = {("predict_masks", "labels")}
+"""They are compared with what labels mean."""
+
+
+def test_every_index_has_its_range_in_the_manifest(artifact: Artifact) -> None:
+    specs = {(name, spec.name): spec for name, entry in artifact.manifest.entries.items() for spec in entry.inputs}
+    integers = {place for place, spec in specs.items() if spec.dtype == "int64"}
+    assert integers - NO_INDICES == set(INDICES)
+    assert {place for place, spec in specs.items() if spec.below is not None} == set(INDICES)
+
+
+@pytest.mark.parametrize(("entry", "name"), INDICES)
+def test_an_index_out_of_range_is_a_sentence(artifact: Artifact, entry: str, name: str) -> None:
+    below = INDICES[entry, name]
+    for wrong in (-1, below, 50_000_000, -(1 << 63)):
+        inputs = zeros(artifact, entry)
+        inputs[name].flat[-1] = wrong
+        with pytest.raises(Sam3Error) as caught:
+            artifact.call(entry, **inputs)
+        assert str(caught.value) == f"{entry} takes {name} from 0 to {below - 1}, not {wrong}"
+
+
+def test_compiled_code_reads_nothing_outside_whatever_an_index_is(shallow_artifact: Path) -> None:
+    """As it is called from C++, or in a folder without ranges: an index is the nearest that there is."""
+    result = run_isolated("conformance.support.indices:outside", str(shallow_artifact), timeout=300)
+    assert result.kind is WorkerEnd.OK, result.error
+    assert result.value == []
 
 
 def test_arrays_of_any_layout_are_taken(artifact: Artifact) -> None:

@@ -45,6 +45,7 @@ class Program:
         outputs: Names of the outputs, in the order in which the module returns them.
         uses_rope: Whether rotary position encoding is inside; if not, only the default strategy applies.
         symbolic: The inputs' symbolic axes.
+        below: By the name of an input that indexes something: what its values are less than; they are at least 0.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Program:
     outputs: tuple[str, ...]
     uses_rope: bool = False
     symbolic: Symbolic = field(default_factory=dict)
+    below: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def axes(self) -> tuple[Mapping[int, Axis], ...]:

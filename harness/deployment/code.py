@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,11 +65,14 @@ def write_code(
     deployable, target = contents.deployable, contents.case.target
     modules = {item.name: item.module for item in items}
     outputs = {item.name: item.outputs for item in items}
+    below: dict[str, Mapping[str, int | str]] = {item.name: item.below for item in items}
     for kernel in deployable.kernels:
         modules[kernel.name], outputs[kernel.name] = kernel.module(tvm_target), kernel.outputs
+        below[kernel.name] = kernel.below
     whole = merged(modules)
     entries = {
-        name: Entry(input_specs(whole[name]), output_specs(whole[name], names)) for name, names in outputs.items()
+        name: Entry(input_specs(whole[name], below[name]), output_specs(whole[name], names))
+        for name, names in outputs.items()
     }
     del modules
     lowered = lower_module(whole, TARGETS[target], tvm_target, schedules.schedules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +26,13 @@ class KernelFunction:
         name: What it is called in the library.
         outputs: Names of its results, in order.
         module: Takes TVM's target, makes the module with the Relax function of that name.
+        below: By the name of an input that indexes something: what its values are less than, a number or a dimension.
     """
 
     name: str
     outputs: tuple[str, ...]
     module: Callable[[tvm.target.Target], tvm.IRModule]
+    below: Mapping[str, int | str] = field(default_factory=dict)
 
 
 def _no_files() -> Mapping[str, Path]:

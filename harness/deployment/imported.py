@@ -35,6 +35,7 @@ class Imported:
         module: The module.
         parameters: Its weights.
         float32: Groups of products that stay float32 in a half precision.
+        below: By the name of an input that indexes something: what its values are less than.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Imported:
     module: tvm.IRModule
     parameters: Parameters
     float32: Groups
+    below: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,10 @@ class Contents:
                 exported = route.export(program.module, tuple(program.example.values()), program.axes)
                 announce(f"import {program.name}")
                 lowered = route.lower(exported, program.module)
-                yield Imported(program.name, program.outputs, lowered.module, lowered.parameters(), lowered.float32)
+                parameters = lowered.parameters()
+                yield Imported(
+                    program.name, program.outputs, lowered.module, parameters, lowered.float32, program.below
+                )
 
 
 def to_compile(contents: Contents, announce: Announce) -> list[Imported]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,11 +51,12 @@ def reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
     return tvm.IRModule(kept, attrs=module.attrs)
 
 
-def input_specs(function: relax.Function) -> tuple[TensorSpec, ...]:
-    """Returns the names, shapes and dtypes of a function's inputs; letters stand for symbolic dimensions."""
+def input_specs(function: relax.Function, below: Mapping[str, int | str]) -> tuple[TensorSpec, ...]:
+    """Returns the names, shapes, dtypes and ranges of a function's inputs; letters stand for symbolic dimensions."""
     attributes = function.attrs or {}
     count = int(attributes["num_input"]) if "num_input" in attributes else len(function.params)
-    return tuple(_spec(str(parameter.name), parameter.ty) for parameter in list(function.params)[:count])
+    specs = [_spec(str(parameter.name), parameter.ty) for parameter in list(function.params)[:count]]
+    return tuple(replace(spec, below=below.get(spec.name)) for spec in specs)
 
 
 def output_specs(function: relax.Function, names: Iterable[str]) -> tuple[TensorSpec, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,10 +143,10 @@ class Artifact:
             Tensors by name, as the manifest names them; each owns its memory.
 
         Raises:
-            Sam3Error: An input is missing, or has another shape or dtype than the manifest says.
+            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range.
         """
         signature = self.manifest.entries[entry]
-        check_inputs(entry, signature, inputs)
+        check_inputs(entry, signature, inputs, self.fetch)
         given = (inputs[spec.name] for spec in signature.inputs)
         with self._lock:
             arguments = [to_device(x, self._device) if isinstance(x, np.ndarray) else x for x in given]
@@ -200,11 +200,19 @@ def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Dev
     return tensors
 
 
-def check_inputs(entry: str, signature: Entry, inputs: Mapping[str, Any]) -> None:
-    """Compares the inputs of an entry point with its signature.
+def check_inputs(
+    entry: str, signature: Entry, inputs: Mapping[str, Any], fetch: Callable[[Any], npt.NDArray[Any]]
+) -> None:
+    """Compares the inputs of an entry point with its signature; compiled code reads what an index says unasked.
+
+    Args:
+        entry: Its name.
+        signature: What the manifest says.
+        inputs: Arrays or tensors, by name.
+        fetch: Returns the values of a tensor; called for indices alone.
 
     Raises:
-        Sam3Error: One is missing, or has another shape or dtype.
+        Sam3Error: One is missing, has another shape or dtype, or an index is out of range.
     """
     names = [spec.name for spec in signature.inputs]
     if sorted(inputs) != sorted(names):
@@ -215,6 +223,14 @@ def check_inputs(entry: str, signature: Entry, inputs: Mapping[str, Any]) -> Non
         if dtype != spec.dtype or not _fits(shape, spec, free):
             wanted = f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
             raise Sam3Error(f"{entry} takes {spec.name} as {wanted}, not {dtype} {list(shape)}")
+    for spec in signature.inputs:
+        if spec.below is not None:
+            below = free[spec.below] if isinstance(spec.below, str) else spec.below
+            given = inputs[spec.name]
+            values = given if isinstance(given, np.ndarray) else fetch(given)
+            wrong = values[(values < 0) | (values >= below)]
+            if wrong.size:
+                raise Sam3Error(f"{entry} takes {spec.name} from 0 to {below - 1}, not {wrong[0]}")
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec, free: dict[str, int]) -> bool:

@@ -71,11 +71,17 @@ DEFAULT_CLICKS = 16
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that goes into an entry point or comes out: a dimension is a number, or a letter where any will do."""
+    """A tensor that goes into an entry point or comes out: a dimension is a number, or a letter where any will do.
+
+    Attributes:
+        below: Of an input that indexes something: its values are at least 0 and less than this, a number or the letter
+            of a dimension; None of any other, and in folders that were compiled before there were ranges.
+    """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    below: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -223,4 +229,4 @@ def _entry(data: dict[str, Any]) -> Entry:
 
 
 def _specs(data: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"]) for spec in data)
+    return tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"], spec.get("below")) for spec in data)

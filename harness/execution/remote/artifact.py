@@ -57,12 +57,12 @@ class RemoteArtifact:
         """Runs an entry point; see `harness.runtime.artifact.Artifact.call`.
 
         Raises:
-            Sam3Error: An input is missing, or has another shape or dtype than the manifest says.
+            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range.
             RemoteError: It raised.
             DeviceLostError: The session ended.
         """
         signature = self.manifest.entries[entry]
-        check_inputs(entry, signature, inputs)
+        check_inputs(entry, signature, inputs, self.fetch)
         given = [inputs[spec.name] for spec in signature.inputs]
         tensors = [value if isinstance(value, RemoteTensor) else self._session.put(value) for value in given]
         once = self._read_once[entry] > 0

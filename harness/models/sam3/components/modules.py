@@ -53,6 +53,11 @@ class TextEncoder(nn.Module):
         return features, mask
 
 
+def clipped(indices: Tensor, table: Tensor) -> Tensor:
+    """Returns indices of rows of a table: compiled code reads any row that it is told, and no memory is outside."""
+    return indices.clamp(0, table.shape[0] - 1)
+
+
 class GeometryEncoder(nn.Module):
     """Points and boxes to prompt tokens, the CLS token last."""
 

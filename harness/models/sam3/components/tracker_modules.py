@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.models.sam3.components.modules import clipped
+
 LEVELS = 3
 """Feature maps that the tracker reads; the fourth, coarsest one is dropped."""
 ABSENT = -1024.0
@@ -166,7 +168,8 @@ class MemoryAttention(nn.Module):
         """
         objects, grid = memories.shape[1], tuple(features.shape[-2:])
         spatial = memories.flatten(3).permute(0, 3, 1, 2).flatten(0, 1)
-        spatial_pos = (_tokens(self.memory_positions(memories[0])) + self.maskmem_tpos_enc[ranks]).flatten(0, 1)
+        times = self.maskmem_tpos_enc[clipped(ranks, self.maskmem_tpos_enc)]
+        spatial_pos = (_tokens(self.memory_positions(memories[0])) + times).flatten(0, 1)
         attended = self.encoder(
             src=[_tokens(features).expand(-1, objects, -1)],
             src_key_padding_mask=[None],

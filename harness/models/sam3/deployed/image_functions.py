@@ -32,7 +32,7 @@ def _resize_masks(target: tvm.target.Target) -> tvm.IRModule:
 PREPROCESS = KernelFunction("preprocess", ("pixels",), _preprocess)
 """image uint8 [h, w, 3] to pixels fp32 [1, 3, 1008, 1008], as `Sam3Processor` resizes and normalizes them."""
 
-RESIZE_MASKS = KernelFunction("resize_masks", ("masks",), _resize_masks)
+RESIZE_MASKS = KernelFunction("resize_masks", ("masks",), _resize_masks, below={"kept": "q"})
 """mask logits fp32 [1, q, 288, 288], kept int64 [k] and an image uint8 [h, w, 3] to masks bool [k, h, w]."""
 
 IMAGE_FUNCTIONS = (PREPROCESS, RESIZE_MASKS)

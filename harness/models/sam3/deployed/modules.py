@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.models.sam3.components import modules
+from harness.models.sam3.components.modules import clipped
 from harness.models.sam3.deployed.segmentation import FilteredLevels
 
 
@@ -67,9 +68,11 @@ class TextEncoding(nn.Module):
         own = starts[0]
         read = (places[:, None] >= places) & (own[:, None] == own)
         mask = torch.zeros(read.shape).masked_fill(~read, -torch.inf)
-        features = self.encoder.token_embedding(tokens)
-        features = features + F.embedding(places - starts, self.encoder.positional_embedding)
-        features = self.encoder.ln_final(self.encoder.transformer(features, attn_mask=mask))
+        encoder: Any = self.encoder
+        table, positions = encoder.token_embedding, encoder.positional_embedding
+        features = table(clipped(tokens, table.weight))
+        features = features + F.embedding(clipped(places - starts, positions), positions)
+        features = encoder.ln_final(encoder.transformer(features, attn_mask=mask))
         return self.resizer(features.transpose(0, 1)), tokens == 0
 
 
@@ -100,9 +103,17 @@ class Grounding(nn.Module):
         box_labels: Tensor,
     ) -> tuple[Tensor, ...]:
         """Grounds a prompt; `harness.models.sam3.deployed.entry_points.grounding.GROUND` has the shapes."""
-        img_feats = _tokens(fpn_2)
+        encoder: Any = self.geometry.encoder
+        img_feats, labels = _tokens(fpn_2), encoder.label_embed.weight
         geometry, geometry_mask = self.geometry(
-            points, points_mask, point_labels, boxes, boxes_mask, box_labels, img_feats, self.img_pos
+            points,
+            points_mask,
+            clipped(point_labels, labels),
+            boxes,
+            boxes_mask,
+            clipped(box_labels, labels),
+            img_feats,
+            self.img_pos,
         )
         prompt = torch.cat([text_features, geometry], dim=0)
         prompt_mask = torch.cat([text_mask, geometry_mask], dim=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from harness.runtime.manifest import Capacity
 if TYPE_CHECKING:
     import torch
 
+VOCABULARY = 49408
+"""Tokens that a text is made of (`vocab_size` of upstream's VETextEncoder)."""
 TEXT_TOKENS = 32
 """Length of a tokenized text (`context_length` of upstream's VETextEncoder)."""
 FEATURE_SIZES = (288, 144, 72)
@@ -25,6 +27,10 @@ CORNERS_AND_PAD = 3
 MEMORY_CHANNELS = 64
 MEMORIES = 10
 """The most memories that upstream's rules give a frame."""
+RANKS = 7
+"""Places in time that a memory can have (`num_maskmem` of upstream's tracker)."""
+LABELS = 2
+"""Of points and boxes that say what to look for: negative and positive."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class EntryPoint:
         symbolic: Axes of inputs whose extents are not fixed when the model is compiled.
         build_composed: As `build`, for targets that would make an upsampled image to convolve it; None if that is the
             same module.
+        below: By the name of an input that indexes something: what its values are less than; they are at least 0.
     """
 
     name: str
@@ -49,6 +56,7 @@ class EntryPoint:
     uses_rope: bool = False
     symbolic: Symbolic = field(default_factory=dict)
     build_composed: Callable[[Any], torch.nn.Module] | None = None
+    below: Mapping[str, int] = field(default_factory=dict)
 
     def program(self, model: Any, capacity: Capacity, upsampling: bool) -> Program:
         """Returns the entry point of upstream's image model.
@@ -60,4 +68,5 @@ class EntryPoint:
         """
         build = self.build if upsampling or self.build_composed is None else self.build_composed
         module = build(model).eval()
-        return Program(self.name, module, self.inputs(capacity), self.outputs, self.uses_rope, self.symbolic)
+        inputs = self.inputs(capacity)
+        return Program(self.name, module, inputs, self.outputs, self.uses_rope, self.symbolic, self.below)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from harness.models.sam3.deployed.entry_points.entry_point import (
     CHANNELS,
     FEATURE_SIZES,
+    LABELS,
     QUERIES_AT_ONCE,
     TEXT_TOKENS,
+    VOCABULARY,
     EntryPoint,
 )
 from harness.runtime.manifest import Capacity
@@ -123,7 +125,13 @@ What is the same for every prompt is done here: filtered_0 and filtered_1 are th
 and fpn_1, `attended` has the tokens of fpn_2 behind the fusion encoder's first self-attention.
 """
 
-ENCODE_TEXT = EntryPoint("encode_text", ("text_features", "text_mask"), _text_encoding, _tokens)
+ENCODE_TEXT = EntryPoint(
+    "encode_text",
+    ("text_features", "text_mask"),
+    _text_encoding,
+    _tokens,
+    below={"tokens": VOCABULARY, "starts": TEXT_TOKENS},
+)
 """tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded.
 
 There may be several texts one behind the other; starts int64 [1, 32] has the place where the text of each token begins,
@@ -135,6 +143,7 @@ GROUND = EntryPoint(
     ("logits", "boxes", "presence", "scores", "boxes_xyxy", "memory", "hs", "prompt", "prompt_mask"),
     _grounding,
     _prompt,
+    below={"point_labels": LABELS, "box_labels": LABELS},
 )
 """Features, text and geometric prompt to what was found; N = capacity.points, M = capacity.boxes.
 

@@ -12,6 +12,7 @@ from harness.models.sam3.deployed.entry_points.entry_point import (
     FEATURE_SIZES,
     MEMORIES,
     MEMORY_CHANNELS,
+    RANKS,
     EntryPoint,
 )
 from harness.models.sam3.deployed.entry_points.grounding import GROUNDING
@@ -113,6 +114,7 @@ MEMORY_ATTENTION = EntryPoint(
     _memories,
     uses_rope=True,
     symbolic=MEMORY_ATTENTION_COMPONENT.symbolic,
+    below={"ranks": RANKS},
 )
 """A frame in the light of M memories and P pointers of an object; the inputs and the output are the component's."""
 
