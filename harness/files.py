@@ -24,18 +24,43 @@ from harness.core.errors import HarnessError
 
 ADVICE = "free some space or choose another folder"
 """Advice for the user where a file cannot be written and the caller knows nothing better."""
+_NO_HOME = "this user has no home folder: set {} to a folder that can be written"
 _TEMPORARY = "sam3-tvm-"
 _SCRATCH = re.compile(rf"({_TEMPORARY}[a-z]+-)?[0-9a-f]{{32}}\.lock")
 
 
 def cache_root() -> Path:
-    """Returns the folder of the cache: `SAM3_TVM_CACHE`, or the user's cache folder of this platform."""
+    """Returns the folder of the cache: `SAM3_TVM_CACHE`, or the user's cache folder of this platform.
+
+    Raises:
+        HarnessError: There is none, as the user has no home folder.
+    """
     configured = os.environ.get("SAM3_TVM_CACHE")
     if configured:
-        return Path(configured).expanduser()
+        try:
+            return Path(configured).expanduser()
+        except RuntimeError:
+            raise HarnessError(_NO_HOME.format("HOME, or SAM3_TVM_CACHE without ~,")) from None
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("sam3-tvm"))
+    return user_folder(platformdirs.user_cache_dir, "SAM3_TVM_CACHE")
+
+
+def user_folder(find: Callable[[str], str], *variables: str) -> Path:
+    """Returns this project's folder among the user's.
+
+    Args:
+        find: The function of `platformdirs` that knows it.
+        variables: What can be set instead of `HOME`, the home folder.
+
+    Raises:
+        HarnessError: The user has no home folder, as one without a name in a container.
+    """
+    with contextlib.suppress(RuntimeError):
+        folder = Path(find("sam3-tvm"))
+        if folder.is_absolute():
+            return folder
+    raise HarnessError(_NO_HOME.format(" or ".join(("HOME", *variables))))
 
 
 def write_bytes(path: Path, content: bytes, *, advice: str = ADVICE, durable: bool = False) -> None:

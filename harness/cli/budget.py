@@ -18,6 +18,7 @@ from harness.cli.options import (
     ThreadsOption,
     UntunedOption,
     WeightsOption,
+    a_number,
     chosen_database,
     chosen_weights,
 )
@@ -45,8 +46,12 @@ def budget_command(
     target: Annotated[str, typer.Option(help="Target; its code must run here.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
-    fp32_rate: Annotated[float, typer.Option(help="GFLOP/s of products in fp32, to count time with.")] = FP32_RATE,
-    half_rate: Annotated[float, typer.Option(help="GFLOP/s of products in half precision.")] = HALF_RATE,
+    fp32_rate: Annotated[
+        float, typer.Option(callback=a_number, help="GFLOP/s of products in fp32, to count time with.")
+    ] = FP32_RATE,
+    half_rate: Annotated[
+        float, typer.Option(callback=a_number, help="GFLOP/s of products in half precision.")
+    ] = HALF_RATE,
     out: Annotated[
         Path | None,
         typer.Option(help="File to write. Default: reports/budget/COMPONENT-SCALE-TARGET-PRECISION.json."),

@@ -14,7 +14,8 @@ from rich.text import Text
 from harness.runtime.manifest import Manifest
 from harness.runtime.variants import is_for_several, read_variants
 
-console = Console()
+console = Console(markup=False)
+"""Prints text as it is: names of files may have brackets."""
 
 
 def complain(sentence: str) -> None:
@@ -74,9 +75,9 @@ def stages(title: str) -> Iterator[Callable[[str], None]]:
         if running:
             console.print(f"{running:<22} {now - start:6.1f} s", highlight=False)
         start, running = now, stage
-        status.update(f"{title}: {stage}")
+        status.update(Text(f"{title}: {stage}"))
 
-    with console.status(title) as status:
+    with console.status(Text(title)) as status:
         yield announce
         announce("")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.text import Text
+
 from harness.cli.console import console
 from harness.runtime import Sam3
 from harness.runtime.preparing import prepared
@@ -19,5 +21,5 @@ def load_model(folder: Path) -> Sam3:
     def tell(sentence: str) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
-    with console.status(f"Loading {folder}"):
+    with console.status(Text(f"Loading {folder}")):
         return Sam3.load(prepared(folder, tell))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,17 @@ from harness.models.registry import models, subjects
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuned import database
+
+
+def a_number(value: float | None) -> float | None:
+    """Returns the value of an option that has no range, which NaN would be outside of.
+
+    Raises:
+        BadParameter: It is.
+    """
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is no number")
+    return value
 
 
 def _known_checkpoint(path: Path | None) -> Path | None:

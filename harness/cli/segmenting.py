@@ -60,7 +60,7 @@ def _loaded(folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
 
     read_manifest(folder)
     registered(remote)  # in a sentence and at once, where there is none
-    with console.status(f"Loading {folder} on {remote}; what is not there yet is sent"):
+    with console.status(Text(f"Loading {folder} on {remote}; what is not there yet is sent")):
         model = RemoteModel(remote, folder)
     console.print(f"Runs on {model.description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
     return model

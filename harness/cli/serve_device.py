@@ -17,6 +17,7 @@ from harness.execution.remote.secret import forget_variable, make_secret, read_s
 from harness.execution.remote.server import LOOPBACK, Serving, serve
 from harness.execution.remote.store import Store
 from harness.execution.remote.tracker import connected
+from harness.files import user_folder
 
 
 def serve_device(
@@ -62,7 +63,7 @@ def default_store() -> Path:
     """The folder for what clients send, in the user's cache folder."""
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("sam3-tvm")) / "device"
+    return user_folder(platformdirs.user_cache_dir) / "device"
 
 
 def serve_until_stopped(serving: Serving) -> None:

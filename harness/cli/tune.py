@@ -18,6 +18,7 @@ from harness.cli.options import (
     RemoteOption,
     SecretFileOption,
     ThreadsOption,
+    a_number,
     chosen_groups,
 )
 from harness.core.budget import read_budgets
@@ -39,7 +40,9 @@ def tune_command(
     precision: Annotated[
         str | None, typer.Option(help="Precision of what is tuned. Default: fp32, or that of the budgets.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="When to stop. Default: 10, or when --trials says so.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(callback=a_number, help="When to stop. Default: 10, or when --trials says so.")
+    ] = None,
     trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
     db: Annotated[
         Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")

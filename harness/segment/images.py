@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from harness.runtime.sam3.images import image_suffixes
 
 if TYPE_CHECKING:
     from PIL import Image
+
+_LONGEST = 200
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
@@ -52,13 +55,13 @@ def _in_folder(folder: Path) -> list[Path]:
 def unique_names(images: Sequence[Path]) -> list[str]:
     """A name for the results of each image: its own without suffix, with it or a number where others have it too.
 
-    Names differ in more than case, which some file systems do not see.
+    Names differ in more than case, which some file systems do not see, and leave room for what is added to them.
     """
     stems = Counter(image.stem.casefold() for image in images)
     taken: set[str] = set()
     names = []
     for image in images:
-        base = image.stem if stems[image.stem.casefold()] == 1 else image.name
+        base = _short(image.stem if stems[image.stem.casefold()] == 1 else image.name)
         name, number = base, 1
         while name.casefold() in taken:
             number += 1
@@ -66,6 +69,12 @@ def unique_names(images: Sequence[Path]) -> list[str]:
         taken.add(name.casefold())
         names.append(name)
     return names
+
+
+def _short(name: str) -> str:
+    """Cuts a name to its first 200 bytes, of the 255 that a file's name may have."""
+    name_bytes = os.fsencode(name)
+    return name if len(name_bytes) <= _LONGEST else name_bytes[:_LONGEST].decode(errors="ignore")
 
 
 def write_png(path: Path, image: Image.Image) -> None:

@@ -50,7 +50,7 @@ def show(
             running.pop(result.case, None)
             results.append(result)
             results.sort(key=lambda result: cases.index(result.case))
-            console.print(line(result), highlight=False, soft_wrap=True)
+            console.print(line(result), markup=True, highlight=False, soft_wrap=True)
             progress.advance(task)
             finished(results)
     return results

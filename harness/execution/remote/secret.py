@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.files import temporary_name, writing
+from harness.files import temporary_name, user_folder, writing
 
 VARIABLE = "SAM3_TVM_DEVICE_SECRET"
 """The environment variable that may have the secret itself."""
@@ -53,7 +53,7 @@ def default_file() -> Path:
     """Returns the file of the secret in the user's folder for configuration."""
     import platformdirs
 
-    return Path(platformdirs.user_config_dir("sam3-tvm")) / "device-secret"
+    return user_folder(platformdirs.user_config_dir) / "device-secret"
 
 
 def read_secret(file: Path | None) -> Secret:
