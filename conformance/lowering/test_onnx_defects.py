@@ -24,7 +24,7 @@ from harness.lowering.frontends.onnx.defect import OnnxDefect
 from harness.lowering.frontends.onnx.defects import DEFECTS
 from harness.lowering.frontends.onnx.defects_page import PAGE, render
 from harness.lowering.frontends.onnx.running import import_raw, run_raw
-from harness.lowering.frontends.running import run_module, run_torch
+from harness.lowering.frontends.running import repaired_pipeline, run_module, run_torch
 
 
 @EXPECTED
@@ -50,7 +50,8 @@ def test_workaround_is_right(defect: OnnxDefect) -> None:
     module, args = defect.reproduction()
     imported, parameters = import_module(module, args)
     assert defect.raw.absent in imported.script()
-    actual = run_module(imported, [*(arg.numpy() for arg in args), *parameters.values()])
+    arguments = [*(arg.numpy() for arg in args), *parameters.values()]
+    actual = run_module(imported, arguments, pipeline=repaired_pipeline())
     assert is_same(actual, run_torch(module, args))
 
 

@@ -10,6 +10,7 @@ import torch
 import tvm
 from tvm import relax
 
+from harness.schedules.common import nan
 from harness.schedules.common.code_generation import generate
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def run_module(
     if pipeline is None:
         executable = relax.build(module, target)
     else:
-        lowered = pipeline(module)
+        with tvm.target.Target(target):
+            lowered = pipeline(module)
         executable = generate(
             lambda chosen: relax.build(lowered, chosen, relax_pipeline=None), tvm.target.Target(target)
         )
@@ -48,3 +50,16 @@ def run_torch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays
     with torch.no_grad():
         result = module(*args)
     return [output.numpy() for output in (result if isinstance(result, tuple | list) else (result,))]
+
+
+def repaired_pipeline() -> tvm.transform.Pass:
+    """TVM's default pipeline for the CPU with the repairs of its backend that both of this project's pipelines have."""
+    return tvm.transform.Sequential(
+        [
+            relax.backend.DispatchSampling(),
+            relax.backend.DispatchSortScan(),
+            relax.transform.LegalizeOps(nan.LEGALIZE),
+            nan.keep_nan(reductions=True),
+            relax.get_pipeline("default"),
+        ]
+    )

@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 
 from harness.schedules import UNTUNED, Schedules
+from harness.schedules.common import nan
 from harness.schedules.common.origins import fuse_calls, keep_origins
 from harness.schedules.common.repeats import merge_calls
 from harness.schedules.common.vm import lower_to_vm
@@ -15,7 +16,13 @@ from harness.schedules.cpu.pixel_projection import project_rows
 from harness.schedules.cpu.rewrite import call_kernels
 from harness.schedules.cpu.widening import widen
 
-LEGALIZE = {**elementwise.LEGALIZE, **normalization.LEGALIZE, **softmax.LEGALIZE, **roi_align.LEGALIZE}
+LEGALIZE = {
+    **elementwise.LEGALIZE,
+    **normalization.LEGALIZE,
+    **softmax.LEGALIZE,
+    **roi_align.LEGALIZE,
+    **nan.LEGALIZE,
+}
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
 
@@ -59,6 +66,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         project_rows,
         call_kernels(target, schedules),
         relax.transform.LegalizeOps(LEGALIZE),
+        relax.backend.DispatchSortScan(),  # only what has no legalization: sums that run over an axis have one
         keep_origins,
         *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
         relax.transform.DeadCodeElimination(),
@@ -66,6 +74,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         fuse_calls,
         relax.transform.FuseTIR(),
         merge_calls,
+        nan.keep_nan(reductions=True),
         elementwise.schedule_remaining(),
     ]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax
 
+from harness.schedules.common.nan import keep_nan
 from harness.schedules.common.origins import fuse_calls, keep_origins
 from harness.schedules.common.repeats import merge_calls
 from harness.schedules.common.vm import lower_to_vm
@@ -43,6 +44,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
             fuse_calls,
             relax.transform.FuseTIR(),
             merge_calls,
+            keep_nan(reductions=False),
             schedule_kernels(),
             *finish,
             lower_to_vm(),

@@ -8,7 +8,7 @@ import torch
 
 from harness.lowering.frontends.onnx import import_module
 from harness.lowering.frontends.onnx.exporting import OPSET, quietly
-from harness.lowering.frontends.running import Arrays, run_module
+from harness.lowering.frontends.running import Arrays, repaired_pipeline, run_module
 
 if TYPE_CHECKING:
     import tvm
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def run_tvm(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
     """Exports, imports with every workaround, builds and runs."""
     imported, parameters = import_module(module, args)
-    return run_module(imported, [*(arg.numpy() for arg in args), *parameters.values()])
+    arguments = [*(arg.numpy() for arg in args), *parameters.values()]
+    return run_module(imported, arguments, pipeline=repaired_pipeline())
 
 
 def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.IRModule:

@@ -6,14 +6,15 @@ import torch
 import tvm
 
 from harness.lowering.frontends.exporting import export_program
-from harness.lowering.frontends.running import Arrays, run_module
+from harness.lowering.frontends.running import Arrays, repaired_pipeline, run_module
 from harness.lowering.frontends.torch_export.importing import import_program
 
 
 def run_tvm(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
     """Exports, imports with every workaround, builds and runs."""
     imported, parameters = import_program(export_program(module, args))
-    return run_module(imported, [*(arg.numpy() for arg in args), *parameters.values()])
+    arguments = [*(arg.numpy() for arg in args), *parameters.values()]
+    return run_module(imported, arguments, pipeline=repaired_pipeline())
 
 
 def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.IRModule:

@@ -14,6 +14,7 @@ from harness.lowering.frontends.onnx.defects import (
     gather,
     group_norm,
     log_sigmoid,
+    nan,
     power,
     resize,
     roi_align,
@@ -37,4 +38,5 @@ DEFECTS: tuple[OnnxDefect, ...] = (
     *floor_divide.DEFECTS,
     *log_sigmoid.DEFECTS,
     *complex_views.DEFECTS,
+    *nan.DEFECTS,
 )

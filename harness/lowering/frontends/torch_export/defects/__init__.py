@@ -15,6 +15,7 @@ from harness.lowering.frontends.torch_export.defects import (
     indexing,
     infinite_fill,
     matmul_dtype,
+    nan,
     promotion,
     reductions,
     resize,
@@ -43,4 +44,5 @@ DEFECTS: tuple[TorchDefect, ...] = (
     *group_norm.DEFECTS,
     *matmul_dtype.DEFECTS,
     *double_fill.DEFECTS,
+    *nan.DEFECTS,
 )

@@ -75,7 +75,7 @@ DEFECTS = (
         where="LLVM code generation of tirx.Max and tirx.Min",
         what=(
             "max(a, b) is compiled to `a > b ? a : b`, so that a NaN on the left is lost, and the importer puts "
-            "the tensor on the left. PyTorch's clamp keeps NaN. A relu on its own loses it in the same way."
+            "the tensor on the left. PyTorch's clamp keeps NaN."
         ),
         reproduction=lambda: (_Clamp(), (torch.tensor([math.nan, -1.0, 1.0]),)),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="0 instead of NaN"),

@@ -1,0 +1,62 @@
+"""NaN stays NaN in what both pipelines leave to TVM's legalization, at no cost where a bound is a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tvm import relax, tirx
+
+from harness.lowering.frontends.running import run_module, run_torch
+from harness.lowering.frontends.torch_export import export_program, import_program
+from harness.schedules.common.nan import keep_nan
+from harness.schedules.cpu.pipeline import cpu_pipeline
+from harness.targets.llvm import llvm_target
+
+NAN, INF = math.nan, math.inf
+ROWS = torch.tensor([[NAN, 1, NAN, 0], [2, NAN, -5, INF], [-1, -2, -3, -INF]])
+OTHERS = torch.tensor([[1, NAN, NAN, -1], [NAN, 2, -5, 1], [-1, 2, NAN, 0]])
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(*args)
+
+
+def several(x: torch.Tensor, y: torch.Tensor, least: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What loses NaN in TVM, alone, fused with what is before it, and reduced."""
+    return (
+        *(torch.relu(x), torch.relu(x + y), torch.maximum(x, y), torch.minimum(x, y) * 2),
+        *(torch.nn.functional.hardtanh(x), torch.nn.functional.relu6(x), torch.clamp(x, min=y)),
+        *(torch.nn.functional.elu(x), torch.nn.functional.max_pool2d(x[None], 2)),
+        *(x.argmax(-1), x.argmax(0), x.argmin(-1, keepdim=True), x.argmin(), least.argmax(-1)),
+        *(x.amax(-1), x.amin(0), *x.max(-1), *x.min(0, keepdim=True)),
+    )
+
+
+def test_the_cpu_pipeline_keeps_nan() -> None:
+    args = ROWS, OTHERS, torch.full((2, 3), -INF)
+    module, parameters = import_program(export_program(Function(several), args))
+    target = llvm_target()
+    arrays = [*(arg.numpy() for arg in args), *parameters.values()]
+    actual = run_module(module, arrays, target, cpu_pipeline(target))
+    for got, expected in zip(actual, run_torch(Function(several), args), strict=True):
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("function", [torch.relu, lambda x: torch.nn.functional.hardtanh(x, -2.0, 3.0)])
+def test_a_bound_costs_one_comparison(function: Callable[..., torch.Tensor]) -> None:
+    """`bound > x ? bound : x` is one instruction of x86, as `x > bound ? x : bound` is, which loses NaN."""
+    module, _ = import_program(export_program(Function(function), (ROWS,)))
+    kept = keep_nan(reductions=False)(relax.transform.LegalizeOps()(module))
+    texts = [str(each) for each in kept.functions.values() if isinstance(each, tirx.PrimFunc)]
+    assert any("T.Select(" in text for text in texts)
+    assert not [text for text in texts if "T.max(" in text or "T.min(" in text or "isnan" in text]
