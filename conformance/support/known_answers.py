@@ -56,8 +56,10 @@ class KnownSegmenter:
         masks = masks_of(pixels)
         outputs = Outputs(*[NOTHING] * 5, SegmentationHead(dict, lambda *_: iter(()), np.asarray))
         boxes, scores = np.zeros((len(masks), 4), np.float32), np.full(len(masks), 0.75, np.float32)
-        found = Found(masks, boxes, scores, np.arange(len(masks)), outputs, (pixels.shape[1], pixels.shape[0]))
-        return SimpleNamespace(segment_each=lambda prompts, threshold: iter([found] * len(prompts)))
+        found = Found(
+            lambda: iter([masks]), boxes, scores, np.arange(len(masks)), outputs, (pixels.shape[1], pixels.shape[0])
+        )
+        return SimpleNamespace(segment_each=lambda prompts, threshold, has_masks: iter([found] * len(prompts)))
 
 
 @dataclass

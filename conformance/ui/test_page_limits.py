@@ -21,7 +21,7 @@ from conformance.support.mutations import mutated
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.coordinates import boxes_of, numbers_of
-from harness.segment.coco import run_lengths
+from harness.segment.objects import run_lengths
 from harness.ui import photographs, sessions
 from harness.ui.app import make_app
 from harness.ui.encodings import Encodings, Masks

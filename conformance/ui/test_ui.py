@@ -22,7 +22,8 @@ from pycocotools.coco import COCO
 from conformance.cli.test_installation import run_without
 from conformance.support.pages import ROOT, Served, chromium, lacking, run, served
 from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE
-from harness.segment.coco import mask_of, run_lengths
+from harness.segment.coco import mask_of
+from harness.segment.objects import run_lengths
 from harness.ui.guard import hosts_of, refusal
 from harness.ui.photographs import LONGEST_NAME, Photograph, plain_name
 from harness.ui.sessions import file_names

@@ -40,7 +40,7 @@ def ask_all(image: EncodedImage, prompts: Sequence[Prompt | ObjectPrompt], thres
     Raises:
         Sam3Error: A prompt makes no sense for this image or this model.
     """
-    found = image.segment_each([prompt for prompt in prompts if isinstance(prompt, Prompt)], threshold)
+    found = image.segment_each([prompt for prompt in prompts if isinstance(prompt, Prompt)], threshold, has_masks=False)
 
     def objects(prompt: Prompt | ObjectPrompt) -> Objects:
         if isinstance(prompt, Prompt):

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from harness.segment.objects import Objects, corners_of_mask
+from harness.segment.objects import Mask, Objects, corners_of_mask, decoded, encoded
 
 INFO = {"description": "Objects that SAM 3 found, with their scores"}
 """What a data set says about itself."""
@@ -40,17 +37,18 @@ def coco_annotations(objects: Objects) -> list[dict[str, Any]]:
         run-length encoding, which `pycocotools.mask.decode` reads. An object whose mask has no pixels has area 0 and
         the box (0, 0, 0, 0).
     """
+    masks = encoded(objects.masks)
     return [
         {
             "category": category,
             "score": float(score),
             "bbox": _extent(corners_of_mask(mask)),
             "area": int(mask.sum()),
-            "segmentation": run_lengths(mask),
+            "segmentation": runs,
             "predicted_bbox": _extent(box),
         }
-        for mask, box, score, category in zip(
-            objects.masks, objects.boxes, objects.scores, objects.categories, strict=True
+        for mask, runs, box, score, category in zip(
+            masks, masks.runs, objects.boxes, objects.scores, objects.categories, strict=True
         )
     ]
 
@@ -107,21 +105,9 @@ def category_entries(numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"id": number, "name": name, "supercategory": ""} for name, number in numbers.items()]
 
 
-def run_lengths(mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Encodes a mask [h, w] in COCO's compressed run-length encoding."""
-    from pycocotools import mask as coco
-
-    encoded = coco.encode(np.asfortranarray(mask, np.uint8))
-    return {"size": [int(length) for length in encoded["size"]], "counts": encoded["counts"].decode("ascii")}
-
-
-def mask_of(annotation: dict[str, Any]) -> npt.NDArray[np.bool_]:
+def mask_of(annotation: dict[str, Any]) -> Mask:
     """Decodes the mask [h, w] of an entry of `coco_annotations`."""
-    from pycocotools import mask as coco
-
-    encoded = annotation["segmentation"]
-    decoded: npt.NDArray[np.bool_] = coco.decode(encoded | {"counts": encoded["counts"].encode("ascii")}).astype(bool)
-    return decoded
+    return decoded(annotation["segmentation"])
 
 
 def _extent(corners: Iterable[float]) -> list[float]:

@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.runtime import Found, Prediction
+
+Mask = npt.NDArray[np.bool_]
+
+
+class EncodedMasks(Sequence[Mask]):
+    """Masks bool [h, w] in COCO's compressed run-length encoding; each is decoded when it is asked for.
+
+    Attributes:
+        runs: Of each mask, as `run_lengths` returns it.
+    """
+
+    def __init__(self, runs: Iterable[dict[str, Any]]) -> None:
+        """Takes masks that are encoded."""
+        self.runs = tuple(runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Mask: ...
+    @overload
+    def __getitem__(self, index: slice) -> EncodedMasks: ...
+    def __getitem__(self, index: int | slice) -> Mask | EncodedMasks:
+        return EncodedMasks(self.runs[index]) if isinstance(index, slice) else decoded(self.runs[index])
+
+    def __iter__(self) -> Iterator[Mask]:
+        return map(decoded, self.runs)
+
+
+def run_lengths(mask: Mask) -> dict[str, Any]:
+    """Encodes a mask [h, w] in COCO's compressed run-length encoding: `size` (height, width) and `counts`."""
+    from pycocotools import mask as coco
+
+    encoded = coco.encode(np.asfortranarray(mask, np.uint8))
+    return {"size": [int(length) for length in encoded["size"]], "counts": encoded["counts"].decode("ascii")}
+
+
+def decoded(runs: dict[str, Any]) -> Mask:
+    """Decodes what `run_lengths` returned."""
+    from pycocotools import mask as coco
+
+    mask: Mask = coco.decode(runs | {"counts": runs["counts"].encode("ascii")}).astype(bool)
+    return mask
+
+
+def encoded(masks: Sequence[Mask] | Mask) -> EncodedMasks:
+    """Encodes masks that are not."""
+    return masks if isinstance(masks, EncodedMasks) else EncodedMasks(map(run_lengths, masks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +65,7 @@ class Objects:
     """The objects of one image of height h and width w: k of them, in the order of the prompts.
 
     Attributes:
-        masks: bool [k, h, w].
+        masks: bool [h, w] each, or [k, h, w].
         boxes: fp32 [k, 4], (x0, y0, x1, y1) in pixels; they may reach beyond the image.
         scores: fp32 [k].
         categories: k names; what an object's prompt asked for.
@@ -24,7 +73,7 @@ class Objects:
         notes: A sentence for each part of a prompt that was not used as it was given.
     """
 
-    masks: npt.NDArray[np.bool_]
+    masks: EncodedMasks | Mask
     boxes: npt.NDArray[np.float32]
     scores: npt.NDArray[np.float32]
     categories: tuple[str, ...]
@@ -34,7 +83,8 @@ class Objects:
 
 def objects_of(found: Found, category: str) -> Objects:
     """Takes the objects out of what one prompt found, and lets go of the model's raw outputs."""
-    return Objects(found.masks, found.boxes, found.scores, (category,) * len(found.scores), found.size, found.notes)
+    masks = EncodedMasks(map(run_lengths, found.each_mask()))
+    return Objects(masks, found.boxes, found.scores, (category,) * len(found.scores), found.size, found.notes)
 
 
 def object_of(prediction: Prediction, category: str) -> Objects:
@@ -60,7 +110,7 @@ def corners_of_mask(mask: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
 def joined(parts: Sequence[Objects]) -> Objects:
     """Joins the objects of several prompts of one image; there is at least one prompt."""
     return Objects(
-        masks=np.concatenate([part.masks for part in parts]),
+        masks=EncodedMasks(runs for part in parts for runs in encoded(part.masks).runs),
         boxes=np.concatenate([part.boxes for part in parts]),
         scores=np.concatenate([part.scores for part in parts]),
         categories=tuple(category for part in parts for category in part.categories),

@@ -111,7 +111,7 @@ class Found:
     """What a prompt found in an image of height h and width w: k objects, in the order of the model's queries.
 
     Attributes:
-        masks: bool [k, h, w].
+        predict: Predicts the masks, bool [n, h, w] at once, in their order; `masks` and `each_mask` call it.
         boxes: fp32 [k, 4], (x0, y0, x1, y1) in pixels; as the model gives them, so they may reach beyond the image.
         scores: fp32 [k], each above the threshold.
         queries: int64 [k], the numbers of the queries that were kept.
@@ -120,13 +120,29 @@ class Found:
         notes: A sentence for each part of the prompt that was not used as it was given.
     """
 
-    masks: npt.NDArray[np.bool_]
+    predict: Callable[[], Iterator[npt.NDArray[np.bool_]]]
     boxes: Floats
     scores: Floats
     queries: Queries
     outputs: Outputs
     size: tuple[int, int]
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def masks(self) -> npt.NDArray[np.bool_]:
+        """All masks, bool [k, h, w]."""
+        width, height = self.size
+        masks = np.empty((len(self.queries), height, width), bool)
+        filled = 0
+        for some in self.predict():
+            masks[filled : filled + len(some)] = some
+            filled += len(some)
+        return masks
+
+    def each_mask(self) -> Iterator[npt.NDArray[np.bool_]]:
+        """Yields the masks bool [h, w] one after another: of all together, there may be more than fit into memory."""
+        for some in [self.masks] if "masks" in vars(self) else self.predict():
+            yield from some
 
     @cached_property
     def semantic(self) -> Floats:

@@ -57,6 +57,9 @@ INTERACTIVE = ("interactive_features", "predict_masks")
 """The entry points that predict masks of one object from clicks, a box or a mask."""
 
 
+_AT_ONCE = 8
+"""Masks that are resized at once: each has a byte for every pixel of the photograph."""
+
 DECISIVE = ("logits", "boxes", "presence", "scores", "boxes_xyxy")
 """The outputs of `ground` that say what was found."""
 
@@ -298,7 +301,9 @@ class EncodedImage:
         """Finds what each prompt asks for; arguments and errors are those of `segment_each`."""
         return list(self.segment_each(prompts, threshold))
 
-    def segment_each(self, prompts: Sequence[Prompt], threshold: float = THRESHOLD) -> Iterator[Found]:
+    def segment_each(
+        self, prompts: Sequence[Prompt], threshold: float = THRESHOLD, *, has_masks: bool = True
+    ) -> Iterator[Found]:
         """Finds what each prompt asks for, one after the other, so that not all results are in memory at once.
 
         Their texts are encoded together. Nothing is run before all prompts have been checked.
@@ -306,6 +311,7 @@ class EncodedImage:
         Args:
             prompts: Any number of prompts.
             threshold: What scores above it is kept.
+            has_masks: Whether masks are predicted at once; otherwise when they are asked for.
 
         Raises:
             Sam3Error: A prompt asks nothing or makes no sense for this image.
@@ -313,12 +319,15 @@ class EncodedImage:
         if not 0 <= threshold <= 1:
             raise Sam3Error(f"The threshold {threshold} is no score; give a number from 0 to 1.")
         encoded = [self._model.encode_prompt(prompt, self.size) for prompt in prompts]
-        return self._each(encoded, float(threshold))
+        return self._each(encoded, float(threshold), has_masks)
 
-    def _each(self, prompts: Sequence[EncodedPrompt], threshold: float) -> Iterator[Found]:
+    def _each(self, prompts: Sequence[EncodedPrompt], threshold: float, has_masks: bool) -> Iterator[Found]:
         texts = self._model.encode_texts([prompt.tokens for prompt in prompts])
         for prompt, text in zip(prompts, texts, strict=True):
-            yield self._found(prompt, text, threshold)
+            found = self._found(prompt, text, threshold)
+            if has_masks:
+                _ = found.masks
+            yield found
 
     def predict(
         self,
@@ -379,7 +388,7 @@ class EncodedImage:
         outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)
         queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)
         return Found(
-            masks=self._masks(head, queries),
+            predict=partial(_masks, self._model, head, queries, self.pixels),
             boxes=outputs.boxes_xyxy[0, queries] * np.array([*self.size, *self.size], np.float32),
             scores=outputs.scores[0, queries],
             queries=queries,
@@ -388,12 +397,11 @@ class EncodedImage:
             notes=prompt.notes,
         )
 
-    def _masks(self, head: SegmentationHead, queries: Queries) -> npt.NDArray[np.bool_]:
-        """The masks bool [k, h, w] of the queries at the image's size."""
-        masks = np.empty((len(queries), *self.pixels.shape[:2]), bool)
-        filled = 0
-        for some in head.masks(queries):
-            following = filled + len(some.places)
-            masks[filled:following] = self._model.resize_masks(some.logits, some.places, self.pixels)
-            filled = following
-        return masks
+
+def _masks(
+    model: ImageModel, head: SegmentationHead, queries: Queries, pixels: npt.NDArray[np.uint8]
+) -> Iterator[npt.NDArray[np.bool_]]:
+    """Yields the masks of the queries at the image's size, bool [n, h, w], few at once."""
+    for some in head.masks(queries):
+        for start in range(0, len(some.places), _AT_ONCE):
+            yield model.resize_masks(some.logits, some.places[start : start + _AT_ONCE], pixels)
