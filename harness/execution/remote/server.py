@@ -33,7 +33,6 @@ from harness.execution.remote.secret import Secret
 from harness.execution.remote.store import Store
 from harness.execution.remote.tracker import CONNECT_SECONDS, connected
 from harness.execution.remote.wire import Code, receive_json, send_json
-from harness.files import temporary_folder
 from harness.processes import kill_and_collect, start_python
 from harness.processes.threads import thread_count
 
@@ -304,7 +303,7 @@ class _Spare:
             self.close()
             self._process = _Process()
         process = self._process
-        with temporary_folder("session") as work:
+        with tempfile.TemporaryDirectory(prefix="sam3-tvm-session-") as work:
             given = {"work": work, "store": str(store), "description": description.to_json()}
             start = time.monotonic()
             try:
