@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from conformance.support.shallow import interactive_model, photograph, shallow_m
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, build_model
 from harness.models.sam3.capture import capture, load_prompts
-from harness.models.sam3.checkpoints import load_checkpoint
+from harness.models.sam3.checkpoints import has_tracker, load_checkpoint
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import seed_weights
 
@@ -195,6 +196,26 @@ def test_truncated_file(name: str, share: float, tmp_path: Path) -> None:
         load_checkpoint(Part(), tmp_path / name)
     assert str(tmp_path / name) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("save", [save_pt, save_legacy])
+def test_whatever_is_damaged_in_a_pickle_is_one_sentence(
+    save: Callable[[dict[str, Any], Path], None], tmp_path: Path
+) -> None:
+    path, drawn, refused = tmp_path / "damaged.pt", random.Random(0), 0
+    save({f"detector.{n}": torch.ones(n) for n in range(3)}, path)
+    whole = path.read_bytes()
+    for _ in range(400):
+        content = bytearray(whole)
+        for _ in range(drawn.randint(1, 4)):
+            content[drawn.randrange(min(len(content), 700))] = drawn.randrange(256)
+        path.write_bytes(content)
+        try:
+            has_tracker(path)
+        except HarnessError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize(
