@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from harness.processes import descendants as searching
+from harness.processes import kill_and_collect
 from harness.processes.descendants import descendants
 
 CODE = """
@@ -40,3 +41,19 @@ def test_children_of_every_thread_and_their_children(listed: bool, monkeypatch: 
             for process in [*descendants(parent.pid), parent]:
                 process.kill()
     assert descendants(parent.pid) == []
+
+
+def test_of_a_process_that_was_collected_the_rest_of_its_group_ends_and_nobody_who_has_its_number_now() -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid, flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        left = psutil.Process(int(leader.stdout.readline()))
+        assert leader.wait() == 0 and left.is_running()
+        assert kill_and_collect(leader) == 0
+        left.wait(10)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        leader.pid = other.pid
+        assert kill_and_collect(leader) == 0
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+        other.kill()

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 CAN_FORK = sys.platform == "linux"
 """Apple's frameworks, which torch loads on a Mac, do not work in a forked process."""
 
@@ -187,7 +189,9 @@ def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int,
 
 def kill_and_collect(process: subprocess.Popen[bytes]) -> int:
     """Kills a process with its group, closes the pipes to it, and gives its exit code."""
-    _kill_group(process.pid)
+    # When it was collected, its number may be another's by now; what is left of its group keeps the number free.
+    if process.returncode is None or not psutil.pid_exists(process.pid):
+        _kill_group(process.pid)
     code = process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
