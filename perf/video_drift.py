@@ -34,7 +34,8 @@ def drifts(case: Case) -> dict[str, Drift]:
         source = VideoSource(case, SEEDED)
         for question in load_questions(case.scale):
             if question.float64:
-                answer, actual = source.answer(question), load_outputs(saved_folder(case) / question.name)
+                actual = load_outputs(saved_folder(case) / question.name)
+                answer = source.answer(question, actual)
                 assert answer.exact is not None
                 for name in TENSORS:
                     found[f"{question.name}, {name}"] = drift(actual, answer.reference, answer.exact, name)

@@ -21,8 +21,9 @@ from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import drift
 from harness.models.sam3.video.judging import judged, judged_step
 from harness.models.sam3.video.questions import Question, frames_of, load_questions
-from harness.models.sam3.video.source import Answer, AskedStep
-from harness.models.sam3.video.upstream import masks_are_multiplied, rounded
+from harness.models.sam3.video.source import Answer, AskedStep, rounding_decides_first
+from harness.models.sam3.video.undecided import undecided_shares
+from harness.models.sam3.video.upstream import _Frame, _Recorder, masks_are_multiplied, rounded
 from harness.models.selection import select
 from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
@@ -76,6 +77,8 @@ def answer() -> Answer:
                 f"{number}/objects": np.array(after[number]),
                 f"{number}/logits": (truth + 1e-5 * generator.normal(size=truth.shape)).astype(np.float32),
                 f"{number}/memories": to_bfloat16(memories * (1 + 1e-5 * generator.normal(size=memories.shape))),
+                f"{number}/remembered": np.ones(count, bool),
+                f"{number}/undecided": np.zeros(count, bool),
             }
     return Answer(QUESTION, reference, exact, ())
 
@@ -102,6 +105,10 @@ def find_another(actual: Arrays) -> None:
     actual["left"] += 1
 
 
+def remember_another(actual: Arrays) -> None:
+    actual["2/remembered"][0] = False
+
+
 def flip_a_pixel(actual: Arrays) -> None:
     actual["2/masks"][0, 2, 3] ^= True
 
@@ -122,6 +129,7 @@ FAULTS: dict[Callable[[Arrays], None], set[str]] = {
     lose_an_object: {"ids"},
     remove_later: {"removals", "drift/memories"},
     find_another: {"births", "removals"},
+    remember_another: {"remembered"},
     flip_a_pixel: {"masks"},
     change_a_score: {"scores"},
     move_a_box: {"boxes"},
@@ -139,7 +147,17 @@ def test_faults_are_seen_where_they_are(answer: Answer, fault: Callable[[Arrays]
     failed = {verdict.name.removeprefix("walk/") for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
     if fault is None:
-        names = ["ids", "births", "removals", "scores", "boxes", "masks", "drift/logits", "drift/memories"]
+        names = [
+            "ids",
+            "births",
+            "removals",
+            "remembered",
+            "scores",
+            "boxes",
+            "masks",
+            "drift/logits",
+            "drift/memories",
+        ]
         assert [verdict.name for verdict in verdicts] == [f"walk/{name}" for name in names]
 
 
@@ -229,6 +247,56 @@ def shared_out(claims: np.ndarray, order: Sequence[int]) -> np.ndarray:
         masks[each] &= left
         left &= ~claims[each]
     return masks
+
+
+def claimed_by_two(margin: float) -> np.ndarray:
+    """Logits [2, 288, 288] of two objects that claim the same disc, of which the first has a fifth, by a margin."""
+    both = np.array([blob(144), blob(144)])
+    first = np.arange(288) < 126
+    both[0] += np.where(first, margin, -margin).astype(np.float32)
+    return both
+
+
+@pytest.mark.parametrize(("margin", "undecided"), [(1e-5, True), (2e-3, True), (3e-2, False)])
+def test_rounding_decides_what_is_remembered_of_two_objects_with_one_mask(margin: float, undecided: bool) -> None:
+    """Logits of 5 may be moved by 0.005, those of each object in another direction."""
+    logits = claimed_by_two(margin)
+    assert undecided_shares(logits).tolist() == [undecided] * 2
+    assert undecided_shares(logits[:1]).tolist() == [False]
+
+
+@pytest.mark.parametrize(("margin", "follows"), [(1e-5, True), (3e-2, False)])
+def test_upstream_follows_what_rounding_decided_and_nothing_else(margin: float, follows: bool) -> None:
+    """Upstream's own rule forgets the first object; the compiled model is said to have forgotten the second one."""
+    with upstream():
+        from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
+
+        tracker = Sam3TrackerPredictor.__new__(Sam3TrackerPredictor)
+        masks = torch.from_numpy(claimed_by_two(margin))[:, None]
+        for followed in ({}, {0: np.array([True, False])}):
+            recorder = _Recorder(None, (), followed)
+            frame = recorder.frames[0] = _Frame()
+            after = recorder._shrinkage(tracker._suppress_object_pw_area_shrinkage)(masks)
+            other = bool(followed) and follows
+            assert frame.remembered.tolist() == [other, not other]
+            assert torch.equal(after[int(not other)], masks[int(not other)])
+            assert after[int(other)].max() == -10
+
+
+@pytest.mark.parametrize(
+    ("undecided", "asked_again"), [([True, True], True), ([True, False], False), ([False, False], False)]
+)
+def test_upstream_is_asked_again_only_where_rounding_exchanges_two_objects(
+    answer: Answer, undecided: list[bool], asked_again: bool
+) -> None:
+    """Two objects are exchanged; with a clear margin that is a fault, which the judge sees."""
+    answer.reference.update({"2/remembered": np.array([True, False]), "2/undecided": np.array(undecided)})
+    actual = faultless(answer)
+    assert not rounding_decides_first(actual, answer.reference)
+    actual["2/remembered"] = np.array([False, True])
+    assert rounding_decides_first(actual, answer.reference) is asked_again
+    verdicts = {verdict.name: verdict.kind for verdict in judged(actual, answer)}
+    assert verdicts["walk/remembered"] is VerdictKind.FAILED
 
 
 def test_drift_is_measured_against_float64(answer: Answer) -> None:

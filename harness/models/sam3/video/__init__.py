@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-DECIDED = ("ids", "births", "removals")
-"""What is equal on every frame: (frame, id) of each object that is shown, and how many objects come and go."""
+DECIDED = ("ids", "births", "removals", "remembered")
+"""What is equal on every frame: (frame, id) of each object that is shown, how many come and go, and which of them the
+frame's memory has."""
 SHOWN = ("scores", "boxes", "masks")
 """What is judged of the objects that are shown, all frames together."""
 STEP = ("logits", "pointers", "object_logits", "iou", "memory")

@@ -91,7 +91,23 @@ def _judge_decided(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdic
         _removals(our_tracked, our_births, int(actual["left"][0])),
         _removals(tracked, births, len(objects[-1])),
     )
-    return tuple(judge_by_frame(f"{name}/{part}", *both) for part, both in counts.items())
+    counts["remembered"] = _remembered(actual, reference)
+    verdicts = [judge_by_frame(f"{name}/{part}", *both) for part, both in counts.items()]
+    undecided = sum(int(reference[f"{number}/undecided"].sum()) for number in frames)
+    if undecided and verdicts[-1].kind is VerdictKind.STRICT:
+        verdicts[-1] = replace(verdicts[-1], reason=f"rounding decides {undecided} of these, for both sides alike")
+    return tuple(verdicts)
+
+
+def _remembered(actual: Arrays, reference: Arrays) -> tuple[Array, Array]:
+    """Which objects the memory of each frame has, int64 [frames, objects], the compiled model's and upstream's."""
+    names = [f"{number}/remembered" for number in answers_in(reference)[1:]]
+    most = max((len(arrays[name]) for arrays in (actual, reference) for name in names), default=0)
+    both = [np.full((len(names), most), -1) for _ in range(2)]
+    for rows, arrays in zip(both, (actual, reference), strict=True):
+        for row, name in zip(rows, names, strict=True):
+            row[: len(arrays[name])] = arrays[name]
+    return both[0], both[1]
 
 
 def _removals(tracked: list[int], births: list[int], left: int) -> Array:

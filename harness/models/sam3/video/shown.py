@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
+from harness.models.sam3.video.undecided import leeway
 from harness.parity.verdict import judge, judge_by_gate, unmeasured
 from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
@@ -20,17 +21,12 @@ from harness.runtime.sam3.video.occlusion import PRESENT_LOGIT
 
 Array = npt.NDArray[Any]
 
-NEAR = 1e-3
-"""Share of the largest logit of a frame by which logits are moved up and down: rounding of memories moved one a fifth
-of that in 36 frames."""
 MOST_UNDECIDED = 0.05
 """Share of the pixels of a video that may be undecided."""
 TIED = 1e-5
 """Difference of two tracker scores that rounding can turn around."""
 OF_A_PROMPT = float(1 / (1 + np.exp(-PRESENT_LOGIT)))
 """Tracker score, fp32, of an object on the frame of its prompt."""
-ABSENT_LOGIT = 1024
-"""Magnitude of the logits of an object that is not there."""
 
 
 def answers_in(reference: Arrays) -> list[int]:
@@ -229,6 +225,6 @@ def _order(group: Sequence[int], claims: Mapping[int, Array], owned: Mapping[int
 
 def _moved(logits: Array, size: tuple[int, ...]) -> list[Array]:
     """The mask bool [h, w] of logits that are moved up, left as they are, and moved down."""
-    near = NEAR * np.abs(np.where(np.abs(logits) < ABSENT_LOGIT, logits, 0)).max()
+    near = leeway(logits)
     shifted = np.stack([logits + near, logits, logits - near]).astype(np.float32)
     return list(resized(without_holes_and_sprinkles(shifted), *size) > 0)

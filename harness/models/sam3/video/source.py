@@ -20,7 +20,7 @@ from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank
 from harness.runtime.sam3.video.retention import Retention
 
 if TYPE_CHECKING:
-    from harness.models.sam3.video.upstream import Step
+    from harness.models.sam3.video.upstream import Remembered, Step
 
 _UPSTREAM = "harness.models.sam3.video.upstream"
 _SESSIONS = "harness.models.sam3.video.sessions.upstream"
@@ -88,14 +88,32 @@ class VideoSource:
         self._cache = ArrayCache(cache_root())
         self._model: Any = None
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question, actual: Arrays) -> Answer:
         """Upstream's answer to a question.
+
+        Where rounding decides which objects a frame's memory has, and the compiled model decided otherwise, upstream is
+        asked again and decides as it did: all that follows is then held to what follows from the same decisions.
+
+        Args:
+            question: The question.
+            actual: What the compiled model answers; `1/remembered` and so on are read.
 
         Raises:
             HarnessError: Checkpoint, video or cache cannot be used.
         """
+        answer = self._answer(question, None)
+        if rounding_decides_first(actual, answer.reference):
+            answer = self._answer(question, _remembered(question, actual))
+        return answer
+
+    def _answer(self, question: Question, followed: Remembered | None) -> Answer:
+        from harness.parity.cache import arrays_digest
+
         frames = frames_of(question)
-        arrays = self._cache.get_or_make(self._key(question, frames), lambda: self._asked(question, frames))
+        key = self._key(question, frames)
+        if followed is not None:
+            key |= {"followed": arrays_digest({str(frame): each for frame, each in followed.items()})}
+        arrays = self._cache.get_or_make(key, lambda: self._asked(question, frames, followed))
         exact = {name.removeprefix(_EXACT): array for name, array in arrays.items() if name.startswith(_EXACT)}
         reference = {name: array for name, array in arrays.items() if not name.startswith((_EXACT, _STEP))}
         return Answer(question, reference, exact or None, tuple(_steps(arrays)))
@@ -124,16 +142,17 @@ class VideoSource:
         with shared_trunk(model, self._cache, self._case, self._settings):
             return answers(model, script, frames)
 
-    def _asked(self, question: Question, frames: tuple[Pixels, ...]) -> Arrays:
+    def _asked(self, question: Question, frames: tuple[Pixels, ...], followed: Remembered | None) -> Arrays:
         from harness.models.sam3.video.upstream import Tracking
         from harness.parity.oracle import oracle, reference
 
         model = self._built()
-        tracking = Tracking(model, question, frames)
+        tracking = Tracking(model, question, frames, followed=followed)
         with shared_trunk(model, self._cache, self._case, self._settings):
             arrays = dict(reference(tracking, (), tracking.names))
             if question.float64:
-                again = Tracking(model, replace(question, steps=()), frames, tracking.found)
+                decided = _remembered(question, arrays)
+                again = Tracking(model, replace(question, steps=()), frames, tracking.found, decided)
                 exact = oracle(again, (), again.names)
                 arrays |= {f"{_EXACT}{name}": exact[name] for name in exact if name.endswith(_TRACKED)}
         for name in [name for name in arrays if name.endswith("/memories")]:
@@ -150,6 +169,22 @@ class VideoSource:
             image_model = build(self._case, self._settings, interactive=True)
             self._model = build_video_model(image_model, self._case.scale)
         return self._model
+
+
+def rounding_decides_first(actual: Arrays, reference: Arrays) -> bool:
+    """Whether the first frame whose memory has other objects than upstream's differs only where rounding decides it."""
+    for name in (name for name in reference if name.endswith("/remembered")):
+        ours, theirs = actual.get(name, reference[name]), reference[name]
+        if not np.array_equal(ours, theirs):
+            undecided = reference[name.replace("remembered", "undecided")]
+            return len(ours) == len(theirs) and not (ours != theirs)[~undecided].any()
+    return False
+
+
+def _remembered(question: Question, arrays: Arrays) -> Remembered:
+    """By frame, which objects its memory has, of arrays by answer: the answer 1 is of the prompt's frame."""
+    answers = range(1, question.length - question.frame + 1)
+    return {question.frame + number - 1: arrays[f"{number}/remembered"] for number in answers}
 
 
 def _prefixed(oracle: Arrays) -> Arrays:

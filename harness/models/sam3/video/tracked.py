@@ -31,6 +31,7 @@ class _Computed:
     logits: list[Floats] = field(default_factory=list)
     object_logits: list[Floats] = field(default_factory=list)
     memories: list[Bits] = field(default_factory=list)
+    remembered: list[npt.NDArray[np.bool_]] = field(default_factory=list)
     births: int = 0
 
     def arrays(self) -> Arrays:
@@ -39,6 +40,7 @@ class _Computed:
             "logits": np.concatenate([np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32), *self.logits]),
             "object_logits": np.concatenate([np.zeros(0, np.float32), *self.object_logits]),
             "memories": np.concatenate([np.zeros((0, 64, 72, 72), np.uint16), *self.memories]),
+            "remembered": np.concatenate([np.zeros(0, bool), *self.remembered]),
             "births": np.array([self.births]),
         }
 
@@ -68,6 +70,7 @@ class RecordingTracker(Tracker):
         """See `Tracker.memory`."""
         bits = super().memory(features, logits, object_logits)
         self._now.memories.append(bits)
+        self._now.remembered.append(object_logits > 0)
         return bits
 
     def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
 from harness.models.sam3.video import STEP
+from harness.models.sam3.video.undecided import undecided_shares
+from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT
 
 if TYPE_CHECKING:
     from harness.models.sam3.video.questions import Pixels, Question
@@ -32,7 +35,7 @@ LEVELS = 3
 PARTS = (
     *("ids", "scores", "boxes", "masks"),
     *("candidates", "unfilled", "tracker_scores"),
-    *("objects", "logits", "object_logits", "memories"),
+    *("objects", "logits", "object_logits", "memories", "remembered", "undecided"),
 )
 """What `Tracking` returns of each answer.
 
@@ -40,10 +43,12 @@ Of n objects that are shown: ids int64 [n], scores [n], boxes [n, 4] as shares o
 and masks bool [n, h, w]. Of m objects that may be shown: their ids int64 [m], mask logits [m, 288, 288] before holes
 are filled, and tracker scores [m]. `objects` are the ids that are tracked after the frame, int64. Of N objects that
 were tracked into the frame: mask logits [N, 288, 288] before holes are filled and object logits [N], none on a frame
-that is conditioning already; and their memories [N, 64, 72, 72].
+that is conditioning already; their memories [N, 64, 72, 72]; whether these have the object, bool [N], and whether
+rounding decides that, bool [N].
 """
 
 Detections = Mapping[str, Tensor]
+Remembered = Mapping[int, npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +85,29 @@ class Tracking(nn.Module):
     """
 
     def __init__(
-        self, model: Any, question: Question, frames: Sequence[Pixels], found: Detections | None = None
+        self,
+        model: Any,
+        question: Question,
+        frames: Sequence[Pixels],
+        found: Detections | None = None,
+        followed: Remembered | None = None,
     ) -> None:
-        """Takes the video model, and what another run found if it is not to be found again; then nothing is shown."""
+        """Takes what is asked, and what another run found or decided.
+
+        Args:
+            model: The video model.
+            question: What is asked.
+            frames: The frames.
+            found: What is not to be found again; with it nothing is shown.
+            followed: By frame, which objects another run remembered; followed where rounding decides it.
+        """
         super().__init__()
         self.model = model
         self.steps: list[Step] = []
         self.found = found
         self._question = question
         self._frames = frames
+        self._followed = followed or {}
 
     @property
     def names(self) -> list[str]:
@@ -100,7 +119,7 @@ class Tracking(nn.Module):
         """The tensors of `PARTS` for the prompt and for each frame from the prompt's on."""
         pictures = [Image.fromarray(frame) for frame in self._frames]
         pixels = [preprocess(picture) for picture in pictures]
-        recorder = _Recorder(self.model, self._question.steps)
+        recorder = _Recorder(self.model, self._question.steps, self._followed)
         with ExitStack() as stack:
             for patch in (quick_masks(), _no_inference_mode(), recorder.recording()):
                 stack.enter_context(patch)
@@ -194,6 +213,8 @@ class _Frame:
         self.logits: list[Tensor] = []
         self.object_logits: list[Tensor] = []
         self.memories: list[Tensor] = []
+        self.remembered: Tensor = torch.zeros(0, dtype=torch.bool)
+        self.undecided: Tensor = torch.zeros(0, dtype=torch.bool)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of `PARTS` but what is shown."""
@@ -205,14 +226,18 @@ class _Frame:
             torch.cat([torch.zeros(0, 288, 288), *self.logits]),
             torch.cat([torch.zeros(0), *self.object_logits]),
             torch.cat([torch.zeros(0, 64, 72, 72), *self.memories]),
+            self.remembered,
+            self.undecided,
         )
 
 
 class _Recorder:
     """Records what upstream's video model does on each frame, and rounds memories in any dtype."""
 
-    def __init__(self, model: Any, steps: Sequence[int]) -> None:
+    def __init__(self, model: Any, steps: Sequence[int], followed: Remembered) -> None:
         self.model = model
+        self._followed = followed
+        self._current = 0
         self.frames: dict[int, _Frame] = {}
         self.steps: list[Step] = []
         self._wanted = steps
@@ -228,6 +253,11 @@ class _Recorder:
             replaced(self.model, "build_outputs", self._outputs(self.model.build_outputs)),
             replaced(tracker, "_run_single_frame_inference", self._single(tracker._run_single_frame_inference)),
             replaced(tracker, "track_step", self._step(tracker.track_step)),
+            replaced(
+                tracker,
+                "_suppress_object_pw_area_shrinkage",
+                self._shrinkage(tracker._suppress_object_pw_area_shrinkage),
+            ),
             replaced(tracker, "_encode_new_memory", self._encoding(tracker._encode_new_memory)),
             replaced(tracker, "_run_memory_encoder", self._memory(tracker._run_memory_encoder)),
         ):
@@ -236,6 +266,7 @@ class _Recorder:
     def _frame(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(inference_state: Any, frame_idx: int, reverse: bool) -> Any:
             self.frames[frame_idx] = _Frame()
+            self._current = frame_idx
             out = original(inference_state, frame_idx, reverse)
             objects = inference_state["tracker_metadata"]["obj_ids_all_gpu"]
             self.frames[frame_idx].objects = torch.from_numpy(objects.copy())
@@ -284,6 +315,23 @@ class _Recorder:
             if wanted:
                 self._tracked[id(remembered)] = kept | {"out": out}
             return out
+
+        return run
+
+    def _shrinkage(self, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Which objects a frame's memory has (TP:1334); where rounding decides it, another run's decision holds."""
+
+        def run(masks: Tensor) -> Tensor:
+            after = original(masks)
+            frame = self.frames[self._current]
+            frame.undecided = torch.from_numpy(undecided_shares(masks[:, 0].numpy()))
+            frame.remembered = (after > 0).flatten(1).any(dim=1)
+            followed = torch.from_numpy(self._followed.get(self._current, frame.remembered.numpy()))
+            if len(followed) == len(masks):
+                for each in torch.nonzero(frame.undecided & (followed != frame.remembered))[:, 0]:
+                    after[each] = masks[each] if followed[each] else masks[each].clamp(max=float(SUPPRESSED_LOGIT))
+                frame.remembered = (after > 0).flatten(1).any(dim=1)
+            return after
 
         return run
 

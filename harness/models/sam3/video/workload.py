@@ -53,13 +53,14 @@ class VideoWorkload:
         with deployed_model(run, self._saved / "model", CAPACITY) as model:
             if model is None:
                 return False
-            for question in self._questions:
-                save_outputs(self._saved / question.name, answered(model, question))
+            answers = {question.name: answered(model, question) for question in self._questions}
+            for name, answer in answers.items():
+                save_outputs(self._saved / name, answer)
             for script in self._scripts:
                 save_outputs(self._saved / script.name, compiled.answers(model, script, frames_of(script)))
             # PyTorch's states are in the cache, or are made now.
             for question in self._questions:
-                for name, step in _steps(self._source.answer(question)):
+                for name, step in _steps(self._source.answer(question, answers[question.name])):
                     save_outputs(self._saved / name, stepped(model, step, question.length))
         return True
 
@@ -67,8 +68,9 @@ class VideoWorkload:
         """See `harness.models.subject.Workload`."""
         verdicts: list[Verdict] = []
         for question in self._questions:
-            answer = self._source.answer(question)
-            verdicts += judged(load_outputs(self._saved / question.name), answer)
+            actual = load_outputs(self._saved / question.name)
+            answer = self._source.answer(question, actual)
+            verdicts += judged(actual, answer)
             for name, step in _steps(answer):
                 verdicts += judged_step(name, load_outputs(self._saved / name), step, expectation)
         for script in self._scripts:

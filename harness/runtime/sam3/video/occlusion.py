@@ -19,7 +19,7 @@ SUPPRESSED_LOGIT = np.float32(-10.0)
 """`NO_OBJ_LOGIT` (VB:887): the mask logits of a suppressed object."""
 PRESENT_LOGIT, ABSENT_LOGIT = np.float32(10.0), np.float32(-10.0)
 """The object logits that the memory encoder gets, by whether the mask has pixels (VB:1466)."""
-_REMAINING_SHARE = np.float32(0.3)
+REMAINING_SHARE = np.float32(0.3)
 """`shrink_threshold` (TP:1321)."""
 
 
@@ -62,7 +62,7 @@ def without_shrunken(logits: Floats) -> Floats:
     won = masks & _is_highest(logits)
     share = areas(won).astype(np.float32) / np.maximum(areas(masks), 1).astype(np.float32)
     kept = logits.copy()
-    for gone in np.flatnonzero(share < _REMAINING_SHARE):
+    for gone in np.flatnonzero(share < REMAINING_SHARE):
         np.minimum(kept[gone], SUPPRESSED_LOGIT, out=kept[gone])
     return kept
 
