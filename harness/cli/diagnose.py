@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,8 +105,11 @@ def diagnose(
 def _diagnosed(
     case: Case, settings: Settings, output: str | None, reproduce: bool, float32: Mapping[str, Groups]
 ) -> Diagnosis:
+    from harness.core.expectations import expectation_for
     from harness.diagnose.diagnosing import diagnose as diagnose_case
+    from harness.verify.runner import expectations
 
+    settings = replace(settings, expectation=expectation_for(case, expectations()))
     with console.status(case.id) as status:
         return diagnose_case(
             case,

@@ -90,6 +90,7 @@ class Compared:
     Attributes:
         comparisons: In the order of the calls.
         results: The outputs, in order.
+        outputs: Their values, in order.
         unnamed: Numbers of the calls whose results are of no node.
         changed: Numbers of the calls whose inputs are not what was written, before the call or after it: memory was
             given away too early.
@@ -101,6 +102,7 @@ class Compared:
 
     comparisons: tuple[Comparison, ...]
     results: tuple[Result, ...]
+    outputs: tuple[Array, ...]
     unnamed: tuple[int, ...]
     changed: tuple[int, ...]
     altered: Mapping[str, int]
@@ -194,7 +196,8 @@ class _Observer:
         results = tuple(map(self._result, self.outputs, outputs))
         changed = tuple(dict.fromkeys(self.changed))
         unsteady = tuple(self.unsteady)
-        return Compared(tuple(self.found), results, unnamed, changed, self.altered, unsteady, self.wrong)
+        found, values = tuple(self.found), tuple(outputs)
+        return Compared(found, results, values, unnamed, changed, self.altered, unsteady, self.wrong)
 
     def note(self, function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         if name not in self.functions:

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
+    from harness.core.expectations import Expectation
     from harness.core.program import Program
     from harness.diagnose.comparing import Compared, Result
     from harness.diagnose.compiler import Compiler
     from harness.diagnose.flow import Flow
     from harness.diagnose.pieces import Pieces
+    from harness.diagnose.upstream import Upstream
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
 
@@ -141,12 +143,15 @@ def diagnose_program(
         float32: As for `diagnose`.
     """
     from harness.diagnose.compiler import Compiler
+    from harness.diagnose.rewriting import rewriting
+    from harness.diagnose.upstream import Upstream
     from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.route import Route
     from harness.tuned.database import chosen_schedules
 
     route = Route.of(case, float32)
     inputs = tuple(program.example.values())
+    truth = Upstream.of(program, case)
     if exported is None:
         announce(Stage.EXPORT)
         exported = route.export(program.module, inputs, program.axes)
@@ -167,10 +172,14 @@ def diagnose_program(
         ),
     )
     code, flow, compared = _run(imported, PRECISIONS[case.precision], announce, compiled)
-    found = _diagnosis(program, case, imported, flow, compared, output)
-    if found.first is None or PRECISIONS[case.precision].is_half:
+    found = _diagnosis(program, case, imported, flow, compared, output, truth, settings.expectation)
+    if PRECISIONS[case.precision].is_half:
         return found
     announce("cause")
+    if found.beyond:
+        found = replace(found, rewriting=rewriting(program, route, graph, inputs, truth))
+    if found.first is None:
+        return found
     told, pieces = _with_cause(found, imported, flow)
     if not reproduce:
         return told
@@ -257,15 +266,19 @@ def _diagnosis(
     flow: Flow,
     compared: Compared,
     output: str | None,
+    truth: Upstream,
+    expectation: Expectation | None,
 ) -> Diagnosis:
     from harness.diagnose.reference import needed
     from harness.lowering.frontends.torch_export.complex.errors import source_line
 
     graph = imported.graph
     results = dict(zip(program.outputs, map(graph.nodes.__getitem__, graph.outputs), strict=True))
-    deviations = {name: result.accumulated for name, result in zip(program.outputs, compared.results, strict=True)}
+    outputs = dict(zip(program.outputs, compared.outputs, strict=True))
+    deviations, failed = truth.deviations(outputs), truth.failed(outputs, expectation)
     if output is not None:
         results, deviations = {output: results[output]}, {output: deviations[output]}
+        failed = {name: reason for name, reason in failed.items() if name == output}
     calls = frozenset[int]().union(*(flow.needed(flow.results[program.outputs.index(name)]) for name in results))
     nodes = {node.name: node for node in needed(results.values())}
     boundaries = tuple(
@@ -322,6 +335,7 @@ def _diagnosis(
         unsteady,
         luck,
         luck_of_outputs,
+        failed=failed,
     )
 
 

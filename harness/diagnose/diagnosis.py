@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.core.case import Case
@@ -99,8 +99,10 @@ class Divergence:
 
 
 class Cause(StrEnum):
-    """What makes a kernel wrong."""
+    """What makes a kernel, or the program that is compiled, wrong."""
 
+    STRATEGY = "strategy"
+    EXPORT = "export or patch"
     IMPORTER = "importer"
     LEGALIZATION = "legalization"
     SCHEDULE = "schedule"
@@ -286,6 +288,24 @@ class Misshapen:
 
 
 @dataclass(frozen=True)
+class Rewriting:
+    """How the program that is compiled computes something else than the model, in PyTorch already.
+
+    Attributes:
+        cause: `STRATEGY`, or `EXPORT` if the program is as wrong without the strategy: by torch.export, by PyTorch's
+            decomposition, or by a patch that acts while a model is traced.
+        source: Line of the model whose value is lost; empty if it is not known.
+        by: Line of what is computed instead; empty if it is not known.
+        result: The largest error of an output when PyTorch computes the program.
+    """
+
+    cause: Cause
+    source: str
+    by: str
+    result: Deviation
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What was found about one program of a case.
 
@@ -293,7 +313,7 @@ class Diagnosis:
         case: The case.
         program: Name of the program.
         boundaries: Every call that was compared, in order.
-        outputs: Errors of the outputs, by name.
+        outputs: Errors of the outputs, by name, beside those of the model itself.
         coverage: How much of the exported program was compared.
         first: The first kernel that diverges; None if none does.
         changed: Functions whose inputs are not what was written: the memory of these was given away too early.
@@ -305,6 +325,8 @@ class Diagnosis:
         luck_of_outputs: The same of outputs.
         ablation: Why the first kernel that diverges does so.
         reproduction: What shows that, if it was asked for; no part of the JSON.
+        failed: The outputs that a verification does not let pass, with its reasons.
+        rewriting: How the program that is compiled is not the model; None if it is, or if no output is wrong.
     """
 
     case: Case
@@ -321,6 +343,8 @@ class Diagnosis:
     luck_of_outputs: tuple[str, ...] = ()
     ablation: Ablation | None = None
     reproduction: Reproduction | None = None
+    failed: Mapping[str, str] = field(default_factory=dict)
+    rewriting: Rewriting | None = None
 
     @property
     def faulty(self) -> bool:
@@ -329,8 +353,9 @@ class Diagnosis:
 
     @property
     def beyond(self) -> list[str]:
-        """Names of the outputs whose errors are beyond the limits."""
-        return [name for name, found in self.outputs.items() if found.excess > 1 and name not in self.luck_of_outputs]
+        """Names of the outputs that are wrong: their errors are beyond the limits, or a verification refuses them."""
+        wrong = (name for name, found in self.outputs.items() if found.excess > 1 or name in self.failed)
+        return [name for name in wrong if name not in self.luck_of_outputs]
 
 
 def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:

@@ -21,6 +21,8 @@
                   "reruns": [{"way", "result": deviation or null, "problem"}],
                   "imports": [{"way", "result": deviation or null, "problem"}], "whose": in words, or "",
                   "passes": [names]} or null,
+     "failed": {output that a verification refuses: reason},
+     "rewriting": {"cause", "source", "by", "result": deviation} or null,
      "budget": {kind of call: share of the squared errors}}
 
 A deviation is {"r_rms", "r_inf", "error", "torch_error", "wrong"}. Attributes of the same names in

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.core.precision import PRECISIONS
 from harness.diagnose.deviation import Deviation
-from harness.diagnose.diagnosis import Boundary, Diagnosis, budget
+from harness.diagnose.diagnosis import Boundary, Cause, Diagnosis, Rewriting, budget
 
 _SHOWN = 12
 """Boundaries in the table unless all are asked for: those around the first divergence, or the least accurate ones."""
@@ -46,6 +46,8 @@ def summary(diagnosis: Diagnosis) -> str:
     lines = [_finding(diagnosis)]
     if diagnosis.first is not None and _is_half(diagnosis):
         lines.append(f"Its cause is not looked for in {diagnosis.case.precision}: see whether it diverges in fp32 too.")
+    if diagnosis.rewriting is not None:
+        lines.append(_rewritten(diagnosis.case.strategy, diagnosis.rewriting))
     if diagnosis.ablation is not None:
         lines.append(f"Cause: {diagnosis.ablation.cause or 'undecided'}: {diagnosis.ablation.reason}.")
     if luck := (*diagnosis.luck_of_outputs, *diagnosis.luck):
@@ -83,9 +85,11 @@ def summary(diagnosis: Diagnosis) -> str:
 def _finding(diagnosis: Diagnosis) -> str:
     first = diagnosis.first
     if first is None and diagnosis.beyond:
-        told = diagnosis.changed or diagnosis.altered or diagnosis.misshapen or diagnosis.unsteady
-        grew = "" if told else ", because rounding errors grow"
-        return f"No kernel diverges by itself, but errors of {', '.join(diagnosis.beyond)} are beyond the limits{grew}."
+        causes = diagnosis.changed, diagnosis.altered, diagnosis.misshapen, diagnosis.unsteady, diagnosis.rewriting
+        unknown = "" if any(causes) else ", and no cause was found: errors may grow from kernel to kernel"
+        refused = [f"; {name}: {diagnosis.failed[name]}" for name in diagnosis.beyond if name in diagnosis.failed]
+        reason, wrong = "".join(refused[:1]), ", ".join(diagnosis.beyond)
+        return f"No kernel diverges by itself, but errors of {wrong} are beyond the limits{unknown}{reason}."
     if first is None:
         return "No kernel diverges: each rounds like PyTorch or better when it is given PyTorch's own values."
     boundary = first.boundary
@@ -94,6 +98,16 @@ def _finding(diagnosis: Diagnosis) -> str:
         f"First divergent kernel ({first.confidence}): call {boundary.position}, {boundary.function}, which computes "
         f"{boundary.node} ({', '.join(boundary.operators)}) of {boundary.source}: {first.reason}.{others}"
     )
+
+
+def _rewritten(strategy: str, found: Rewriting) -> str:
+    far = f"r_rms, r_inf {_ratio(found.result)}"
+    wrong = f"PyTorch's outputs of the program that is compiled are not the model's ({far})"
+    if found.cause is Cause.EXPORT:
+        return f"Cause: {found.cause}: {wrong}, and without the strategy they are not either."
+    model = f", which computes {found.source}" if found.source else ""
+    by = f" by {found.by}" if found.by else ""
+    return f"Cause: {found.cause}: {wrong}: {strategy} replaces the model{model}{by}."
 
 
 def shown(diagnosis: Diagnosis) -> list[Boundary]:
