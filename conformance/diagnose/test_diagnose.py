@@ -43,7 +43,7 @@ from harness.lowering.route import Lowered
 from harness.parity.draws import FEW
 from harness.processes.threads import on_tvm_threads
 from harness.schedules.common.kernel import Argument, fp32, prim_func
-from harness.schedules.cpu import elementwise, epilogue, rewrite
+from harness.schedules.cpu import elementwise, epilogue, normalization, rewrite
 from harness.schedules.cpu.arena import Value
 from harness.schedules.cpu.lowering import Context, Lowering
 from harness.schedules.cpu.pipeline import LEGALIZE
@@ -366,6 +366,33 @@ def test_the_cause_is_found_of_what_reads_one_of_several_results(monkeypatch: py
     monkeypatch.setitem(epilogue.UNARY, "relax.nn.relu", lambda x: x)
     program = Program("normed", Normed().eval(), {"x": torch.randn(7, WIDTH)}, ("y",))
     assert cause_of(diagnose_program(program, CASE, SEEDED)) is Cause.FUSION
+
+
+class OffsetGroups(nn.Module):
+    """A normalization of groups far from zero, which TVM alone computes less accurately than PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Conv2d(16, 16, 1), nn.GroupNorm(4, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.layer(x)))
+
+
+def test_tvm_is_not_blamed_for_a_fault_of_this_project_where_it_is_only_less_accurate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = normalization.group_moments_kernel
+    monkeypatch.setattr(normalization, "group_moments_kernel", lambda lines, count, e: right(lines, count, 10 * e))
+    x = torch.randn(1, 16, 24, 24, generator=torch.Generator().manual_seed(1)) + 6
+    found = diagnose_program(Program("groups", OffsetGroups().eval(), {"x": x}, ("y",)), CASE, SEEDED)
+    assert found.ablation is not None
+    by_tvm, by_legalization = found.ablation.experiments
+    assert by_tvm.result is not None and by_tvm.result.excess > 1
+    assert by_tvm.otherwise and not by_legalization.otherwise
+    assert found.ablation.cause is Cause.LEGALIZATION
+    assert "wrong in another way with TVM's own legalizations and loops" in summary(found)
 
 
 def test_what_is_wrong_only_together_with_the_operators_before_it_is_fused_wrongly(

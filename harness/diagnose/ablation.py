@@ -18,11 +18,14 @@ from harness.processes.threads import on_tvm_threads
 
 if TYPE_CHECKING:
     from harness.diagnose.deviation import Deviation
+    from harness.diagnose.fault import Fault
 
 
-def ablate(pieces: Pieces, before: Pieces, compiler: Compiler, unsteady: bool = False) -> Ablation:
+def ablate(pieces: Pieces, before: Pieces, compiler: Compiler, fault: Fault | None, unsteady: bool = False) -> Ablation:
     """Computes the operators of a kernel in ways that have more and more of this project in them, until one is wrong.
 
+    It must be wrong as the program is: TVM alone may be too inaccurate where this project's kernels are not. If none is
+    wrong in the same way, the first that is wrong decides.
     What is wrong runs again on one thread, and without LLVM's optimizations: loops whose tasks disturb each other and
     faults of code generation are told apart so. What is wrong without any of this project is imported in other ways;
     where fusing makes it wrong, the pass is looked for.
@@ -32,24 +35,28 @@ def ablate(pieces: Pieces, before: Pieces, compiler: Compiler, unsteady: bool = 
         pieces: Cuts out the operators of the kernel.
         before: Cuts out these and those of the calls that make its inputs.
         compiler: What the program is compiled for.
+        fault: What is wrong with the result of the kernel in the program; None if that is not known.
         unsteady: Whether the kernel does not always make the same bits of the same values; an experiment may be right
             by chance then.
     """
     piece = pieces.cut()
+    ways = [(cause, pieces) for cause in WAYS]
+    ways += [(Cause.FUSION, before)] if before.sources != pieces.sources else []
     experiments: list[Experiment] = []
-    for cause in WAYS:
-        result, problem = _tried(piece, partial(compiler.result, piece, cause))
-        experiments.append(Experiment(cause, result, problem))
-        if result is not None and result.excess > 1:
-            return _decided(experiments, pieces, piece, compiler)
-    otherwise = None if experiments[-1].result is None else Cause.SCHEDULE if unsteady else Cause.RUNTIME
-    if before.sources != pieces.sources:
-        piece = before.cut()
-        result, problem = _tried(piece, partial(compiler.result, piece, Cause.FUSION))
-        experiments.append(Experiment(Cause.FUSION, result, problem, with_before=True))
-        if result is not None and result.excess > 1:
-            return _decided(experiments, before, piece, compiler)
-    return Ablation(tuple(experiments), otherwise)
+    other: tuple[list[Experiment], Pieces, Piece] | None = None
+    for cause, cutting in ways:
+        piece = piece if cutting is pieces else cutting.cut()
+        result, problem, found = _tried(piece, partial(compiler.result, piece, cause))
+        made = Experiment(cause, result, problem, with_before=cutting is not pieces)
+        if found is not None and (fault is None or fault.same(found)):
+            return _decided([*experiments, made], cutting, piece, compiler)
+        if found is not None and other is None:
+            other = [*experiments, made], cutting, piece
+        experiments.append(replace(made, otherwise=found is not None))
+    if other is not None:
+        return _decided(*other, compiler)
+    undecided = experiments[len(WAYS) - 1].result is None
+    return Ablation(tuple(experiments), None if undecided else Cause.SCHEDULE if unsteady else Cause.RUNTIME)
 
 
 def _decided(experiments: list[Experiment], pieces: Pieces, piece: Piece, compiler: Compiler) -> Ablation:
@@ -70,18 +77,19 @@ def _reruns(piece: Piece, way: Cause, compiler: Compiler) -> Iterator[Retrial]:
         Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().result(piece, way),
     }
     for how, run in runs.items():
-        result, problem = _tried(piece, run)
+        result, problem, _ = _tried(piece, run)
         yield Retrial(how, result, problem)
         if result is not None and result.excess <= 1:
             return
 
 
-def _tried(piece: Piece, run: Callable[[], Arrays]) -> tuple[Deviation | None, str]:
-    """Returns the error of the first result, or None and why there is none: that decides nothing."""
+def _tried(piece: Piece, run: Callable[[], Arrays]) -> tuple[Deviation | None, str, Fault | None]:
+    """Returns the error of the first result and what is wrong with it, or why there is none: that decides nothing."""
     try:
-        return piece.judged(run()[0]), ""
+        result = run()[0]
+        return piece.judged(result), "", piece.fault(result)
     except Exception as error:  # what TVM cannot import or compile in this way
-        return None, (str(error).strip() or type(error).__name__).splitlines()[-1]
+        return None, (str(error).strip() or type(error).__name__).splitlines()[-1], None
 
 
 def _imports(pieces: Pieces, piece: Piece, compiler: Compiler) -> Iterator[Retrial]:
@@ -98,8 +106,8 @@ def _imports(pieces: Pieces, piece: Piece, compiler: Compiler) -> Iterator[Retri
         module, weights = onnx.import_module(program, given)
         return _run(module, (*given, *map(torch.from_numpy, weights.values())), compiler)
 
-    yield Retrial(ImportWay.RAW, *_tried(piece, raw))
-    yield Retrial(ImportWay.ONNX, *_tried(piece, by_onnx))
+    yield Retrial(ImportWay.RAW, *_tried(piece, raw)[:2])
+    yield Retrial(ImportWay.ONNX, *_tried(piece, by_onnx)[:2])
 
 
 def _run(module: tvm.IRModule, given: tuple[torch.Tensor, ...], compiler: Compiler) -> Arrays:
@@ -111,7 +119,7 @@ def _passes(piece: Piece, compiler: Compiler) -> tuple[str, ...]:
     since: list[str] = []
     for name, run in compiler.after_each_pass(piece):
         since.append(name)
-        result, _ = _tried(piece, run)
+        result, _, _ = _tried(piece, run)
         if result is None:
             continue
         if result.excess > 1:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from harness.core.program import Program
     from harness.diagnose.comparing import Compared, Result
     from harness.diagnose.compiler import Compiler
+    from harness.diagnose.fault import Fault
     from harness.diagnose.flow import Flow
     from harness.diagnose.pieces import Pieces
     from harness.diagnose.upstream import Upstream
@@ -180,7 +181,7 @@ def diagnose_program(
         found = replace(found, rewriting=rewriting(program, route, graph, inputs, truth))
     if found.first is None:
         return found
-    told, pieces = _with_cause(found, imported, flow)
+    told, pieces = _with_cause(found, imported, flow, compared)
     if not reproduce:
         return told
     announce("reproduction")
@@ -228,7 +229,7 @@ def _run(
         return code, flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)
 
 
-def _with_cause(found: Diagnosis, imported: _Imported, flow: Flow) -> tuple[Diagnosis, Pieces]:
+def _with_cause(found: Diagnosis, imported: _Imported, flow: Flow, compared: Compared) -> tuple[Diagnosis, Pieces]:
     """Says why the first kernel diverges; returns also what cuts out operators that show it."""
     from harness.diagnose.ablation import ablate
     from harness.diagnose.pieces import Pieces
@@ -241,8 +242,14 @@ def _with_cause(found: Diagnosis, imported: _Imported, flow: Flow) -> tuple[Diag
         return Pieces(module, holding, graph, imported.inputs, wrong.node, sources)
 
     kernel, before = pieces(flow.sources(wrong.position)[0]), pieces(flow.before(wrong.position))
-    ablation = ablate(kernel, before, imported.compiler, wrong.function in found.unsteady)
+    fault = _fault(compared, wrong.position)
+    ablation = ablate(kernel, before, imported.compiler, fault, wrong.function in found.unsteady)
     return replace(found, ablation=ablation), pieces(imported.graph.inputs) if ablation.takes_before else kernel
+
+
+def _fault(compared: Compared, position: int) -> Fault | None:
+    (fault,) = (made.fault for made in compared.comparisons if made.position == position)
+    return fault
 
 
 def _reproduction(
@@ -252,7 +259,7 @@ def _reproduction(
 
     assert found.first is not None
     position = found.first.boundary.position
-    (fault,) = (made.fault for made in compared.comparisons if made.position == position)
+    fault = _fault(compared, position)
     assert fault is not None
     assert compared.wrong is not None
     calls = compared.wrong.piece(code, flow.nodes, flow.sources(position)[0])

@@ -136,12 +136,14 @@ class Experiment:
         result: Their error, given PyTorch's values; None if they could not be computed so.
         problem: Why they could not be, in one line.
         with_before: Whether the operators of the calls that make the kernel's inputs are computed, too.
+        otherwise: Whether they are wrong, and in another way than in the program: that decides nothing.
     """
 
     decides: Cause
     result: Deviation | None
     problem: str = ""
     with_before: bool = False
+    otherwise: bool = False
 
     @property
     def way(self) -> str:
@@ -207,6 +209,7 @@ class Ablation:
     def reason(self) -> str:
         """Which experiment decided, in words."""
         untold = [f"{made.way}: {made.problem}" for made in self.experiments if made.result is None]
+        other = [f", wrong in another way with {made.way}" for made in self.experiments if made.otherwise]
         unknown = f" (not computed with {'; '.join(untold)})" if untold else ""
         if self.cause is None:
             return f"no experiment that could be made is wrong{unknown}"
@@ -215,7 +218,7 @@ class Ablation:
             told = "" if steady else ", and the kernel does not always make the same bits: its tasks disturb each other"
             return f"its operators are right in a module of their own{unknown}{told}"
         before = [made.way for made in self.experiments if made.result and made.result.excess <= 1]
-        right = f", right with {before[-1]}" if before else ""
+        right = "".join([*([f", right with {before[-1]}"] if before else []), *other])
         turned = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
         told = f"its operators are wrong with {self.experiments[-1].way}{self._reruns}"
         return f"{told}{right}{unknown}{turned}{self._whose}"
