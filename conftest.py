@@ -37,6 +37,7 @@ MARKERS = {
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
     **{name: f"cases in {name}" for name in PRECISIONS},
     **{name: f"cases with {name} weights" for name in WEIGHTS},
+    "wide": "what `make test` leaves to `make test-all`: dear, and seen by a cheaper test except in rare faults",
 }
 
 CASES = pytest.StashKey[tuple[Case, ...]]()
