@@ -2,7 +2,8 @@
 
 Each is held to PyTorch fp32 (the strict gate; integers and booleans equal) and to float64 (as accurate as PyTorch).
 Two sources of cases: the calls that the components really make (fixtures/operators.json), where they are cheap enough,
-and hypothesis around them. The large ones are the components' tests' to check.
+and hypothesis around them. The large ones are the components' tests' to check. A few calls of every operator are
+compiled without LLVM's passes; every night has more, as they ship and for other CPUs, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tvm
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from conformance.support.batches import drawn
+from conformance.support.batches import Part, drawn, run_together
 from conformance.support.cpus import narrower
 from harness.lowering.frontends.running import Arrays, run_module, run_torch
 from harness.lowering.frontends.torch_export import export_program, import_program
@@ -38,21 +39,26 @@ LARGEST = 300_000
 """Elements of all operands of a recorded call that is run here."""
 MOST_WORK = 1e8
 """Multiplications of a recorded call that is run here."""
-MOST_CALLS = 24
-"""Recorded calls of one operator that are run here, spread over all."""
-ANY = 24
-"""Calls of any shape of one operator: one program, because PyTorch takes a second to decompose even the smallest."""
+MANY = 24
+"""Calls of one operator that are run every night, recorded ones and as many of any shape."""
+TOGETHER = 6
+"""Operators of which one program has calls."""
 
 WORST_R_RMS = 1.5
 
 
-class Use:
-    """One call of an operator on real tensors; no dataclass, whose tensors hypothesis would print in full."""
+class Use(torch.nn.Module):
+    """One call of an operator on real tensors, which are the inputs: the output is its first result, or its list."""
 
     def __init__(
         self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
+        super().__init__()
         self.operator, self.args, self.kwargs = operator, args, kwargs or {}
+        leaves, self.structure = pytree.tree_flatten((self.args, self.kwargs))
+        self.inputs = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def __repr__(self) -> str:
         def brief(leaf: Any) -> Any:
@@ -60,47 +66,47 @@ class Use:
 
         return f"{self.operator}{pytree.tree_map(brief, (self.args, self.kwargs))}"
 
-
-class Uses(torch.nn.Module):
-    """Several calls of an operator side by side; the tensors are the inputs, every first result is an output."""
-
-    def __init__(self, uses: Sequence[Use]) -> None:
-        super().__init__()
-        leaves, self.structure = pytree.tree_flatten([(use.args, use.kwargs) for use in uses])
-        self.operators = [use.operator for use in uses]
-        self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self.tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, *tensors: torch.Tensor) -> Any:
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=False):
             leaves[place] = tensor
-        results: list[torch.Tensor] = []
-        for operator, (args, kwargs) in zip(self.operators, pytree.tree_unflatten(leaves, self.structure), strict=True):
-            result = operator(*args, **kwargs)
-            if isinstance(result, list):
-                results.extend(result)
-            else:
-                results.append(result[0] if isinstance(result, tuple) else result)
-        return tuple(results)
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        result = self.operator(*args, **kwargs)
+        return result[0] if isinstance(result, tuple) else result
+
+    def widened(self) -> Use:
+        """The same call in float64."""
+
+        def widen(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return value.double() if value.is_floating_point() else value
+            return torch.float64 if value is torch.float32 else value
+
+        return Use(self.operator, *pytree.tree_map(widen, (self.args, self.kwargs)))
 
 
-def check(uses: Sequence[Use]) -> None:
-    """Holds the compiled calls to PyTorch and to float64."""
-    module = Uses(uses)
-    inputs = module.tensors or (torch.zeros(1),)
-    expected = run_torch(module, inputs)
-    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
-    oracle = run_torch(_widened(uses), tuple(wide))
-    imported, parameters = import_program(export_program(module, inputs))
-    assert not parameters
-    for target in targets():
+def check(uses: Sequence[Use], targets: Sequence[tvm.target.Target]) -> None:
+    """Holds the calls, all compiled in one program for each target, to PyTorch and to float64."""
+    parts = [Part(use, use, use.inputs) for use in uses]
+    for target in targets:
         try:
-            hold(imported, inputs, target, expected, oracle)
+            found = run_together(lambda module, inputs, target=target: compiled(module, inputs, target), parts)
+            for use, outputs in zip(uses, found, strict=True):
+                hold(use, [output.numpy() for output in outputs])
         except Exception as error:
             error.add_note(f"compiled for {target}")
             raise
+
+
+def compiled(
+    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], target: tvm.target.Target
+) -> list[torch.Tensor]:
+    """The outputs of a module that is compiled by the CPU's pipeline."""
+    inputs = inputs or (torch.zeros(1),)
+    imported, parameters = import_program(export_program(module, inputs))
+    assert not parameters
+    arrays = [tensor.numpy() for tensor in inputs]
+    return [*map(torch.from_numpy, run_module(imported, arrays, target, TARGETS["llvm"].pipeline(target)))]
 
 
 def targets() -> list[tvm.target.Target]:
@@ -109,27 +115,23 @@ def targets() -> list[tvm.target.Target]:
     return [TARGETS["llvm"].tvm_target(), *others]
 
 
-def hold(
-    imported: tvm.IRModule, inputs: Sequence[torch.Tensor], target: tvm.target.Target, expected: Arrays, oracle: Arrays
-) -> None:
-    """Compiles for one target, runs, and compares."""
-    actual = run_module(imported, [tensor.numpy() for tensor in inputs], target, TARGETS["llvm"].pipeline(target))
+def unoptimized() -> tvm.target.Target:
+    """This machine's CPU without LLVM's passes."""
+    return tvm.target.Target({**TARGETS["llvm"].tvm_target().export(), "opt-level": 0})
+
+
+def hold(use: Use, actual: Arrays) -> None:
+    """Compares what one call returned."""
+    expected, oracle = run_torch(use, use.inputs), run_torch(widened := use.widened(), widened.inputs)
     assert len(actual) == len(expected) == len(oracle)
     for got, wanted, exact in zip(actual, expected, oracle, strict=True):
-        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), use
         if got.dtype.kind != "f":
-            np.testing.assert_array_equal(got, wanted)
+            np.testing.assert_array_equal(got, wanted, err_msg=str(use))
         elif got.size:
-            assert difference(got, wanted).outside == 0, f"{np.nanmax(np.abs(got - wanted))} on {wanted.shape}"
+            assert difference(got, wanted).outside == 0, f"{np.nanmax(np.abs(got - wanted))} in {use}"
             ratio = oracle_ratio(got, wanted, exact.astype(np.float64))
-            assert not ratio.r_rms > WORST_R_RMS, f"{ratio} on {wanted.shape}"
-
-
-def _widened(uses: Sequence[Use]) -> Uses:
-    def widen(value: Any) -> Any:
-        return torch.float64 if value is torch.float32 else value
-
-    return Uses([Use(use.operator, *pytree.tree_map(widen, (use.args, use.kwargs))) for use in uses])
+            assert not ratio.r_rms > WORST_R_RMS, f"{ratio} in {use}"
 
 
 # Recorded calls
@@ -169,8 +171,7 @@ def _affordable(name: str) -> list[list[Any]]:
         shapes = _elements(call)
         if sum(math.prod(shape) for shape in shapes) <= LARGEST and _work(name, shapes) <= MOST_WORK:
             calls.append(call)
-    step = max(1, math.ceil(len(calls) / MOST_CALLS))
-    return calls[::step]
+    return calls
 
 
 def _tensor(name: str, shape: list[int], dtype: str, generator: torch.Generator) -> torch.Tensor:
@@ -219,10 +220,11 @@ def _boxes(count: int, image: Sequence[int], generator: torch.Generator) -> torc
     return torch.cat([index, corner, corner + size], dim=1)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in CHECKS and _affordable(name)])
-def test_recorded_calls(name: str) -> None:
+def recorded(name: str, most: int) -> list[Use]:
+    """Recorded calls of an operator, at most so many, spread over all; none is affordable of some."""
     generator = torch.Generator().manual_seed(0)
-    check([_recorded(name, call, generator) for call in _affordable(name)])
+    calls = _affordable(name)
+    return [_recorded(name, call, generator) for call in calls[:: max(1, math.ceil(len(calls) / most))]]
 
 
 # Hypothesis around them
@@ -777,16 +779,19 @@ def test_every_operator_has_a_strategy() -> None:
     assert set(CALLS) - set(CHECKS) == set(USES)
 
 
+@pytest.mark.parametrize("first", range(0, len(USES), TOGETHER), ids=[*USES][::TOGETHER])
+def test_operators(first: int) -> None:
+    names = [*USES][first : first + TOGETHER]
+    check([use for name in names for use in (*recorded(name, 8), *drawn(USES[name], 16))], [unoptimized()])
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", [name for name in USES if _affordable(name)])
+def test_recorded_calls(name: str) -> None:
+    check(recorded(name, MANY), targets())
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("name", USES)
 def test_any_shape(name: str) -> None:
-    uses = drawn(USES[name], ANY)
-    try:
-        check(uses)
-    except Exception:
-        for use in uses:
-            try:
-                check([use])
-            except Exception as error:
-                error.add_note(f"in {use}")
-                raise
-        raise
+    check(drawn(USES[name], MANY), targets())

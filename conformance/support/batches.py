@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 import tvm
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 UNOPTIMIZED = tvm.target.Target({"kind": "llvm", "opt-level": 0})
@@ -81,7 +81,7 @@ def drawn(source: st.SearchStrategy[T], count: int) -> list[T]:
     """The first examples that hypothesis draws, the simplest one among them."""
     found: list[T] = []
 
-    @settings(max_examples=count, phases=[Phase.generate])
+    @settings(max_examples=count, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
     @given(source)
     def keep(example: T) -> None:
         found.append(example)
