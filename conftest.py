@@ -40,6 +40,9 @@ MARKERS = {
     "wide": "what `make test` leaves to `make test-all`: dear, and seen by a cheaper test except in rare faults",
 }
 
+NAMES_OF_CASES = ("component", "strategy", "target", "scale", "precision", "frontend", "weights")
+"""The options that say which cases to run."""
+
 CASES = pytest.StashKey[tuple[Case, ...]]()
 SETTINGS = pytest.StashKey[Settings]()
 
@@ -221,9 +224,19 @@ def whole_cases(config: pytest.Config) -> tuple[Case, ...]:
 
 def parameter(case: Case, *others: str) -> object:
     """A case with its id and its markers, and other parameters, of which the id has those that are not empty."""
-    names = (case.component, case.strategy, case.target, case.scale, case.precision, case.weights)
+    names = [case.component, case.strategy, case.target, case.scale, case.precision, case.weights]
+    names += ["wide"] if is_wide(case) else []
     marks = [getattr(pytest.mark, name) for name in names]
     return pytest.param(case, *others, id="-".join([case.id, *filter(None, others)]), marks=marks)
+
+
+def is_wide(case: Case) -> bool:
+    """Whether a case is for every night: its strategy is held by cheaper tests (`test_rope*.py`) on smaller programs.
+
+    `memory_attention` keeps the control, a strategy that rewrites complex numbers, and one with a kernel of its own.
+    """
+    kept = ("none", "lowering", "tensorir") if case.component == "memory_attention" else ()
+    return case.strategy not in (DEFAULT_STRATEGY, *kept)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -251,3 +264,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "whole_fp32_case", [parameter(case) for case in cases if case.precision == DEFAULT_PRECISION]
         )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what has no case where an option names cases; benchmarks read those options themselves."""
+    if not any(config.getoption(name) for name in NAMES_OF_CASES):
+        return
+    benchmarks = config.rootpath / "perf"
+    others = [item for item in items if not (has_case(item) or item.path.is_relative_to(benchmarks))]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+def has_case(item: pytest.Item) -> bool:
+    """Whether a case is among the parameters of a test."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return any(isinstance(value, Case) for value in parameters.values())

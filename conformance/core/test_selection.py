@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from harness.core.case import Case
@@ -18,16 +14,27 @@ from harness.targets import TARGETS
 SUITE = "conformance/verify/test_components.py"
 
 
-def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    # Its output is read, so the options that this run was given by variable are not for it.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+class Collection:
+    """A plugin that notes what pytest collects."""
+
+    ids: tuple[str, ...] = ()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.ids = tuple(item.nodeid for item in session.items)
+
+
+def run_pytest(*arguments: str, plugin: object = None) -> int:
+    """Runs pytest in this process, which has imported what takes it seconds; returns its exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Its output is read, so the options that this run was given by variable are not for it.
+        patch.delenv("PYTEST_ADDOPTS", raising=False)
+        return pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", *arguments], [plugin or object()])
 
 
 def collected(*arguments: str, suite: str = SUITE) -> set[str]:
-    done = run_pytest("--collect-only", suite, *arguments)
-    return {line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "[" in line}
+    """What is between the brackets of the ids that are collected."""
+    run_pytest("--collect-only", suite, *arguments, plugin=(found := Collection()))
+    return {name.partition("[")[2].rstrip("]") for name in found.ids if "[" in name}
 
 
 def test_everything_is_selected_by_default() -> None:
@@ -58,7 +65,7 @@ def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
     assert collected(suite=suite) == {f"end_to_end-real-{target}-shallow" for target in TARGETS}
     named = ("--strategy", "tensorir", "--scale", "full", "--target", "cuda")
     assert collected(*named, suite=suite) == {"end_to_end-tensorir-cuda-full"}
-    assert collected("--component", "vit", suite=suite) <= {"NOTSET"}
+    assert collected("--component", "vit", suite=suite) == set()
 
 
 def test_a_subject_is_selected_in_the_precisions_that_it_is_judged_in() -> None:
@@ -103,19 +110,39 @@ def test_flags_markers_and_ids_select_the_same_cases() -> None:
     assert collected(*box_head, "-m", "outliers") == {"box_head-real-llvm-shallow-outliers"}
 
 
-def test_unknown_name_is_a_usage_error() -> None:
-    done = run_pytest(SUITE, "--component", "vti")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "did you mean 'vit'" in done.stderr
-    assert run_pytest(SUITE, "--require-target", "cudaa").returncode == pytest.ExitCode.USAGE_ERROR
+def test_only_cases_are_left_where_an_option_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    others = "conformance/core/test_processors.py"
+    run_pytest("--collect-only", others, plugin=(without := Collection()))
+    run_pytest("--collect-only", SUITE, others, "--component", "box_head", plugin=(named := Collection()))
+    assert {name.partition("[")[2] for name in named.ids} == {f"box_head-real-{name}-shallow]" for name in TARGETS}
+    assert f"{len(named.ids)}/{len(named.ids) + len(without.ids)} tests collected ({len(without.ids)} deselected)" in (
+        capsys.readouterr().out
+    )
+    run_pytest("--collect-only", others, "--seed", "1", plugin=(seeded := Collection()))
+    assert seeded.ids == without.ids != ()
 
 
-def test_required_target_that_cannot_run_fails() -> None:
+def test_what_is_left_to_the_night_runs_where_it_is_named() -> None:
+    daily = collected("-m", "llvm and not wide")
+    assert {name.split("-")[0] for name in daily if "-real-" in name} == set(COMPONENTS)
+    assert {name.split("-")[0] for name in daily if "-real-" not in name} == {"memory_attention"}
+    assert collected("-m", "llvm") == {case.id for case in select(targets=["llvm"])} > daily
+    named = ("--component", "vit", "--strategy", "lowering", "--target", "llvm")
+    assert collected(*named) == {"vit-lowering-llvm-shallow"}
+    assert collected(*named, "-m", "not wide") == set()
+
+
+def test_unknown_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_pytest(SUITE, "--component", "vti") == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean 'vit'" in capsys.readouterr().err
+    assert run_pytest(SUITE, "--require-target", "cudaa") == pytest.ExitCode.USAGE_ERROR
+
+
+def test_required_target_that_cannot_run_fails(capsys: pytest.CaptureFixture[str]) -> None:
     missing = next((name for name, target in TARGETS.items() if target.compile_problem() or target.run_problem()), None)
     if missing is None:
         pytest.skip("every target runs on this machine")
     selection = (SUITE, "--component", "box_head", "--target", missing)
-    assert run_pytest(*selection).returncode == pytest.ExitCode.OK
-    required = run_pytest(*selection, "--require-target", missing)
-    assert required.returncode == pytest.ExitCode.TESTS_FAILED
-    assert f"--require-target {missing}" in required.stdout
+    assert run_pytest(*selection) == pytest.ExitCode.OK
+    assert run_pytest(*selection, "--require-target", missing) == pytest.ExitCode.TESTS_FAILED
+    assert f"--require-target {missing}" in capsys.readouterr().out
