@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 CAN_FORK = sys.platform == "linux"
 """Apple's frameworks, which torch loads on a Mac, do not work in a forked process."""
 
@@ -189,6 +187,8 @@ def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int,
 
 def kill_and_collect(process: subprocess.Popen[bytes]) -> int:
     """Kills a process with its group, closes the pipes to it, and gives its exit code."""
+    import psutil
+
     # When it was collected, its number may be another's by now; what is left of its group keeps the number free.
     if process.returncode is None or not psutil.pid_exists(process.pid):
         _kill_group(process.pid)
