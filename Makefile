@@ -49,7 +49,6 @@ doctor: $(STAMP)
 
 # GPU cases compile for minutes each and have jobs of their own: pytest -m cuda, pytest -m metal.
 # Exporting and compiling use one CPU each, so two processes share the files; JOBS=0 runs everything in one.
-# The longest files come first (conformance/conftest.py): whoever gets one last would work on it alone.
 # JUNIT=FILE writes the results as JUnit XML, too.
 test: SELECTED := and not wide
 test test-all: $(STAMP)

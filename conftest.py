@@ -27,6 +27,8 @@ from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_
 from harness.targets import TARGETS
 from harness.verify.runner import libraries_loaded
 
+pytest_plugins = ["conformance.layers"]
+
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")
 
@@ -37,7 +39,6 @@ MARKERS = {
     **{scale.value: f"cases at {scale.value} scale" for scale in Scale},
     **{name: f"cases in {name}" for name in PRECISIONS},
     **{name: f"cases with {name} weights" for name in WEIGHTS},
-    "wide": "what `make test` leaves to `make test-all`: dear, and seen by a cheaper test except in rare faults",
 }
 
 NAMES_OF_CASES = ("component", "strategy", "target", "scale", "precision", "frontend", "weights")

@@ -77,25 +77,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         )
 
 
-LONGEST = (
-    "test_components.py",
-    "test_video.py",
-    "test_end_to_end.py",
-    "test_interactive_subject.py",
-    "test_tuning_search.py",
-    "test_operators.py",
-    "test_tuning_remote.py",
-    "test_tuning_command.py",
-    "test_other_cpus.py",
-)
-"""Files that take minutes, and those that take half a minute and would come last by their names.
-
-They are the first that processes of pytest-xdist get, so that all end at nearly the same time.
-The first two are of different processes: one makes the arrays that `test_end_to_end.py` reads from the cache, the other
-one the artifact, for which everybody else would wait.
-"""
-
-
 gc.disable()  # while test modules and their libraries are imported: collections would take a quarter of that time
 
 
@@ -121,10 +102,6 @@ def pytest_testnodedown(node: Any) -> None:
     if PLACE in node.config.stash:
         node.config.stash[EXECUTED] += executed
         node.config.stash[PLACE].calls += calls
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="module", autouse=True)

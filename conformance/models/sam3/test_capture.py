@@ -121,6 +121,11 @@ def architecture(interactive: bool) -> tuple[Any, tuple[torch.Tensor, ...]]:
     return model, tuple(buffer.clone() for buffer in model.buffers())
 
 
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The module's parameters and buffers; its state leaves out the buffers that are not stored."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_alone_gets_the_weights_it_has_in_the_whole_model(name: str) -> None:
     component = COMPONENTS[name]
@@ -131,9 +136,6 @@ def test_a_component_alone_gets_the_weights_it_has_in_the_whole_model(name: str)
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)  # another component may have got it
     give_weights(model, part=part)
-    expected = component.build(model_of(component)).state_dict()
-    assert part.state_dict().keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[tensor_name]) for tensor_name, tensor in part.state_dict().items())
-    with upstream(), torch.no_grad():
-        args = next(iter(samples_of(component).values()))
-        assert all(output.isfinite().all() for output in part.eval()(*args.values()))
+    tensors, expected = (tensors_of(module) for module in (part, component.build(model_of(component))))
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[tensor_name]) for tensor_name, tensor in tensors.items())

@@ -1,0 +1,64 @@
+"""Each test belongs to a layer, and fails when it costs more CPU time than its layer allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance import layers
+from conformance.core.test_selection import run_pytest
+
+ROOT = layers.DURATIONS.parents[1]
+
+DEAR = """
+import subprocess, sys, time
+import pytest
+
+BURN = "import time\\nwhile time.process_time() < 0.5: pass"
+
+def burn():
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        pass
+
+@pytest.mark.law
+def test_dear_law():
+    burn()
+
+@pytest.mark.law
+def test_dear_child():
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+
+@pytest.mark.law
+def test_slow_and_cheap():
+    time.sleep(0.5)
+
+@pytest.mark.kernel
+def test_kernel():
+    burn()
+
+def test_no_layer():
+    burn()
+"""
+
+
+def test_a_test_that_costs_more_than_its_layer_allows_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(layers.LAYERS, "law", (0.25, ""))
+    (tmp_path / "test_dear.py").write_text(DEAR)
+    run_pytest("-p", "conformance.layers", f"--rootdir={tmp_path}", "-rf", str(tmp_path))
+    output = capsys.readouterr().out
+    failed = [line for line in output.splitlines() if line.startswith("FAILED")]
+    assert [line.split("::")[1].split(" ")[0] for line in failed] == ["test_dear_law", "test_dear_child"]
+    assert output.count("CPU seconds, and the layer `law` allows 0.25: make it cheaper, or mark it") >= len(failed)
+    assert "layers: law 3 in " in output and ", kernel 1 in " in output
+
+
+def test_folders_and_files_that_the_layers_name_exist() -> None:
+    folders = [folder for names in layers.FOLDERS.values() for folder in names]
+    assert len(folders) == len(set(folders))
+    assert all(any((ROOT / "conformance" / folder).rglob("test_*.py")) for folder in folders)
+    assert all((ROOT / file).is_file() for file in json.loads(layers.DURATIONS.read_text(encoding="utf-8")))
