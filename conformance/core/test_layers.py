@@ -44,12 +44,11 @@ def test_no_layer():
 """
 
 
-def test_a_test_that_costs_more_than_its_layer_allows_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(layers.LAYERS, "law", (0.25, ""))
+def test_a_test_that_costs_more_than_its_layer_allows_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_dear.py").write_text(DEAR)
-    run_pytest("-p", "conformance.layers", f"--rootdir={tmp_path}", "-rf", str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:  # this test itself is a law
+        patch.setitem(layers.LAYERS, "law", (0.25, ""))
+        run_pytest("-p", "conformance.layers", f"--rootdir={tmp_path}", "-rf", str(tmp_path))
     output = capsys.readouterr().out
     failed = [line for line in output.splitlines() if line.startswith("FAILED")]
     assert [line.split("::")[1].split(" ")[0] for line in failed] == ["test_dear_law", "test_dear_child"]
