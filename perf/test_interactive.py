@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.interactive import CAPACITY
 from harness.models.sam3.interactive.subject import INTERACTIVE
-from harness.models.sam3.interactive.workload import CAPACITY
 from perf.answering import Questions
 from perf.clicks import ENCODE, PHOTO_AND_CLICK, QUESTIONS, Answer
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from harness.core.case import Case
+from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.outcome import Status
-from harness.core.settings import Settings
+from harness.core.settings import SEEDED, Settings
 from harness.processes import Template
 from harness.report import Result, repro_command
+from harness.targets import HOST
 from harness.verify.runner import verify_case
 
 
 def verified(case: Case, settings: Settings, process: Template, request: pytest.FixtureRequest) -> Result:
-    """Verifies a case; the test is skipped where nothing can run it, and fails where it is not as expected."""
+    """Verifies a case; the test is skipped where nothing can run it, and fails where it is not as expected.
+
+    The case that the tests' compiled model is of judges that folder.
+    """
+    if case == Case(case.component, DEFAULT_STRATEGY, HOST.name) and settings == SEEDED:
+        settings = replace(settings, model=request.getfixturevalue("shallow_artifact"))
     result = verify_case(case, settings, template=process)
     if result.outcome.status is Status.UNAVAILABLE:
         if case.target in request.config.getoption("require_target"):

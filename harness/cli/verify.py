@@ -36,10 +36,13 @@ from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
+from harness.deployment.describing import seed_of
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
 from harness.models.selection import select
+from harness.runtime.manifest import Manifest
+from harness.runtime.variants import described
 from harness.targets import HOST, TARGETS
 from harness.tuned import database
 
@@ -67,6 +70,14 @@ def verify(
     checkpoint: CheckpointOption = None,
     allow_partial: PartialOption = False,
     image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder of a compiled model to judge as it is, with the weights and options it was made with.",
+        ),
+    ] = None,
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[
         float | None,
@@ -117,21 +128,27 @@ def verify(
 
     if diagnosing and judge_saved:
         raise HarnessError("--diagnose runs cases again and --judge-saved runs none: leave one of them out")
+    compiling = {"--diagnose": diagnosing, "--budget": budget, "--db": db, "--untuned": untuned, "--cpu": cpu}
+    if model is not None and (flag := next((flag for flag, given in compiling.items() if given), "")):
+        raise HarnessError(f"--model judges what is compiled, and {flag} is for what is to be: leave one of them out")
     configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # beside a full model, what is kept may not fit
     if jobs > 1:
         share_cpus()
+    shipped = None if model is None else described(model)
     cases = select(
-        component or tuple(name for name, subject in subjects().items() if not subject.long),
-        strategy or (),
-        target or (HOST.name,),
-        scale or (Scale.SHALLOW,),
-        seed,
-        precision or (DEFAULT_PRECISION,),
-        frontend or (DEFAULT_FRONTEND,),
+        component or _judged_by_default(shipped),
+        strategy or (() if shipped is None else (shipped.strategy,)),
+        target or (HOST.name if shipped is None else shipped.target,),
+        scale or (Scale.SHALLOW if shipped is None else shipped.scale,),
+        seed if shipped is None else seed or seed_of(shipped),
+        precision or (DEFAULT_PRECISION if shipped is None else shipped.precision,),
+        frontend or (DEFAULT_FRONTEND if shipped is None else shipped.frontend,),
         chosen_weights(weights or (), checkpoint),
     )
+    if shipped is not None and (part := next((case for case in cases if not subjects()[case.component].whole), None)):
+        raise HarnessError(f"--model judges whole models, and {part.component} is a component: leave one of them out")
     float32 = chosen_groups(budget or (), cases)
     required = _required(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)
@@ -143,7 +160,7 @@ def verify(
     if devices is not None:
         device = registered(devices)
         processors, where = processors.otherwise(device.processors), {"runs on": f"{device}, {devices}"}
-    chosen = chosen_database(db, untuned, {case.target for case in cases}, processors)
+    chosen = None if model else chosen_database(db, untuned, {case.target for case in cases}, processors)
     settings = Settings(
         checkpoint,
         allow_partial,
@@ -153,9 +170,11 @@ def verify(
         remote=devices,
         emulate=emulate,
         processors=processors,
+        model=model,
     )
     limits = Limits(time_limit(timeout, cases), None if memory_limit is None else int(memory_limit * 2**30))
-    machine = describe_machine() | {"schedules": database.describe_database(chosen, HOST.name, processors)} | where
+    schedules = database.describe_database(chosen, HOST.name, processors)
+    machine = describe_machine() | {"schedules": schedules if shipped is None else shipped.made["schedules"]} | where
     if budget:
         counts = [f"{len(groups)} groups of products of {name}" for name, groups in float32.items()]
         machine["stay float32"] = f"{', '.join(counts)}, by {', '.join(map(str, budget))}"
@@ -191,6 +210,27 @@ def verify(
         console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")
     if code := exit_code(results, required):
         raise typer.Exit(code)
+
+
+def _judged_by_default(shipped: Manifest | None) -> tuple[str, ...]:
+    """The subjects that no name stands for: all that don't take long, or those that a compiled model answers.
+
+    Raises:
+        HarnessError: The model answers none.
+    """
+    quick = {name: subject for name, subject in subjects().items() if not subject.long}
+    if shipped is None:
+        return tuple(quick)
+    answered = tuple(
+        name
+        for name, subject in quick.items()
+        if subject.whole and subject.model == shipped.model and shipped.capacity.includes(subject.capacity)
+    )
+    if not answered:
+        raise HarnessError(
+            f"No question of a whole model can be asked of this one, {shipped.model}: {shipped.capacity}."
+        )
+    return answered
 
 
 def time_limit(given: float | None, cases: Collection[Case]) -> float:

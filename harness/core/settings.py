@@ -31,6 +31,7 @@ class Settings:
         emulate: Whether every component's GPU kernels run on the CPU where there is no device, and not only the cheap
             ones, and code for AMX on a CPU without it; it takes minutes.
         processors: The processors that code is compiled for.
+        model: Folder of a compiled model, which cases of whole models judge instead of compiling one of their own.
     """
 
     checkpoint: Path | None = None
@@ -42,6 +43,7 @@ class Settings:
     remote: Remote | None = None
     emulate: bool = False
     processors: Processors = THIS_MACHINE
+    model: Path | None = None
 
 
 SEEDED = Settings()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.case import Case
+from harness.core.errors import HarnessError
 from harness.core.settings import Settings
 from harness.core.weights import Weights
 from harness.deployment.deployable import Deployable
 from harness.deployment.imported import Contents
-from harness.runtime.manifest import Entry, File, Manifest
+from harness.runtime.manifest import Capacity, Entry, File, Manifest
 from harness.runtime.weights import file_digest
 from harness.targets import TARGETS
 
@@ -74,6 +76,39 @@ def describe(
     )
 
 
+def check_described(manifest: Manifest, case: Case, settings: Settings, capacity: Capacity) -> None:
+    """Checks that a folder is what a case compiles: the same model with the same weights, for prompts as long.
+
+    Raises:
+        HarnessError: It is another.
+    """
+    compiled = {
+        "target": (manifest.target, case.target),
+        "scale": (manifest.scale, case.scale),
+        "strategy": (manifest.strategy, case.strategy),
+        "precision": (manifest.precision, case.precision),
+        "frontend": (manifest.frontend, case.frontend),
+    }
+    for name, (found, asked) in compiled.items():
+        if found != asked:
+            raise HarnessError(f"The folder was compiled with {name} {found}, not {asked}: leave out --{name}.")
+    if not manifest.capacity.includes(capacity):
+        raise HarnessError(
+            f"{case.component} needs a model of {capacity}, and the folder has {manifest.capacity}: leave out "
+            f"--component {case.component}, or compile such a model."
+        )
+    expected = origin(case, settings)
+    # A checkpoint may have got another name since.
+    if manifest.weights.rpartition(_DIGEST)[2] != expected.rpartition(_DIGEST)[2]:
+        raise HarnessError(
+            f"The folder has weights of {manifest.weights}, and would be judged by those of {expected}: give the "
+            "same as when it was packed with --checkpoint, --allow-partial and --seed."
+        )
+
+
+_DIGEST = ", SHA-256 "
+
+
 def described(folder: Path, known: Iterable[str] = ()) -> dict[str, File]:
     """Returns size and checksum of each file of a folder that is not known, by name."""
     return {path.name: file_digest(path) for path in folder.iterdir() if path.is_file() and path.name not in known}
@@ -84,7 +119,13 @@ def origin(case: Case, settings: Settings) -> str:
     if settings.checkpoint is None:
         return f"seed {case.seed}" if case.weights == Weights.SEEDED else f"seed {case.seed}, {case.weights}"
     rest = f", what it lacks from seed {case.seed}" if settings.allow_partial else ""
-    return f"{settings.checkpoint.name}, SHA-256 {file_digest(settings.checkpoint).sha256}{rest}"
+    return f"{settings.checkpoint.name}{_DIGEST}{file_digest(settings.checkpoint).sha256}{rest}"
+
+
+def seed_of(manifest: Manifest) -> int:
+    """Returns the seed of the weights that a folder does not have from a checkpoint; see `origin`."""
+    seed = re.search(r"seed (\d+)", manifest.weights)
+    return 0 if seed is None else int(seed[1])
 
 
 def point_prompts(deployable: Deployable, settings: Settings) -> bool:

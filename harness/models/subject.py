@@ -13,6 +13,7 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.core.weights import Weights
+from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 
 if TYPE_CHECKING:
     from harness.execution.run import Run
@@ -49,6 +50,7 @@ class Subject:
         symbolic: Whether inputs have symbolic axes, which not every target, frontend and strategy takes.
         precisions: Names of the precisions in which it can be judged.
         weights: What its weights can be drawn by.
+        capacity: Of a whole model: what a compiled model must answer to be judged.
         emulated: Names of the precisions in which its GPU kernels are cheap enough to be emulated without being asked.
     """
 
@@ -64,4 +66,5 @@ class Subject:
     symbolic: bool = False
     precisions: tuple[str, ...] = tuple(PRECISIONS)
     weights: tuple[str, ...] = (Weights.SEEDED.value,)
+    capacity: Capacity = DEFAULT_CAPACITY
     emulated: tuple[str, ...] = ()

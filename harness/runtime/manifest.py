@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +61,11 @@ class Capacity:
     boxes: int = 48
     clicks: int = 0
     video: bool = False
+
+    def includes(self, other: Capacity) -> bool:
+        """Returns whether a model of this capacity answers every prompt that one of the other capacity answers."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(own >= others for own, others in pairs)
 
 
 DEFAULT_CAPACITY = Capacity()

@@ -186,7 +186,11 @@ def _seconds(ended: WorkerResult) -> dict[str, float]:
 
 def repro_flags(settings: Settings, threads: int | None = None, budgets: Sequence[Path] = ()) -> tuple[str, ...]:
     """Returns the flags that reproduce a case, besides the case's own."""
-    flags: tuple[str, ...] = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
+    flags: tuple[str, ...]
+    if settings.model is not None:
+        flags = ("--model", _from_here(settings.model))
+    else:
+        flags = ("--untuned",) if settings.database is None else ("--db", _from_here(settings.database))
     if settings.checkpoint is not None:
         flags += ("--checkpoint", _from_here(settings.checkpoint))
     if settings.allow_partial:

@@ -8,33 +8,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.outcome import Stage
+from harness.deployment.describing import check_described
 from harness.files import scratch_folder
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 from harness.runtime.sam3.model import Sam3
+from harness.runtime.variants import described
 
 if TYPE_CHECKING:
     from harness.execution.run import Run
 
 
 @contextmanager
-def deployed_model(
-    run: Run, parent: Path, capacity: Capacity = DEFAULT_CAPACITY, without: Sequence[str] = ()
-) -> Iterator[Sam3 | None]:
-    """Compiles the model of a case and loads it; within the context it can be asked.
+def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Iterator[Sam3 | None]:
+    """Loads the folder that the settings of a case name, or compiles one; within the context the model can be asked.
 
     Args:
         run: The case, and where it is run.
         parent: The folder in which the compiled model gets a folder of its own, which is removed in the end.
-        capacity: The longest prompt.
         without: Names of entry points to leave out.
 
     Yields:
-        The model, or None if it was compiled and cannot be run here.
+        The model, or None if it cannot be run here.
+
+    Raises:
+        HarnessError: The settings name a folder of another case.
+        Sam3Error: That folder is damaged.
     """
     from harness.deployment.compiling import compile_into
+    from harness.models.registry import subjects
     from harness.models.sam3.deployed.deployable import DEPLOYABLE
 
     progress, executor = run.progress, run.executor
+    capacity = subjects()[run.case.component].capacity
+    if run.settings.model is not None:
+        check_described(described(run.settings.model), run.case, run.settings, capacity)
+        with _loaded(run, run.settings.model) as model:
+            yield model
+        return
     with scratch_folder(parent) as folder:
         with progress.announced(_stage_of) as announce:
             compiled = compile_into(
@@ -54,14 +63,20 @@ def deployed_model(
         sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
-        if executor.run_problem(run.case.target) is not None:
-            yield None
-            return
-        with progress.during(Stage.LOAD):
-            loaded = executor.model(folder)
-        with progress.during(Stage.RUN):
-            yield loaded
-    executor.close()  # others may be waiting for the device
+        with _loaded(run, folder) as model:
+            yield model
+
+
+@contextmanager
+def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
+    if run.executor.run_problem(run.case.target) is not None:
+        yield None
+        return
+    with run.progress.during(Stage.LOAD):
+        model = run.executor.model(folder)
+    with run.progress.during(Stage.RUN):
+        yield model
+    run.executor.close()  # others may be waiting for the device
 
 
 def _stage_of(announced: str) -> Stage:

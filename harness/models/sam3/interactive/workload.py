@@ -18,20 +18,19 @@ from harness.core.settings import Settings
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
+from harness.models.sam3.interactive import CAPACITY
 from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.source import NUMBERS, Answer, InteractiveSource
 from harness.parity.detections import judge_masks
 from harness.parity.distribution import with_distributions
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
-from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
 from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.model import Sam3
 
 if TYPE_CHECKING:
     from harness.execution.run import Run
 
-CAPACITY = Capacity(clicks=DEFAULT_CLICKS)
 Given = Mapping[str, npt.NDArray[np.float32] | None]
 """By the name of an answer: the logits that its round refines, or that there are none."""
 
@@ -60,7 +59,7 @@ class InteractiveWorkload:
         """See `harness.models.subject.Workload`."""
         half = PRECISIONS[self._case.precision].is_half
         given = {answer.name: answer.refined for answer in self._answers()} if half else {}
-        with deployed_model(run, self._saved / "model", CAPACITY, DEPLOYABLE.grounding) as model:
+        with deployed_model(run, self._saved / "model", DEPLOYABLE.grounding) as model:
             if model is None:
                 return False
             for answer, arrays in _asked(model, self._source.questions, given):

@@ -11,6 +11,7 @@ from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.running import deployed_model
+from harness.models.sam3.video import CAPACITY
 from harness.models.sam3.video.judging import judged, judged_step
 from harness.models.sam3.video.questions import frames_of, load_questions
 from harness.models.sam3.video.sessions import compiled
@@ -19,12 +20,9 @@ from harness.models.sam3.video.sessions.scripts import load_scripts
 from harness.models.sam3.video.source import Answer, AskedStep, VideoSource
 from harness.models.sam3.video.tracked import answered, stepped
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
-from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
 
 if TYPE_CHECKING:
     from harness.execution.run import Run
-
-CAPACITY = Capacity(clicks=DEFAULT_CLICKS, video=True)
 
 
 class VideoWorkload:
@@ -50,7 +48,7 @@ class VideoWorkload:
 
     def run(self, run: Run) -> bool:
         """See `harness.models.subject.Workload`."""
-        with deployed_model(run, self._saved / "model", CAPACITY) as model:
+        with deployed_model(run, self._saved / "model") as model:
             if model is None:
                 return False
             answers = {question.name: answered(model, question) for question in self._questions}

@@ -1,0 +1,127 @@
+"""`verify --model`: the folder that ships is judged as it is, and refused where it is not what would be judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.main import app, exit_code
+from harness.core.case import Case
+from harness.core.settings import Settings
+from harness.deployment.packing import pack_model
+from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.processes import Template
+from harness.report import read_report
+from harness.runtime.manifest import MANIFEST
+from harness.verify.runner import verify_case
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture
+def copy(shallow_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of the compiled model, of hard links."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in shallow_artifact.iterdir():
+        os.link(path, folder / path.name)
+    return folder
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    path.unlink()
+    path.write_bytes(content)
+
+
+def describe(folder: Path, **fields: Any) -> None:
+    """Makes a folder say something else of itself."""
+    path = folder / MANIFEST
+    rewrite(path, json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields).encode())
+
+
+@pytest.fixture
+def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Runs the command in this process; returns its exit code, and what it printed to stderr on one line."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def run(*arguments: str) -> tuple[int, str]:
+        given = ["verify", "--report", str(tmp_path / "report"), *arguments]
+        code = exit_code(lambda: app(given, standalone_mode=False))
+        return code, " ".join(capsys.readouterr().err.split())
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "another precision": (("--precision", "bf16"), "compiled with precision fp32, not bf16: leave out --precision"),
+    "another seed": (("--seed", "7"), "weights of seed 0, and would be judged by those of seed 7"),
+    "a component": (("--component", "vit"), "vit is a component: leave one of them out"),
+    "schedules": (("--untuned",), "--untuned is for what is to be: leave one of them out"),
+    "a diagnosis": (("--diagnose",), "--diagnose is for what is to be: leave one of them out"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_the_folder_is_not_is_refused(
+    arguments: tuple[str, ...], sentence: str, shallow_artifact: Path, verify: Callable[..., tuple[int, str]]
+) -> None:
+    code, printed = verify("--model", str(shallow_artifact), *arguments)
+    assert code == 2
+    assert sentence in printed
+    assert printed.startswith("error: ") and printed.count("error: ") == 1
+
+
+def test_a_folder_that_answers_nothing_is_refused(copy: Path, verify: Callable[..., tuple[int, str]]) -> None:
+    describe(copy, capacity={"points": 1, "boxes": 1, "clicks": 0, "video": False})
+    code, printed = verify("--model", str(copy))
+    assert (code, "No question of a whole model can be asked" in printed) == (2, True), printed
+    code, printed = verify("--model", str(copy), "--component", "interactive")
+    assert (code, "interactive needs a model of Capacity(" in printed) == (2, True), printed
+    describe(copy, model="another")
+    code, printed = verify("--model", str(copy))
+    assert (code, "can be asked of this one, another" in printed) == (2, True), printed
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "no library", "no folder", "a checkpoint's"])
+def test_a_damaged_folder_is_one_sentence(damage: str, copy: Path, verify: Callable[..., tuple[int, str]]) -> None:
+    weights = copy / "ground.safetensors"
+    if damage == "a flipped bit":
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        rewrite(weights, bytes(content))
+    elif damage == "no library":
+        (copy / "model.so").unlink()
+    elif damage == "a checkpoint's":
+        describe(copy, weights="sam3.pt, SHA-256 " + 64 * "0", trained=True)
+    folder = copy / "none" if damage == "no folder" else copy
+    code, printed = verify("--model", str(folder), "--component", "interactive")
+    named = {
+        "a flipped bit": "ground.safetensors",
+        "no library": "model.so",
+        "no folder": "none",
+        "a checkpoint's": "--checkpoint",
+    }
+    assert code == 2 and named[damage] in printed, printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.wide
+def test_a_folder_with_other_weights_than_it_says_fails(
+    copy: Path, verifying_process: Template, verify: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    pack_model(DEPLOYABLE, copy, seed=1)
+    case = Case("interactive", "real", "llvm", seed=1)
+    assert verify_case(case, Settings(model=copy), template=verifying_process).expected
+    assert verify("--model", str(copy), "--component", "interactive")[0] == 0
+    (judged,) = read_report(tmp_path / "report" / "verification_report.json")["cases"]
+    assert (judged["component"], judged["seed"], judged["status"]) == ("interactive", 1, "passed")
+    describe(copy, weights="seed 0")
+    assert verify("--model", str(copy), "--component", "interactive")[0] == 1
