@@ -19,7 +19,7 @@ from harness.models.sam3.components import COMPONENTS
 from harness.schedules.common.kernel_info import UNSCHEDULED, infos_of, lost_schedules
 from harness.schedules.cpu import cpu_pipeline, elementwise
 from harness.schedules.gpu.rules import GEMV
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 from harness.targets.compiling import lower_module
 
 
@@ -29,7 +29,11 @@ def imported(component: str, strategy: str = "real", symbolic: bool = True) -> t
     return imported_module(Case(component, strategy, "llvm" if symbolic else "cuda", "shallow", 0), lambda stage: None)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+OTHERS = [name for name in TARGETS if name != HOST.name]
+"""The CPU's schedules are asked for by `conformance/verify/test_components.py`, of the same modules."""
+
+
+@pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_no_component_loses_a_schedule(component: str, target: str) -> None:
     symbolic = TARGETS[target].symbolic or not COMPONENTS[component].symbolic
@@ -38,7 +42,8 @@ def test_no_component_loses_a_schedule(component: str, target: str) -> None:
     assert lost_schedules(lowered) == ()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.wide
+@pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in ("none", "real")])
 def test_no_strategy_loses_a_schedule(strategy: str, target: str) -> None:
     lowered = lower_module(imported("vit", strategy), TARGETS[target], TARGETS[target].tvm_target())

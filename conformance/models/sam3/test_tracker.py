@@ -83,6 +83,7 @@ def test_activations_are_taken_apart_and_put_together(capture) -> None:
     assert all(again[name] is tensor for name, tensor in tensors.items())
 
 
+@pytest.mark.wide
 def test_clicks_are_the_same_in_another_run() -> None:
     with upstream():
         again = CLICKS.run(interactive_model(), CLICKS.load_inputs(None))
@@ -90,6 +91,7 @@ def test_clicks_are_the_same_in_another_run() -> None:
         assert torch.equal(again[name], tensor), name
 
 
+@pytest.mark.wide
 @torch.no_grad()
 def test_a_propagation_is_the_same_in_another_run_and_does_not_read_what_is_unread() -> None:
     clip, model = load_clip(), interactive_model()
