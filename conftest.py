@@ -30,6 +30,8 @@ from harness.verify.runner import libraries_loaded
 pytest_plugins = ["conformance.layers"]
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+# Every night: other examples each time, and more of them (conformance/support/examples.py).
+settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("deterministic")
 
 MARKERS = {
@@ -142,7 +144,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     remote = config.stash[SETTINGS].remote
     where = "" if remote is None else f", cases run on {remote}"
-    return f"sam3-tvm: seed {config.getoption('seed')}, hypothesis derandomized{where}"
+    profile = settings.get_current_profile_name()
+    return f"sam3-tvm: seed {config.getoption('seed')}, hypothesis {profile}{where}"
 
 
 def chosen_settings(config: pytest.Config) -> Settings:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.examples import examples
 from harness.budget.choice import Contribution, choose, predicted
 
 OUTPUTS = ("boxes", "logits")
@@ -34,7 +35,7 @@ def saved(chosen: Sequence[Contribution]) -> float:
     return math.fsum(each.saved for each in chosen)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(problems())
 def test_no_choice_within_the_limits_saves_more(problem: tuple[list[Contribution], dict[str, float]]) -> None:
     contributions, capacities = problem

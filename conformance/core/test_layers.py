@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from conformance import layers
 from conformance.core.test_selection import run_pytest
+from conformance.support.examples import examples
 
 ROOT = layers.DURATIONS.parents[1]
 
@@ -61,3 +63,17 @@ def test_folders_and_files_that_the_layers_name_exist() -> None:
     assert len(folders) == len(set(folders))
     assert all(any((ROOT / "conformance" / folder).rglob("test_*.py")) for folder in folders)
     assert all((ROOT / file).is_file() for file in json.loads(layers.DURATIONS.read_text(encoding="utf-8")))
+
+
+def test_a_profile_shows_other_examples_and_more_of_them() -> None:
+    profile = settings.get_current_profile_name()
+    try:
+        settings.load_profile("deterministic")
+        few = examples(3)
+        settings.load_profile("explore")
+        more = examples(3)
+    finally:
+        settings.load_profile(profile)
+    assert (few.max_examples, few.derandomize, few.database) == (3, True, None)
+    assert (more.max_examples, more.derandomize, more.print_blob) == (30, False, True)
+    assert more.database is not None

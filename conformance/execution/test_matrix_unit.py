@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.support.bf16 import Processor, flushed, multiply_add
+from conformance.support.examples import examples
 from conformance.support.operators import normal
 from conformance.support.place import executes
 from harness.core.case import Case
@@ -134,7 +135,7 @@ def numbers(shape: tuple[int, ...], seed: int, spread: int) -> np.ndarray:
     return np.where(rng.random(shape) < 0.02, odd, found).astype(ml_dtypes.bfloat16)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     rows=st.integers(1, 16),
     pairs=st.integers(1, 16),
@@ -233,7 +234,7 @@ def between(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(compiled(tmp_path_factory.mktemp("between"), source, "-mno-red-zone")))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(values=st.tuples(*[SIZES | st.integers(-(2**63), 2**63 - 1)] * 2))
 def test_what_is_between_the_units_instructions_is_what_the_processor_does(
     between: ctypes.CDLL, values: tuple[int, int]

@@ -18,9 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.examples import examples
 from conformance.support.remotes import KEY, Served, device, free_port, new_remote, tracker, until
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
@@ -379,7 +380,7 @@ def both_ends(server: bytes, client: bytes, session: str) -> list[object]:
 WRITTEN = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(server=WRITTEN, client=WRITTEN, same=st.booleans(), session=st.text(max_size=20))
 def test_both_are_let_in_if_and_only_if_they_have_the_same_secret(
     server: str, client: str, same: bool, session: str

@@ -17,11 +17,12 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
 from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, programs
+from conformance.support.examples import examples
 from harness.lowering.frontends.running import run_module
 from harness.lowering.frontends.torch_export import export_program, import_program
 from harness.lowering.frontends.torch_export.complex import (
@@ -101,14 +102,14 @@ def test_programs_are_made_of_every_promised_operator():
     assert {operation.listed for operation in OPERATIONS.values()} >= PROMISED
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(programs())
 @torch.no_grad()
 def test_pytorch_is_within_the_bounds(program: Program):
     assert_within(program.module()(*program.arguments()), program.expected())
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(programs())
 @torch.no_grad()
 def test_a_conjugated_result_is_outside_the_bounds(program: Program):
@@ -562,7 +563,7 @@ def sam3():
         yield SimpleNamespace(trunk=trunk, rope=rope, tracker=tracker)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(data=st.data())
 @torch.no_grad()
 def test_upstreams_rotation_lowered(sam3, data):

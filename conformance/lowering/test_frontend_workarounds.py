@@ -7,15 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
+from conformance.support.examples import examples
 from harness.lowering.frontends.running import run_torch
 from harness.lowering.frontends.torch_export.running import run_tvm
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**31)
-few = settings(max_examples=12, phases=(Phase.generate,))
+few = examples(12, phases=(Phase.generate,))
 
 
 class Function(torch.nn.Module):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("onnxscript", reason="the frontend onnx is not installed")
-
 from conformance.support.defects import (
     EXPECTED,
     hold_to_rejection,

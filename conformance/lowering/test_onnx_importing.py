@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("onnxscript", reason="the frontend onnx is not installed")
-
 from harness.core.errors import HarnessError
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.frontends.onnx import exporting, import_module

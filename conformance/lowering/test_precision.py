@@ -13,11 +13,11 @@ import pytest
 import torch
 import tvm
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 from tvm import relax
 
+from conformance.support.examples import examples
 from conformance.support.half import lowered, run
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -181,7 +181,7 @@ small = st.integers(-2, 2)
 
 
 @half
-@hypothesis_settings(max_examples=3)
+@examples(3)
 @given(data=st.data())
 def test_what_is_exact_in_half_precision_is_computed_exactly(precision, data):
     """Small integers: moved, rectified and multiplied twice, they are what float32 makes of them, bit for bit."""

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.examples import examples
 from conformance.support.rotations import Axial, axial_draws, lengths
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.real import axial_tables, real_tables, rotate
@@ -321,7 +322,7 @@ def test_other_instances_are_untouched(sam3):
         assert "freqs_cis" not in dict(changed.named_buffers())
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(any_setting((torch.float64,)))
 def test_a_wrong_sign_would_be_caught(setting):
     """The bound is tight enough: rotating the other way is outside it wherever there is anything to rotate."""

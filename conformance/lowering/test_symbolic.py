@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
+from conformance.support.examples import examples
 from conformance.support.kernels import machine_of
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -55,7 +56,7 @@ def compiled() -> relax.VirtualMachine:
     return machine(3, 8)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(rows=st.integers(1, 16), more=st.integers(4, 64))
 def test_one_library_for_every_extent(compiled: relax.VirtualMachine, rows: int, more: int) -> None:
     inputs = example(rows, more)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
+from conformance.support.examples import examples
 from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, WITHIN, Distribution, MaskPicture
 from harness.parity import metrics
 from harness.parity.distribution import distribution, histogram, with_distributions
@@ -164,7 +165,7 @@ def test_masks_of_truth_values_are_black_and_white() -> None:
     assert found_in("masks", a, r).histogram == ()
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(array_shapes(min_dims=3, max_dims=4, min_side=8, max_side=300), st.integers(0, 9))
 def test_whatever_the_shape_it_is_small(shape: tuple[int, ...], seed: int) -> None:
     shape = (*(min(extent, 5) for extent in shape[:-2]), *shape[-2:])

@@ -76,7 +76,8 @@ def animations() -> dict[str, bytes]:
 
 
 def videos() -> dict[str, bytes]:
-    av = pytest.importorskip("av")
+    import av
+
     made = {}
     for name, codec, pixel_format in (
         ("video.mp4", "mpeg4", "yuv420p"),

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.examples import examples
 from harness.runtime import EncodedImage, Found, Prompt, Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.devices import to_numpy
@@ -276,7 +277,7 @@ def test_texts_are_remembered(model: Sam3) -> None:
 
 
 @given(lengths=st.lists(st.integers(3, 32), min_size=1, max_size=12))
-@settings(max_examples=5, deadline=None)
+@examples(5, deadline=None)
 def test_texts_that_are_encoded_together_are_those_encoded_alone(artifact: Artifact, lengths: list[int]) -> None:
     texts = [tokens(number, length) for number, length in enumerate(lengths)]
     recording = Recording(artifact)

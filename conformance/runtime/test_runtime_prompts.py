@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.examples import examples
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer
 from harness.runtime.errors import Sam3Error
@@ -67,7 +68,7 @@ BOX = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     corners=st.lists(BOX, max_size=5),
     points=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=4),
@@ -219,7 +220,7 @@ def test_any_script_is_a_text(text: str) -> None:
     np.testing.assert_array_equal(encode(text=text).tokens, ids(text))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(text=st.text(max_size=80))
 def test_any_text_is_tokens_or_a_sentence(text: str) -> None:
     try:

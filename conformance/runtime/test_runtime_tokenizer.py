@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conformance.support.examples import examples
 from harness.core.errors import HarnessError
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer, vocabulary_path
@@ -68,7 +69,7 @@ def test_equal_to_upstream(text: str) -> None:
     check([text], 32)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(texts=st.lists(st.text(max_size=60), min_size=1, max_size=4), context_length=st.integers(2, 77))
 @example(texts=["\ud800"], context_length=32)
 def test_equal_to_upstream_on_any_text(texts: list[str], context_length: int) -> None:
@@ -78,7 +79,7 @@ def test_equal_to_upstream_on_any_text(texts: list[str], context_length: int) ->
 WORDS = st.sampled_from(["the", "Cat's", "&amp;", "don't", "x1", "😀", "!!", "été", START, "'ll", "-", "\n", "日本"])
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(words=st.lists(WORDS, max_size=40), separator=st.sampled_from(["", " ", "\u00a0"]))
 def test_equal_to_upstream_on_words(words: list[str], separator: str) -> None:
     check([separator.join(words)], 32)
@@ -87,7 +88,7 @@ def test_equal_to_upstream_on_words(words: list[str], separator: str) -> None:
 LETTERS = st.text(alphabet="aelnotxyz", min_size=1, max_size=300)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(word=LETTERS)
 def test_equal_to_upstream_on_long_words(word: str) -> None:
     check([word], 77)

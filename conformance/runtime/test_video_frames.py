@@ -88,7 +88,6 @@ def test_clips_are_described() -> None:
     ],
 )
 def test_the_order_of_a_folder_is_upstreams(tmp_path: Path, names: list[str]) -> None:
-    pytest.importorskip("torch")
     from harness.models.sam3.upstream import upstream
 
     for index, name in enumerate(names):
@@ -456,7 +455,6 @@ def test_without_pyav_a_sentence_says_how_to_install_it(tmp_path: Path) -> None:
 
 def test_opencvs_loader_forgets_to_divide_by_255(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's own function, with a module in OpenCV's place that hands frames over; see `docs/VIDEO_FILES.md`."""
-    pytest.importorskip("torch")
     from harness.models.sam3.upstream import upstream
 
     frames = [np.array(Image.fromarray(pixels).resize((64, 64))) for pixels in itertools.islice(open_frames(BUNNY), 2)]
@@ -496,7 +494,6 @@ def test_opencvs_loader_forgets_to_divide_by_255(tmp_path: Path, monkeypatch: py
 
 def test_the_folder_of_images_is_the_reference(tmp_path: Path) -> None:
     """Upstream's folder of images makes of a frame what `Sam3Processor` does, but for fp16 and some steps of 1/255."""
-    pytest.importorskip("torch")
     from harness.models.sam3.images import preprocess
     from harness.models.sam3.upstream import upstream
 

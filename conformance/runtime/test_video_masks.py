@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.ndimage import gaussian_filter, label
 
+from conformance.support.examples import examples
 from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.video.masks import areas, boxes_of_masks, mask_iou, nms, without_holes_and_sprinkles
-
-torch = pytest.importorskip("torch")
 
 
 @cache
@@ -69,7 +69,7 @@ SCORES = st.sampled_from([0.0, 0.1, 0.3, 0.5, float(np.nextafter(np.float32(0.5)
 THRESHOLDS = st.sampled_from([0.0, 0.1, 0.25, 0.5, 1 / 3, 1.0])
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(found=masks(st.integers(0, 24), st.tuples(st.integers(1, 4), st.integers(1, 4))), data=st.data())
 def test_nms_is_upstreams(found: np.ndarray, data: Any) -> None:
     """Ties of scores and overlaps that equal the threshold among it; logits are positive inside of a mask."""
@@ -103,7 +103,7 @@ def test_boxes_are_upstreams(some: np.ndarray) -> None:
 LOGITS = st.sampled_from([-3.0, -0.1, 0.0, 0.1, 2.0])
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(count=st.integers(1, 4), sides=SIDES, largest=st.integers(0, 20), data=st.data())
 def test_holes_and_sprinkles_are_upstreams(count: int, sides: Any, largest: int, data: Any) -> None:
     logits = data.draw(arrays(np.float32, (count, *sides), elements=LOGITS.map(np.float32)))
@@ -132,7 +132,7 @@ def test_nothing_to_clean() -> None:
     assert without_holes_and_sprinkles(np.zeros((0, 5, 5), np.float32)).shape == (0, 5, 5)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(some=masks(), data=st.data())
 @example(some=np.ones((2, 3, 4), bool), data=None)
 def test_small_components_are_those_of_an_image_library(some: np.ndarray, data: Any) -> None:

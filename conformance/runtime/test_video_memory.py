@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from conformance.support.examples import examples
 from conformance.support.tracker_memory import (
     NEAR_THE_THRESHOLD,
     SIZE,
@@ -58,7 +59,7 @@ def bank(frames: int, retention: Retention = Retention.EVERYTHING, objects: tupl
 
 
 @pytest.mark.parametrize("memory_selection", [True, False])
-@settings(max_examples=20)
+@examples(20)
 @given(random=st.randoms(use_true_random=False))
 def test_every_frame_attends_to_what_upstream_attends_to(random: Random, memory_selection: bool) -> None:
     with scripted():
@@ -66,7 +67,7 @@ def test_every_frame_attends_to_what_upstream_attends_to(random: Random, memory_
 
 
 @pytest.mark.parametrize("memory_selection", [True, False])
-@settings(max_examples=30)
+@examples(30)
 @given(random=st.randoms(use_true_random=False))
 def test_sessions_of_clicks_masks_and_tracking_are_upstreams(random: Random, memory_selection: bool) -> None:
     with scripted():
@@ -261,7 +262,7 @@ def test_an_object_without_answer_keeps_what_was_known_of_it_or_counts_as_an_emp
 
 
 @pytest.mark.parametrize("memory_selection", [True, False])
-@settings(max_examples=15)
+@examples(15)
 @given(random=st.randoms(use_true_random=False))
 def test_what_is_forgotten_is_never_read_again(random: Random, memory_selection: bool) -> None:
     compare_forgetting(random, memory_selection)

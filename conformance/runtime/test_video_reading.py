@@ -108,7 +108,6 @@ def test_an_interrupted_read_is_not_the_end_of_the_video() -> None:
 
 
 def test_a_video_file_is_read_backwards() -> None:
-    pytest.importorskip("av")
     source = open_frames(ROOT / "fixtures" / "videos" / "bigbuckbunny.mp4")
     reader, expected = Reader(source), []
     for index, pixels in enumerate(source):

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from conformance.support.examples import examples
 from conformance.support.planned_video import PlannedVideo
 from conformance.support.scripted_video import SIZE, Script
 from conformance.support.upstream_video import ScriptedTracker, UpstreamVideo
@@ -261,7 +262,7 @@ def test_the_memory_of_a_corrected_frame_is_of_the_trackers_mask() -> None:
 # Overlaps
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(masks=MASKS, data=st.data(), reverse=st.booleans())
 def test_overlaps_are_suppressed_as_upstream_suppresses_them(masks: np.ndarray, data: Any, reverse: bool) -> None:
     occluded = np.array(data.draw(st.lists(st.integers(-1, 3), min_size=len(masks), max_size=len(masks))), np.int64)
@@ -291,7 +292,7 @@ def tracker() -> ScriptedTracker:
     return ScriptedTracker(Script(0))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(arrays(np.float32, st.tuples(st.integers(1, 4), st.just(5), st.just(4)), elements=LOGITS))
 def test_masks_shrink_as_upstreams_do(logits: np.ndarray) -> None:
     theirs = tracker()._suppress_object_pw_area_shrinkage(torch.from_numpy(logits)[:, None])
@@ -304,7 +305,7 @@ def test_an_object_that_keeps_three_tenths_of_its_pixels_stays() -> None:
         assert (without_shrunken(logits)[0] > 0).any() == stays
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(masks=MASKS, data=st.data())
 def test_pixels_go_to_the_highest_tracker_score_as_upstreams_do(masks: np.ndarray, data: Any) -> None:
     scores = np.array(data.draw(st.lists(LOGITS, min_size=len(masks), max_size=len(masks))), np.float32)
@@ -455,7 +456,7 @@ ACTIONS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(ACTIONS, max_size=5))
 def test_the_history_decides_what_is_computed_as_upstreams_does(history: list[Action]) -> None:
     propagation = ("full", "partial", "fetch")
@@ -474,7 +475,7 @@ def test_the_history_decides_what_is_computed_as_upstreams_does(history: list[Ac
     assert (f"propagation_{ours.kind}", ours.objects) == (kind, frozenset(objects or ()))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     start=st.one_of(st.none(), st.integers(0, FRAMES - 1)),
     limit=st.one_of(st.none(), st.integers(0, FRAMES + 2)),
@@ -502,7 +503,7 @@ def test_frames_that_do_not_exist_are_one_sentence() -> None:
             processing_order(*given_)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, FRAMES - 1), st.booleans()), min_size=1, max_size=8))
 def test_the_detector_looks_one_frame_ahead_with_the_boxes_of_the_frame_before(asked: list[tuple[int, bool]]) -> None:
     script = Scene(FRAMES, lambda _: [], lambda *_: run(0, 0))

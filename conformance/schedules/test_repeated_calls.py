@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import ir, relax
 
+from conformance.support.examples import examples
 from conformance.support.operators import compiled, module_of
 from conformance.support.place import cpu_target
 from harness.schedules.common.origins import bindings_of, callee
@@ -63,7 +64,7 @@ def test_a_result_is_no_name_of_another() -> None:
     assert len(set(body.body.fields)) == 2
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12, deadline=None)
 @given(programs)
 def test_programs_compute_what_they_did(program: list[tuple[str, int, int]]) -> None:
     def relaxed(x: relax.Expr, y: relax.Expr) -> relax.Expr:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
@@ -19,6 +19,7 @@ from pycocotools import mask as coco
 from pycocotools.coco import COCO
 from rich.console import Console
 
+from conformance.support.examples import examples
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
 from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
@@ -106,7 +107,7 @@ def test_marks_of_the_prompt() -> None:
 BOX = st.tuples(*[st.floats(-2000, 2000, width=32)] * 4)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     size=st.tuples(st.integers(1, 80), st.integers(1, 80)),
     objects=st.lists(st.tuples(BOX, st.floats(0, 1, width=32)), max_size=6),
@@ -148,7 +149,7 @@ def test_outline_is_the_part_of_a_mask_that_touches_what_it_is_not(mask: np.ndar
     assert (outline(mask, 2) >= outline(mask, 1)).all()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(mask=arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40))))
 def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
     encoded = run_lengths(mask)
@@ -192,7 +193,7 @@ def test_the_data_set_is_cocos(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.annToMask(entry).astype(bool), mask)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(mask=arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40))))
 def test_the_box_of_an_annotation_is_that_of_its_mask_inside_the_image(mask: np.ndarray) -> None:
     """The model's own box may reach beyond the image, and is beside it; a mask without pixels has a box without any."""

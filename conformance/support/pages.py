@@ -108,9 +108,10 @@ def chromium() -> Iterator[Any]:
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
         pytest.skip("Chromium is not installed: apt install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
+    from playwright.sync_api import sync_playwright
+
     arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=arguments)
         try:
             yield browser

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import pytest
 import tvm
 import tvm_ffi
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tvm import te, tirx
 
+from conformance.support.examples import examples
 from harness.targets import TARGETS
 from harness.targets.compiling import build_library
 from harness.targets.objects import kernel_key, with_objects
@@ -75,7 +76,7 @@ def some_alike(drawn: random.Random, count: int) -> list[tuple[Factors, Factors]
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30, deadline=None)
 @given(st.lists(st.floats(0.015625, 64, width=32), min_size=4, max_size=4))
 def test_identity_is_content_where_structural_hashes_are_equal(magnitudes: list[float]) -> None:
     pairs = list(alike(magnitudes))

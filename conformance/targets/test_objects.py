@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tvm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
+from conformance.support.examples import examples
 from conformance.support.product import product_module
 from harness.runtime.executable import Executable
 from harness.targets import TARGETS, linking
@@ -76,7 +77,7 @@ def test_another_process_finds_it(tmp_path: Path) -> None:
     assert done.stdout.split()[-1] == "0"
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from([2.0, 2.0000002, -2.0, 3.0]), st.integers(1, 3)), min_size=1, max_size=4))
 def test_no_kernel_is_taken_for_another(tmp_path: Path, drawn: list[tuple[float, int]]) -> None:
     for factor, rows in drawn:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
 from conformance.schedules.cpu.test_cpu_bf16 import target_for
+from conformance.support.examples import examples
 from conformance.support.kernels import RATIO
 from conformance.support.operators import EPSILON, rms
 from conformance.support.place import executes
@@ -130,7 +131,7 @@ def test_a_workload_alone_computes_what_pytorch_computes(workload: Workload) -> 
     hold(workload, {}, schedules[len(schedules) // 2], schedules[-1])
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     rows=st.integers(1, 130),
     columns=st.integers(1, 130),
@@ -148,7 +149,7 @@ def test_every_schedule_of_a_product_computes_the_same(
     hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(
     channels=st.integers(1, 70),
     filters=st.integers(1, 70),
@@ -162,7 +163,7 @@ def test_every_schedule_of_a_convolution_computes_the_same(
     hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(
     queries=st.integers(1, 120),
     keys=st.integers(1, 120),

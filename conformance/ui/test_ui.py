@@ -13,13 +13,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.cli.test_installation import run_without
+from conformance.support.examples import examples
 from conformance.support.pages import ROOT, Served, chromium, lacking, run, served
 from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE
 from harness.segment.coco import mask_of
@@ -619,7 +620,7 @@ def test_the_page_is_complete_by_itself(client: httpx.Client) -> None:
     assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30, deadline=None)
 @given(mask=arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=40)))
 def test_the_page_decodes_cocos_run_lengths(decoder: Any, mask: np.ndarray) -> None:
     decoded = decoder.evaluate(

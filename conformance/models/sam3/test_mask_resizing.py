@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sam3.model.data_misc import interpolate
 from tvm import relax
 
+from conformance.support.examples import examples
 from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, resize_masks_module
 from harness.schedules.common.vm import lower_to_vm
@@ -75,7 +76,7 @@ EXTENTS = st.one_of(
 CHOICES = st.lists(st.integers(0, QUERIES - 1), max_size=3)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(height=EXTENTS, width=EXTENTS, kept=CHOICES)
 def test_any_size_and_choice(height: int, width: int, kept: list[int]) -> None:
     check(NORMAL, kept, height, width)
@@ -86,7 +87,7 @@ def test_extreme_sizes(height: int, width: int) -> None:
     check(NORMAL, [199], height, width)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(height=EXTENTS, width=EXTENTS, share=st.sampled_from([0.001, 0.1]), seed=st.integers(0, 100))
 def test_what_is_not_finite(height: int, width: int, share: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -96,7 +97,7 @@ def test_what_is_not_finite(height: int, width: int, share: float, seed: int) ->
     check(masks, [0], height, width)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(height=EXTENTS, width=EXTENTS, magnitude=st.sampled_from([1e-7, 1e-6, 1e-30, 1e-42]))
 def test_logits_near_zero(height: int, width: int, magnitude: float) -> None:
     check(NORMAL * np.float32(magnitude), [3], height, width)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from conformance.support.examples import examples
 from harness.core.errors import HarnessError
 from harness.models.sam3.images import RESOLUTION, preprocess
 from harness.models.sam3.upstream import import_sam3
@@ -48,7 +49,7 @@ def test_preprocess_is_bitwise_upstreams(path: Path) -> None:
     assert ours.std() > 0.2
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(width=st.integers(1, 2100), height=st.integers(1, 1300), seed=st.integers(0, 2**32 - 1))
 def test_preprocess_is_bitwise_upstreams_for_any_size(width: int, height: int, seed: int) -> None:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)

@@ -10,12 +10,13 @@ import numpy.typing as npt
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 from tvm import relax
 
+from conformance.support.examples import examples
 from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.preprocessing import RESOLUTION, preprocess_module
 from harness.models.sam3.images import preprocess
@@ -56,7 +57,7 @@ SIZES = st.one_of(
 )
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(height=SIZES, width=SIZES, content=st.sampled_from(sorted(CONTENTS)), seed=st.integers(0, 1000))
 def test_any_size_and_content(height: int, width: int, content: str, seed: int) -> None:
     pixels = CONTENTS[content](np.random.default_rng(seed), (height, width, 3))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from conformance.support.examples import examples
 from harness.models.sam3.deployed.segmentation import ComposedConvolution, UpsampledConvolution
 
 EXTENTS = st.integers(1, 5)
 
 
 @given(batch=EXTENTS, channels=EXTENTS, filters=EXTENTS, height=EXTENTS, width=EXTENTS, seed=st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@examples(50, deadline=None)
 def test_it_is_the_convolution_of_the_upsampled_image(
     batch: int, channels: int, filters: int, height: int, width: int, seed: int
 ) -> None:

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from conformance.support.examples import examples
 from conformance.support.shallow import captured, interactive_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.captures import CLICKS, PROPAGATION, flattened, restored
@@ -234,7 +235,7 @@ def encoded(coordinates: Tensor, labels: Tensor) -> Tensor:
     return sparse
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.lists(st.tuples(corner, corner, corner, corner), min_size=1, max_size=3))
 @torch.no_grad()
 def test_a_box_equals_its_two_corners(boxes) -> None:
@@ -245,7 +246,7 @@ def test_a_box_equals_its_two_corners(boxes) -> None:
     torch.testing.assert_close(as_box, as_points[:, :2], **NEAR)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(points, st.tuples(corner, corner), st.tuples(corner, corner))
 def test_where_padding_lies_changes_nothing(clicks, here, there) -> None:
     labels = torch.tensor([[*(label for _, _, label in clicks), -1]], dtype=torch.int32)
@@ -258,7 +259,7 @@ def test_where_padding_lies_changes_nothing(clicks, here, there) -> None:
     torch.testing.assert_close(first[:, : len(clicks)], alone[:, : len(clicks)], **NEAR)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(points, st.randoms(use_true_random=False))
 def test_tokens_follow_the_order_of_points(clicks, random) -> None:
     order = list(range(len(clicks)))
@@ -307,7 +308,7 @@ def areas_by_search(mask: np.ndarray) -> np.ndarray:
     return areas
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 24), st.integers(1, 24), st.floats(0, 1), st.integers(0, 2**31))
 def test_components_are_found_without_scikit_image(height: int, width: int, share: float, seed: int) -> None:
     mask = np.random.default_rng(seed).random((height, width)) < share

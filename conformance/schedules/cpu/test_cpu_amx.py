@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 from tvm import relax
@@ -31,6 +31,7 @@ from conformance.support.convolutions import (
     transposed_by_taps,
     upsampled_by_places,
 )
+from conformance.support.examples import examples
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
 from harness.core.case import Case
@@ -53,7 +54,7 @@ from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import blocking_in_tiles
 from harness.targets.compiling import build_library
 
-few = settings(max_examples=6)
+few = examples(6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")
 emulated = pytest.mark.skipif(emulation_problem() is not None, reason=str(emulation_problem()))
 

@@ -7,13 +7,14 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from conformance.support.attention import attention, kernels, mask_of, operands, reference
+from conformance.support.examples import examples
 from conformance.support.kernels import call_function, functions_of, hold, lowered, run
 from conformance.support.operators import normal
 from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
@@ -22,7 +23,7 @@ op = relax.op
 LENGTHS = st.sampled_from([1, 2, 12, 16, 17, 32, 36, 39, 64, 201])
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     batch=st.integers(1, 2),
     queries=LENGTHS,
@@ -39,7 +40,7 @@ def test_any_size(
     hold(attention(scale=scale), reference(scale=scale), arrays)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(
     queries=LENGTHS,
     keys=LENGTHS,
@@ -57,7 +58,7 @@ def test_additive_bias_with_masked_keys(
     hold(attention(), reference(), [*operands(2, queries, keys, 3, 32), bias])
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     queries=st.sampled_from([12, 17, 201]),
     keys=st.sampled_from([577, 600, 1155, 1183, 1728]),
@@ -167,7 +168,7 @@ def test_another_permutation_of_the_result() -> None:
     )
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(
     queries=st.sampled_from([1, 2, 3, 8]),
     keys=st.sampled_from([128, 200, 577, 1500]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -29,6 +29,7 @@ from conformance.schedules.cpu.test_cpu_threads import hold as hold_on_threads
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.attention import attention, attention_bf16, hold_beyond_the_last_key, operands
 from conformance.support.bf16 import hold_to_upstream
+from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, lowered, lowered_for, machine_of, run
 from conformance.support.operators import normal, rms
 from conformance.support.place import build, computes, virtual_machine
@@ -85,7 +86,7 @@ def masks_of(shape: tuple[int, ...], share: float) -> np.ndarray:
 
 
 @with_instruction
-@settings(max_examples=6)
+@examples(6)
 @given(
     batch=st.integers(1, 2),
     queries=st.sampled_from([9, 17, 48, 97]),

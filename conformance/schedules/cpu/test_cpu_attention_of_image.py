@@ -8,11 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
 from conformance.support.attention import attention, kernels, operands, reference
+from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, lowered, run
 from conformance.support.operators import normal
 
@@ -61,7 +62,7 @@ def arrays(queries: int, height: int, width: int, heads: int, presence: bool) ->
     ]
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(
     queries=st.sampled_from([17, 40, 100, 201]),
     height=st.sampled_from([16, 24]),

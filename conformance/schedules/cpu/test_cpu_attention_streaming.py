@@ -14,12 +14,13 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
 from conformance.schedules.cpu.test_cpu_targets import target_for
 from conformance.support.attention import attention, hold_beyond_the_last_key, kernels, mask_of, operands, reference
+from conformance.support.examples import examples
 from conformance.support.kernels import hold, hold_result, lowered, lowered_for, machine_of, run
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import describe
@@ -45,7 +46,7 @@ def streams(module: tvm.IRModule) -> bool:
 # --- a number of keys that is not known when it is compiled ---
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(
     batch=st.integers(1, 2),
     queries=st.sampled_from([1, 7, 24, 50, 97]),
@@ -189,7 +190,7 @@ def test_padding_with_a_mask_changes_nothing(count: int) -> None:
 # --- many keys, known when it is compiled ---
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(
     batch=st.integers(1, 3),
     queries=st.sampled_from([12, 50, 97]),

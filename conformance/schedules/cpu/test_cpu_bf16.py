@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from tvm import relax
 
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.bf16 import ARM, SMALLEST, Processor, hold_to_upstream, linear, product, rounded
+from conformance.support.examples import examples
 from conformance.support.instructions import AVX2, emulated, emulates
 from conformance.support.kernels import functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal
@@ -26,7 +27,7 @@ from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.bf16 import arithmetic, with_half_products
 
-few = settings(max_examples=4)
+few = examples(4)
 EXTENTS = st.sampled_from([1, 2, 7, 13, 32, 33, 65])
 DEPTHS = st.sampled_from([2, 16, 62, 130, 256])
 

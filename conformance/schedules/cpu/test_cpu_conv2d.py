@@ -7,17 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
 from conformance.support.convolutions import AROUND, Geometry, convolutions, filters, of_upsampled
+from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import normal
 
 op = relax.op
-few = settings(max_examples=15)
+few = examples(15)
 
 
 @few

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -40,6 +40,7 @@ from conformance.support.convolutions import (
     transposed_by_taps,
     upsampled_by_places,
 )
+from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
 from conformance.support.place import build, computes, virtual_machine
@@ -48,7 +49,7 @@ from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.bf16 import with_half_products
 
-few = settings(max_examples=15)
+few = examples(15)
 
 
 def rounding(geometry: Geometry = PLAIN) -> Callable[[relax.Expr, relax.Expr], relax.Expr]:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax, tirx
 
 from conformance.support.assembly import assembly
+from conformance.support.examples import examples
 from conformance.support.kernels import lowered
 from conformance.support.operators import EPSILON, compiled, error_ratio, module_of, normal, rms
 from conformance.support.place import cpu_target, functions, virtual_machine
@@ -63,7 +64,7 @@ def check_unchanged(operator: Callable[..., relax.Expr], *shapes: tuple[int, ...
     np.testing.assert_array_equal(executable(schedule_remaining()(plain))(*arrays), want)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(rows=extents, columns=extents, batch=st.sampled_from([1, 3]))
 def test_broadcast_arithmetic(rows: int, columns: int, batch: int) -> None:
     check_unchanged(
@@ -74,7 +75,7 @@ def test_broadcast_arithmetic(rows: int, columns: int, batch: int) -> None:
     )
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(data=st.data())
 def test_transposition_of_any_rank(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 5, 16, 33, 64]), min_size=1, max_size=4)))
@@ -98,7 +99,7 @@ def test_a_transposition_neither_gathers_nor_scatters(cpu: str, operator: Callab
     assert "insertps" in text and not re.search(r"scatter|gather", text)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(windows=st.integers(1, 4), side=st.sampled_from([3, 8, 24]), width=st.sampled_from([1, 5, 64]))
 def test_window_partition(windows: int, side: int, width: int) -> None:
     shape = (1, windows * side, windows * side, width)
@@ -177,7 +178,7 @@ def test_one_function_fused_twice() -> None:
     np.testing.assert_allclose(compiled(operator, [a.shape, b.shape])(a, b), want, atol=1e-6)
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(height=st.integers(1, 40), width=st.integers(1, 40), to=st.tuples(st.integers(1, 80), st.integers(1, 80)))
 def test_bilinear_resize(height: int, width: int, to: tuple[int, int]) -> None:
     def operator(x: relax.Expr) -> relax.Expr:
@@ -353,7 +354,7 @@ def test_a_transposition_goes_in_tiles_although_a_reshape_splits_its_last_dimens
     assert info is not None and info.schedules == ("tiled",)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     batch=st.integers(1, 2),
     rows=st.tuples(*[st.sampled_from([1, 5, 8, 36])] * 2),

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
 from conformance.support.bf16 import rounded
+from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, lowered, run
 from conformance.support.operators import normal
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu.emit import spread
 
 op = relax.op
-few = settings(max_examples=12)
+few = examples(12)
 EXTENTS = st.sampled_from([1, 2, 3, 7, 12, 13, 31, 32, 33, 48, 65, 100, 130])
 DEPTHS = st.sampled_from([1, 2, 16, 31, 64, 129, 256, 577])
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
+from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import compiled, error_ratio, normal
 
@@ -21,7 +22,7 @@ op = relax.op
 RATIO = 1.5
 """How much larger than PyTorch's the rms error against float64 may be."""
 OFFSETS = st.sampled_from([0.0, 1.0, -1000.0])
-few = settings(max_examples=8)
+few = examples(8)
 
 
 def check(run: Callable[..., np.ndarray], torch_function: Callable[..., torch.Tensor], *arrays: np.ndarray) -> None:
@@ -199,7 +200,7 @@ REDUCTIONS: dict[str, tuple[Any, Callable[[torch.Tensor, list[int], bool], torch
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-@settings(max_examples=6)
+@examples(6)
 @given(data=st.data(), offset=OFFSETS, keep=st.booleans())
 def test_reduction_over_any_axes(name: str, data: st.DataObject, offset: float, keep: bool) -> None:
     shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 5, 33, 70]), min_size=1, max_size=4)))

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import ir, relax
 
+from conformance.support.examples import examples
 from conformance.support.operators import compiled, error_ratio, module_of, normal
 from conformance.support.place import cpu_target
 from harness.schedules.common.origins import bindings_of, callee
@@ -50,7 +51,7 @@ def convolves(operator: Operator, extents: list[tuple[int, ...]]) -> bool:
     return any("conv2d" in callee(call) for call in calls)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.booleans())
 def test_masks_are_as_accurate_as_before(rows: int, channels: int, narrow: int, moves: bool, biased: bool) -> None:
     extents = shapes(rows, channels, narrow)

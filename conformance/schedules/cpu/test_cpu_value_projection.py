@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax, tirx
 
 from conformance.support.attention import kernels
+from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
 from conformance.support.place import cpu_target
@@ -91,7 +92,7 @@ def projected(module: tvm.IRModule) -> bool:
     return info.decisions.get("values") == "projected afterwards"
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(
     batch=st.integers(1, 2),
     queries=st.sampled_from([1, 3, 12, 50, 97]),

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 from tvm import relax
 from tvm.relax import op
 
+from conformance.support.examples import examples
 from conformance.support.gpu_programs import target_of
 from conformance.support.operators import EPSILON, rms
 from harness.core.outcome import Kernel
@@ -181,7 +182,7 @@ def test_any_shape_with_what_is_fused_behind(name, monkeypatch):
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 150), st.integers(1, 70), st.booleans())
 
 
-@settings(max_examples=1, suppress_health_check=[HealthCheck.too_slow])
+@examples(1, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(SIZES, min_size=8, max_size=8))
 def test_products_of_any_size_and_long_sums(sizes):
     """Long sums are far more accurate than running ones."""
