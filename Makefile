@@ -8,10 +8,11 @@ STAMP := $(VENV)/.installed
 CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help setup verify test test-all test-arm lint types perf doctor clean
+.PHONY: help setup verify smoke test test-all test-arm lint types perf doctor clean
 
 help:
 	@echo "make verify   prove that every component compiled for the CPU is the model PyTorch runs; writes reports/latest"
+	@echo "make smoke    what needs no model, and one case of each kind: before every commit"
 	@echo "make test     the conformance suite on the CPU"
 	@echo "make test-all the same with the dear tests of every night, too"
 	@echo "make test-arm CPU kernels, components and segment as AArch64 code; emulated on any other machine, docs/ARM.md"
@@ -50,8 +51,9 @@ doctor: $(STAMP)
 # GPU cases compile for minutes each and have jobs of their own: pytest -m cuda, pytest -m metal.
 # Exporting and compiling use one CPU each, so two processes share the files; JOBS=0 runs everything in one.
 # JUNIT=FILE writes the results as JUnit XML, too.
+smoke: SELECTED := and (law or smoke)
 test: SELECTED := and not wide
-test test-all: $(STAMP)
+smoke test test-all: $(STAMP)
 	$(BIN)/python -m pytest -m "not cuda and not metal $(SELECTED)" -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		$(if $(JUNIT),--junitxml=$(JUNIT))
 

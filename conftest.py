@@ -24,7 +24,7 @@ from harness.models.selection import select
 from harness.processes import Template
 from harness.processes.memory import keep_freed_memory
 from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
-from harness.targets import TARGETS
+from harness.targets import HOST, TARGETS
 from harness.verify.runner import libraries_loaded
 
 pytest_plugins = ["conformance.layers"]
@@ -45,6 +45,12 @@ MARKERS = {
 
 NAMES_OF_CASES = ("component", "strategy", "target", "scale", "precision", "frontend", "weights")
 """The options that say which cases to run."""
+
+SMOKE = {
+    Case(component, DEFAULT_STRATEGY, HOST.name)
+    for component in ("box_head", "scoring_head", "text_encoder", "object_pointers")
+}
+"""The cases that `make smoke` verifies: components that take seconds."""
 
 CASES = pytest.StashKey[tuple[Case, ...]]()
 SETTINGS = pytest.StashKey[Settings]()
@@ -230,6 +236,7 @@ def parameter(case: Case, *others: str) -> object:
     """A case with its id and its markers, and other parameters, of which the id has those that are not empty."""
     names = [case.component, case.strategy, case.target, case.scale, case.precision, case.weights]
     names += ["wide"] if is_wide(case) else []
+    names += ["smoke"] if case in SMOKE else []
     marks = [getattr(pytest.mark, name) for name in names]
     return pytest.param(case, *others, id="-".join([case.id, *filter(None, others)]), marks=marks)
 

@@ -120,6 +120,7 @@ def test_a_buffer_that_is_overwritten_after_it_was_read(loops: int) -> None:
     assert call_function(function, np.arange(8, dtype=np.float32), 8).tolist() == [2.0 * i for i in range(8)]
 
 
+@pytest.mark.smoke
 def test_boolean_mask() -> None:
     mask = np.random.default_rng(0).random((2, 1, 20, 36)) < 0.5
     mask[:, :, 7] = False

@@ -108,6 +108,7 @@ def test_denormals_infinities_and_nan(cpu: str, processor: Processor) -> None:
     np.testing.assert_array_equal(run(linear, [x], [weight], target_for(cpu)), expected)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("cpu", [pytest.param(cpu, marks=runs(cpu)) for cpu in ("x86-64", "neoverse-n1")])
 def test_activations_are_rounded_to_the_nearest_and_ties_to_even(cpu: str) -> None:
     """Numbers between two neighbours, times one: what is multiplied is what `ml_dtypes` rounds to."""

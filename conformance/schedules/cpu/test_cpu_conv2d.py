@@ -79,6 +79,7 @@ def test_panels_of_pixels_in_lines_of_whole_vectors(data: st.DataObject) -> None
     )
 
 
+@pytest.mark.smoke
 def test_bias_activation_and_residual_are_fused() -> None:
     def operator(x: relax.Expr, r: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
         return op.add(r, op.nn.gelu(op.add(op.nn.conv2d(x, w, padding=(1, 1, 1, 1)), b)))

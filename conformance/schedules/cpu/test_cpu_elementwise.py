@@ -169,6 +169,7 @@ def test_schedule_changes_no_bit(name: str) -> None:
     check_unchanged(operator, *shapes, dtype=dtype)
 
 
+@pytest.mark.smoke
 def test_one_function_fused_twice() -> None:
     def operator(a: relax.Expr, b: relax.Expr) -> relax.Expr:
         return relax.op.add(relax.op.nn.gelu(a), relax.op.nn.gelu(b))

@@ -96,6 +96,7 @@ def test_a_sum_of_many_terms_is_better_than_one_running_sum() -> None:
     assert np.abs(actual - exact).max() < 0.2 * np.abs(running - exact).max()
 
 
+@pytest.mark.smoke
 @few
 @given(
     rows=st.sampled_from([1, 5, 40]),

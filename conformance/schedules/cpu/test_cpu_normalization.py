@@ -36,6 +36,7 @@ def check(run: Callable[..., np.ndarray], torch_function: Callable[..., torch.Te
     assert error_ratio(actual, reference, oracle) <= RATIO
 
 
+@pytest.mark.smoke
 @few
 @given(
     rows=st.lists(st.integers(1, 9), min_size=0, max_size=3),
