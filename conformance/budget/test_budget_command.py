@@ -74,6 +74,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return Found(tmp_path_factory.mktemp("budget"))
 
 
+@pytest.mark.wide
 def test_an_interrupted_search_goes_on_where_it_was(found: Found) -> None:
     assert found.code == INTERRUPTED and not found.was_there
     assert found.done.returncode == 0, found.done.stdout + found.done.stderr
@@ -129,6 +130,7 @@ def test_verify_takes_the_file(found: Found, tmp_path: Path) -> None:
     assert kept in (tmp_path / "report" / "VERIFICATION_REPORT.md").read_text()
 
 
+@pytest.mark.wide
 def test_explain_takes_the_file(found: Found, tmp_path: Path) -> None:
     budget, document = tmp_path / "budget.json", tmp_path / "explained.json"
     budget.write_text(json.dumps(found.written | {"float32": ["trunk.2"]}))

@@ -101,6 +101,7 @@ def test_verify_with_a_checkpoint(tmp_path: Path) -> None:
     assert case["repro"].endswith(f"--checkpoint {path}")
 
 
+@pytest.mark.wide
 def test_verify_with_outliers(tmp_path: Path) -> None:
     done = sam3_tvm("verify", *QUICK, "--weights", "outliers", "--report", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -371,6 +371,7 @@ def test_a_folder_whose_code_takes_other_weights_is_not_packed_into(copy: Path) 
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]
 
 
+@pytest.mark.wide
 def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_path: Path) -> None:
     checkpoint = published_by_transformers(tmp_path, interactive_model())
     manifest = pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))

@@ -114,6 +114,7 @@ def test_it_runs_what_a_folder_for_this_cpu_alone_runs(folder: Path, alone: Path
     runs_the_same(folder, alone)
 
 
+@pytest.mark.wide
 def test_it_does_so_in_half_precision(tmp_path: Path) -> None:
     several = compiled(tmp_path, "any", "--precision", "bf16", *for_cpus(LESS, BEST))
     assert MappedWeights(several / WEIGHTS).dtypes["attend.weight"] == "bfloat16"

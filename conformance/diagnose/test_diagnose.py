@@ -489,6 +489,7 @@ def test_a_fault_in_half_precision_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert "see whether it diverges in fp32 too" in summary(found)
 
 
+@pytest.mark.wide
 def test_few_numbers_beside_one_run_of_autocast_are_luck() -> None:
     found = diagnose(Case("transformer_decoder", "real", "llvm", precision="bf16"), SEEDED)
     assert not found.faulty

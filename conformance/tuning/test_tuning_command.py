@@ -49,6 +49,7 @@ def tuned(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.wide
 def test_servers_measure_schedules(servers: Remote, tmp_path: Path) -> None:
     printed = tuned(tmp_path, *servers.flags, "--trials", "4")
     trials, notices = read_trials(tmp_path)
@@ -76,6 +77,7 @@ def test_half_precision_has_tasks_of_its_own_where_an_instruction_multiplies_it(
     assert all(name.endswith(" bfloat16") or "x256x4 " in name for name in names)
 
 
+@pytest.mark.wide
 def test_where_none_does_the_layer_that_stays_float32_is_the_only_task(tmp_path: Path) -> None:
     (name,) = tasks(tmp_path, "x86-64-v3")
     assert "x256x4 " in name and not name.endswith(" bfloat16")

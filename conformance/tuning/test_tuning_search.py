@@ -347,6 +347,7 @@ def tuning(folder: Path, *arguments: str, component: str = "box_head") -> list[s
     return [sys.executable, "-m", "harness", "tune", "--component", component, "--db", str(folder), *arguments]
 
 
+@pytest.mark.wide
 def test_a_killed_search_goes_on_and_what_it_tried_is_strict_in_the_component(tmp_path: Path) -> None:
     """kill -9 in the middle, half a line of the log, then the same command again; Ctrl-C; a verification with it."""
     log = tmp_path / "trials.jsonl"

@@ -14,7 +14,9 @@ from harness.verify.runner import verify_case
 
 
 @pytest.mark.parametrize("cpu", narrower())
-@pytest.mark.parametrize("component", ["box_head", "scoring_head", "geometry_encoder"])
+@pytest.mark.parametrize(
+    "component", ["box_head", "scoring_head", pytest.param("geometry_encoder", marks=pytest.mark.wide)]
+)
 def test_component(component: str, cpu: str, verifying_process: Template) -> None:
     case = Case(component, DEFAULT_STRATEGY, "llvm", Scale.SHALLOW)
     result = verify_case(case, Settings(processors=Processors(cpu)), template=verifying_process)

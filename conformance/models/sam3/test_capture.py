@@ -98,6 +98,7 @@ def test_prompt_holds_text_points_boxes_and_cls() -> None:
     assert int(photograph().prompt_mask.sum()) == 32 - 3, "start, one word and end are not padding"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
     component = COMPONENTS[name]

@@ -212,6 +212,7 @@ with open(f"{folder}/halfway.pickle", "wb") as file:
 """
 
 
+@pytest.mark.wide
 def test_another_process_goes_on_bit_for_bit(
     model: Sam3, shallow_artifact: Path, folder: Path, found: dict[str, Step]
 ) -> None:
@@ -291,6 +292,7 @@ def test_files_that_are_no_session_of_this(model: Sam3, folder: Path, found: dic
     assert sorted(each.name for each in tmp_path.iterdir()) == ["broken.safetensors"]
 
 
+@pytest.mark.wide
 def test_several_texts_are_as_many_sessions(model: Sam3, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
     encode = Sam3.set_image
