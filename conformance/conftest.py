@@ -23,9 +23,11 @@ from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
 from harness.tuned.database import current_conditions, store
 
+# Ignored where the suite runs in the background of a script or under nohup: what a test interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a script: every command that is interrupted by a test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 PLACE = pytest.StashKey["EmulatedPlace"]()

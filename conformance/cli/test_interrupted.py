@@ -166,7 +166,10 @@ def test_a_page_whose_server_is_interrupted_leaves_no_photographs(how: signal.Si
             urllib.request.urlopen(f"{url}nowhere", timeout=30)
         assert len(list(tmp_path.glob("sam3-tvm-ui-*/photo.jpg"))) == 1
         process.send_signal(how)
-        assert process.wait(timeout=60) == 128 + how
+        try:
+            assert process.wait(timeout=60) == 128 + how
+        finally:
+            process.kill()  # leaving the block waits for it
     assert not list(tmp_path.iterdir())
 
 
