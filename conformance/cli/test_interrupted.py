@@ -162,8 +162,9 @@ def test_a_page_whose_server_is_interrupted_leaves_no_photographs(how: signal.Si
     with subprocess.Popen([sys.executable, "-c", SERVING], stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        with pytest.raises(urllib.error.HTTPError):  # it serves; there is no such page
+        with pytest.raises(urllib.error.HTTPError) as absent:  # it serves; there is no such page
             urllib.request.urlopen(f"{url}nowhere", timeout=30)
+        assert not absent.value.closed, "a browser keeps its connection"
         assert len(list(tmp_path.glob("sam3-tvm-ui-*/photo.jpg"))) == 1
         process.send_signal(how)
         try:

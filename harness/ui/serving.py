@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -75,8 +79,32 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
     )
     server = uvicorn.Server(config)
     try:
-        server.run(sockets=[listener])
+        with _ended_by_a_hangup(server):
+            server.run(sockets=[listener])
     except KeyboardInterrupt:
         pass  # the server ends its requests when a signal comes, and then raises the signal again
     finally:
         listener.close()
+
+
+@contextmanager
+def _ended_by_a_hangup(server: uvicorn.Server) -> Iterator[None]:
+    """Ends a server at SIGHUP as it ends itself at SIGTERM; an exception would leave it waiting for connections."""
+    number = getattr(signal, "SIGHUP", signal.SIGTERM)
+    handler = signal.getsignal(number)
+    if handler is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        came.append(number)
+        server.should_exit = True
+
+    signal.signal(number, end)
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
+        if came:
+            signal.raise_signal(number)
