@@ -440,7 +440,10 @@ def test_an_output_of_a_wrong_shape_is_a_fault_though_its_values_are_right(monke
     assert "y has the shape 1 × 7 × 64 instead of 7 × 1 × 64: squeeze of" in summary(found)
 
 
-@pytest.mark.parametrize("name", ["scoring_head", "prompt_encoder", "object_pointers"])
+@pytest.mark.parametrize(
+    "name",
+    ["scoring_head", *(pytest.param(name, marks=pytest.mark.wide) for name in ("prompt_encoder", "object_pointers"))],
+)
 def test_components_are_right_at_every_kernel_and_nothing_is_left_out(name: str) -> None:
     found = diagnose(Case(name, "real", "llvm"), SEEDED)
     assert not found.faulty

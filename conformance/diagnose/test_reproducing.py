@@ -54,6 +54,7 @@ def written(found: Diagnosis, folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.suffix != ".safetensors"}
 
 
+@pytest.mark.wide
 def test_a_wrong_import_is_shown_by_tvm_alone_until_it_is_repaired(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ class Chain(nn.Module):
         return torch.sigmoid(torch.relu(x * 1.5) - 0.5).reshape(48, WIDTH // 2, 2)
 
 
+@pytest.mark.wide
 def test_operators_and_rows_that_the_fault_does_not_need_are_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_fault_of_the_program_alone_is_shown_by_its_own_functions(
     assert run(tmp_path / "softmax").returncode == 1
 
 
+@pytest.mark.wide
 def test_packed_weights_are_made_again_by_the_functions_of_a_reproduction(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -220,6 +220,7 @@ def told(result: Result, remote: Remote) -> None:
     assert f"Ran on {ran.name} ({ran.cpu}" in page
 
 
+@pytest.mark.wide
 def test_segmenting_goes_on_after_a_session_that_crashed(
     remote: Remote, served: Served, shallow_artifact: Path, tmp_path: Path
 ) -> None:

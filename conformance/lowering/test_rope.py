@@ -21,6 +21,8 @@ from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.real import axial_tables, real_tables, rotate
 from harness.models.sam3.upstream import upstream
 
+pytestmark = pytest.mark.law
+
 
 @pytest.fixture(scope="module")
 def sam3():

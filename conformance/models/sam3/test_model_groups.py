@@ -57,6 +57,7 @@ def test_of_a_component_only_that_is(component: str, groups: set[str]) -> None:
     assert "bfloat16" in {array.dtype.name for array in made.parameters().values()}
 
 
+@pytest.mark.wide
 def test_an_entry_point_keeps_what_its_components_keep() -> None:
     case = Case("sam3", "real", "llvm", precision="bf16")
     contents = Contents(DEPLOYABLE, case, SEEDED, DEFAULT_CAPACITY, ("ground", "encode_text"))
