@@ -27,7 +27,7 @@ from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_
 from harness.targets import HOST, TARGETS
 from harness.verify.runner import libraries_loaded
 
-pytest_plugins = ["conformance.layers"]
+pytest_plugins = ["conformance.layers", "conformance.skips"]
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 # Every night: other examples each time, and more of them (conformance/support/examples.py).

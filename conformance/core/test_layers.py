@@ -77,3 +77,22 @@ def test_a_profile_shows_other_examples_and_more_of_them() -> None:
     assert (few.max_examples, few.derandomize, few.database) == (3, True, None)
     assert (more.max_examples, more.derandomize, more.print_blob) == (30, False, True)
     assert more.database is not None
+
+
+def test_a_test_that_is_skipped_for_no_known_reason_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = tmp_path / "conformance"
+    suite.mkdir()
+    (suite / "test_skipped.py").write_text(
+        "import pytest\n"
+        "def test_known(): pytest.skip('Chromium is not installed: apt install chromium')\n"
+        "def test_unknown(): pytest.skip('it is late')\n"
+        "@pytest.mark.skipif(True, reason='it is early')\n"
+        "def test_marked(): pass\n"
+        "@pytest.mark.xfail(reason='a defect', strict=True)\n"
+        "def test_expected(): assert False\n"
+    )
+    run_pytest("-p", "conformance.skips", f"--rootdir={tmp_path}", str(suite))
+    output = capsys.readouterr().out
+    assert "1 skipped, 1 xfailed, " in output and "1 failed" in output and "1 error" in output
+    assert "does not say where a test runs that is skipped here: it is late" in output
+    assert "does not say where a test runs that is skipped here: it is early" in output
