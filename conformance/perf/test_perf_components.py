@@ -78,6 +78,7 @@ def test_what_reads_the_output_of_another_call_is_not_measured_alone() -> None:
         inputs_of(Call("second", "step", (Output("first", "state"),)), "object_pointers")
 
 
+@pytest.mark.wide
 def test_a_case_in_half_precision_runs_beside_ours_in_fp32(tmp_path: Path) -> None:
     options = ("--component", "box_head", "--target", "llvm", "--precision", "bf16", "--rounds", "2", "--untuned")
     (benchmark,) = run_benchmarks(tmp_path / "perf.json", "perf/test_components.py", *options)
