@@ -108,7 +108,15 @@ def pytest_testnodedown(node: Any) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test module caches for its own tests, whole models among it, goes with the last of them."""
+    """What a test module caches for its own tests, whole models among it, goes with the last of them.
+
+    The shallow models go when a module comes that does not use them: both processes' take half of a small machine.
+    """
+    shallow = sys.modules.get("conformance.support.shallow")
+    if shallow is not None and not any(
+        getattr(value, "__module__", "") == shallow.__name__ for value in vars(request.module).values()
+    ):
+        shallow.forget()
     yield
     for value in vars(request.module).values():
         if callable(getattr(value, "cache_clear", None)) and value.__module__ == request.module.__name__:

@@ -31,6 +31,8 @@ FOLDERS = {
 
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds that each file took; `--record-durations` writes it."""
+LONG = 60
+"""Seconds from which on a file is one of those that start first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,13 +63,14 @@ def layer_of(item: pytest.Item) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks each test with its layer, before `-m` selects, and puts the files that take longest first.
 
-    Whoever got one of them last would work on it alone.
+    Whoever got one of them last would work on it alone. The others stay in order: neighbours share models.
     """
     for item in items:
         if (layer := layer_of(item)) is not None:
             item.add_marker(layer)
     known = json.loads(DURATIONS.read_text(encoding="utf-8"))
-    items.sort(key=lambda item: -known.get(file_of(item.nodeid), 0))
+    long = {file: seconds for file, seconds in known.items() if seconds >= LONG}
+    items.sort(key=lambda item: -long.get(file_of(item.nodeid), 0))
 
 
 def file_of(nodeid: str) -> str:

@@ -63,6 +63,11 @@ class _Shallow:
 _IN_USE = [_Shallow(Weights.SEEDED)]
 
 
+def forget() -> None:
+    """Lets the models go, with what they computed."""
+    _IN_USE[:] = [_Shallow(Weights.SEEDED)]
+
+
 @contextmanager
 def drawn_by(weights: Weights) -> Iterator[None]:
     """Within the context, the functions of this module are about these weights; what they made goes with it."""
