@@ -37,6 +37,7 @@ def test_a_case_is_reproduced_for_the_same_processors() -> None:
     assert " ".join(flags) == "--untuned --cpu x86-64-v3 --cuda-arch sm_89"
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("command", ["verify", "compile", "explain", "diagnose"])
 def test_an_unknown_cpu_is_one_sentence(command: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp(command)

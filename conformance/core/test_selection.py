@@ -11,6 +11,8 @@ from harness.models.sam3.components import COMPONENTS
 from harness.models.selection import select, strategies_of
 from harness.targets import TARGETS
 
+pytestmark = pytest.mark.part
+
 SUITE = "conformance/verify/test_components.py"
 
 
@@ -138,7 +140,6 @@ def test_unknown_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> No
     assert run_pytest(SUITE, "--require-target", "cudaa") == pytest.ExitCode.USAGE_ERROR
 
 
-@pytest.mark.part
 def test_required_target_that_cannot_run_fails(capsys: pytest.CaptureFixture[str]) -> None:
     missing = next((name for name, target in TARGETS.items() if target.compile_problem() or target.run_problem()), None)
     if missing is None:

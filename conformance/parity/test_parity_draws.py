@@ -226,6 +226,7 @@ FAULTS: dict[Callable[[Scores], None], set[str]] = {
 """What goes wrong, and where it must be seen."""
 
 
+@pytest.mark.part
 @half
 def test_a_network_is_as_accurate_as_autocast(precision: str) -> None:
     reference, exact, further = measured(precision)
@@ -439,6 +440,7 @@ def traced(actual: Arrays | None = None, compiled: object = None) -> TracedWorkl
     return TracedWorkload(programs, trace, *given, actual, compiled)  # type: ignore[arg-type]
 
 
+@pytest.mark.part
 def test_compiled_code_is_run_again_with_weights_that_were_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,6 +531,7 @@ def test_only_half_precision_asks_for_draws_of_outputs_of_few_numbers(
     assert asked == expected
 
 
+@pytest.mark.part
 def test_draws_of_a_component_in_fp32_are_as_large_as_its_errors() -> None:
     case = Case("object_pointers", "real", "llvm", weights="outliers")
     with models()[subjects()[case.component].model].context():

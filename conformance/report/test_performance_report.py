@@ -703,6 +703,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
 # The suite itself
 
 
+@pytest.mark.model
 def test_what_the_suite_writes_is_read(tmp_path: Path) -> None:
     results = tmp_path / "kernels.json"
     benchmarks = run_benchmarks(results, "perf/test_kernels.py", "-q", "-k", "linear-4x4-4x256")
