@@ -75,6 +75,7 @@ def test_runtimes_of_files_compute_in_the_type_that_they_are_set_to(package: str
         assert told[peer_sides.openvino_f32_side] == "f32" and told[peer_sides.openvino_side] in ("f32", "bf16", "f16")
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="torch.compile needs a C++ compiler")
 def test_torch_compile_in_bf16_runs_under_autocast(request_of_linear: Request) -> None:
     found = outputs_of(peer_sides.autotuned_bf16_side(request_of_linear), COMPILE)

@@ -206,7 +206,7 @@ def test_without_the_check_the_process_would_die(tmp_path: Path) -> None:
     assert run_in_process(LOAD_UNCHECKED, library).returncode == -signal.SIGILL
 
 
-@pytest.mark.parametrize("named_by", ["option", "variable"])
+@pytest.mark.parametrize("named_by", ["option", pytest.param("variable", marks=pytest.mark.wide)])
 def test_verify_for_another_cpu_compiles_and_says_why_it_does_not_run(
     named_by: str, foreign_cpu: str, tmp_path: Path
 ) -> None:
