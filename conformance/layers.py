@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 LAYERS = {
-    "law": (20, "neither a model nor a build of TVM"),
+    "law": (30, "neither a model nor a build of TVM"),
     "kernel": (120, "a few kernels, compiled and run"),
     "part": (300, "a component: exported, compiled, judged or diagnosed"),
     "model": (900, "a whole shallow model, its folder, or the commands that use one"),

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 SKIPS = {
-    r"an emulated machine takes minutes": "make test-arm, arm.yml",
+    r"an emulated machine takes minutes.*": "make test-arm, arm.yml",
     r"an AArch64 machine is used as it is|of x86 on Linux|.* x86-64\b.*": "llvm.yml",
     r"threads are emulated on x86-64 and on arm64": "llvm.yml, metal.yml",
     # What a processor has: each of these runs on another one, or is run by the emulation of its instructions.

@@ -512,6 +512,7 @@ def test_a_macos_library_is_linked_anywhere(tmp_path):
 # --- linking ---
 
 
+@pytest.mark.wide
 def test_without_a_c_compiler_zig_links(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("CC", "CXX"):

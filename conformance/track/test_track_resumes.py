@@ -36,7 +36,7 @@ def whole(shallow_artifact: Path, clip: Path, tmp_path_factory: pytest.TempPathF
     return out
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.wide)])
 def test_what_was_stopped_goes_on(how: signal.Signals, whole: Path, shallow_artifact: Path, clip: Path) -> None:
     """The results lie in the folder of the frames, where other files may come and go."""
     out = clip / how.name
