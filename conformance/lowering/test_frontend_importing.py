@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 
 import numpy as np
@@ -136,3 +137,32 @@ def test_the_list_of_calls_survives_a_round_trip(tmp_path) -> None:
     path = tmp_path / "operators.json"
     path.write_text(dump_calls(calls), encoding="utf-8")
     assert set(load_calls(path)) == {call.operator for call in calls}
+
+
+class Called(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (
+            lambda x: 2**x,
+            r"aten\.pow\.Scalar of integers is not known to TVM, called at .*test_frontend_importing\.py:\d+",
+        ),
+        (lambda x: x**x, r"aten\.pow\.Tensor_Tensor of integers is not known to TVM, called at .*: `.*`: raise floats"),
+        (
+            lambda x: x.scatter_reduce(0, x, x, "mean"),
+            r"^scatter_reduce with 'mean', include_self=True is not known, called at .*: take one of sum, prod",
+        ),
+    ],
+    ids=["a number", "a tensor", "mean"],
+)
+def test_what_no_workaround_makes_names_its_line(function: Callable[..., torch.Tensor], sentence: str) -> None:
+    with pytest.raises(NotImplementedError, match=sentence):
+        import_program(export_program(Called(function), (torch.arange(3),)))

@@ -85,6 +85,29 @@ def test_index_put(shape: list[int], count: int, accumulate: bool, whole: bool, 
 
 
 @few
+@given(st.lists(sizes, min_size=1, max_size=3), st.sampled_from(("add", "sum", "prod", "amax", "amin")), seeds)
+def test_scatter(shape: list[int], reduction: str, seed: int) -> None:
+    dim = seed % len(shape) - seed % 2 * len(shape)
+    # fewer indices than values, along the axes, and any number along the one that is scattered over
+    counts = [max(1, size - seed % 3) for size in shape]
+    index = indices(seed, shape[dim], *counts) % shape[dim]
+
+    def scatter(x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return (
+            x.scatter_add(dim, index, values) if reduction == "add" else x.scatter_reduce(dim, index, values, reduction)
+        )
+
+    holds(scatter, normal(seed, *shape), index, normal(seed + 1, *shape))
+
+
+@few
+@given(st.lists(sizes, min_size=1, max_size=3), seeds)
+def test_booleans_are_added_and_multiplied(shape: list[int], seed: int) -> None:
+    x, y = (normal(seed + n, *shape) > 0 for n in range(2))
+    holds(lambda x, y: (x + y, x * y, (x + y) * x + y), x, y)
+
+
+@few
 @given(st.lists(sizes, min_size=1, max_size=3), st.booleans(), st.booleans(), seeds)
 def test_reductions(shape: list[int], keepdim: bool, is_integer: bool, seed: int) -> None:
     dim = seed % len(shape)

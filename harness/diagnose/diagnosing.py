@@ -277,7 +277,7 @@ def _diagnosis(
     expectation: Expectation | None,
 ) -> Diagnosis:
     from harness.diagnose.reference import needed
-    from harness.lowering.frontends.torch_export.complex.errors import source_line
+    from harness.lowering.frontends.torch_export.rewriting import source_line
 
     graph = imported.graph
     results = dict(zip(program.outputs, map(graph.nodes.__getitem__, graph.outputs), strict=True))
@@ -354,7 +354,7 @@ def _is_luck(made: Deviation, shape: Sequence[int]) -> bool:
 def _misshapen(output: str, result: Result, imported: _Imported) -> Misshapen:
     """Looks for the first node whose value is imported in another shape, among those that an output of one needs."""
     from harness.diagnose.reference import needed
-    from harness.lowering.frontends.torch_export.complex.errors import source_line
+    from harness.lowering.frontends.torch_export.rewriting import source_line
     from harness.schedules.common.origins import bindings_of
 
     types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.lowered.module["main"])}

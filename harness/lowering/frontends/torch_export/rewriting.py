@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.+)')
+_PYTORCH = "/torch/nn/"
+"""Where PyTorch's modules are."""
 
 
 def calls(module: GraphModule, *targets: Callable[..., Any]) -> Iterator[Node]:
@@ -36,3 +41,15 @@ def insert(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) 
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     """Returns an argument of a call, given by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def source_line(node: Node) -> str:
+    """Returns the innermost line of Python that a node was traced from, as `file:line in function: code`.
+
+    Lines of PyTorch's own modules count only where there are no others.
+    """
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return "a line that torch.export did not record"
+    frame = ([frame for frame in frames if _PYTORCH not in frame["file"]] or frames)[-1]
+    return f"{frame['file']}:{frame['line']} in {frame['function']}: `{frame['code'].strip()}`"

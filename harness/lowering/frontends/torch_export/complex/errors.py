@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from torch.fx import Node
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.+)')
-_PYTORCH = "/torch/nn/"
-"""Where PyTorch's modules are."""
+from harness.lowering.frontends.torch_export.rewriting import source_line
 
 
 class ComplexOperatorError(NotImplementedError):
@@ -31,15 +27,3 @@ def unknown(node: Node, problem: str = "has no rule for complex tensors") -> Com
         f"{name} {problem}, called at {source_line(node)}: "
         "write that line with real tensors, or add a rule in harness/lowering/frontends/torch_export/complex."
     )
-
-
-def source_line(node: Node) -> str:
-    """Returns the innermost line of Python that a node was traced from, as `file:line in function: code`.
-
-    Lines of PyTorch's own modules count only where there are no others.
-    """
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    if not frames:
-        return "a line that torch.export did not record"
-    frame = ([frame for frame in frames if _PYTORCH not in frame["file"]] or frames)[-1]
-    return f"{frame['file']}:{frame['line']} in {frame['function']}: `{frame['code'].strip()}`"

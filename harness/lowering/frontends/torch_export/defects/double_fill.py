@@ -1,7 +1,8 @@
-"""full_like with a number that only float64 can hold."""
+"""full_like with a number that only float64 can hold, or that is infinite."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,13 +18,19 @@ class _Fill(torch.nn.Module):
         return torch.full_like(x, 1e200) * x
 
 
+class _FillInfinite(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, -math.inf).maximum(x)
+
+
 def _convert(node: Node, importer: Any) -> Any:
     from tvm import relax
 
     value = value_of(node)
-    if value.dtype != torch.float64:
+    if value.dtype != torch.float64 and math.isfinite(node.args[1]):
         return importer._full_like(node)
-    return importer.block_builder.emit(relax.op.broadcast_to(relax.const(node.args[1], "float64"), list(value.shape)))
+    scalar = relax.const(node.args[1], importer._convert_data_type(value.dtype))
+    return importer.block_builder.emit(relax.op.broadcast_to(scalar, list(value.shape)))
 
 
 DEFECTS = (
@@ -36,5 +43,14 @@ DEFECTS = (
         raw=RawOutcome(Symptom.REJECTED, "ValueError", "exceeds maximum of float32"),
         workaround="A converter that broadcasts a constant of float64.",
         converters={"full_like.default": _convert},
+    ),
+    TorchDefect(
+        name="infinite_fill_like",
+        title="full_like with an infinite value does not compile",
+        where="tvm.topi.full_like",
+        what="As infinite_fill: a TypeError in the compiler.",
+        reproduction=lambda: (_FillInfinite(), (torch.tensor([1.0, -2.0]),)),
+        raw=RawOutcome(Symptom.REJECTED, "TypeError", "PrimType"),
+        workaround="The converter of double_fill.",
     ),
 )

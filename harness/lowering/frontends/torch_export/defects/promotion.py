@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.torch_export.defect import TorchDefect
-from harness.lowering.frontends.torch_export.rewriting import calls, insert, value_of
+from harness.lowering.frontends.torch_export.rewriting import calls, insert, source_line, value_of
 
 _aten = torch.ops.aten
 
@@ -55,6 +55,11 @@ class _Half(torch.nn.Module):
 class _CountTrue(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
+
+
+class _EitherAndBoth(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y) * x
 
 
 class _RunningCount(torch.nn.Module):
@@ -130,7 +135,18 @@ def _compare_for_equality(node: Node) -> None:
     node.graph.erase_node(node)
 
 
+_OF_BOOLEANS = {_aten.add.Tensor: _aten.logical_or.default, _aten.mul.Tensor: _aten.logical_and.default}
+
+
 def _promote(module: GraphModule) -> None:
+    for node in calls(module, *_OF_BOOLEANS):
+        if value_of(node).dtype == torch.bool and all(isinstance(operand, Node) for operand in node.args):
+            node.target = _OF_BOOLEANS[node.target]
+    for node in calls(module, _aten.pow.Scalar, _aten.pow.Tensor_Tensor):
+        if not (value_of(node).is_floating_point() or value_of(node).is_complex()):
+            raise NotImplementedError(
+                f"{node.target} of integers is not known to TVM, called at {source_line(node)}: raise floats there."
+            )
     for node in calls(module, *_ARITHMETIC):
         if _is_complex(node):  # the importer's to reject
             continue
@@ -186,6 +202,15 @@ DEFECTS = (
         reproduction=_reproduce(_CountTrue, _mask()),
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
         workaround="The pass of integer_true_division.",
+    ),
+    TorchDefect(
+        name="boolean_sum",
+        title="Adding or multiplying boolean tensors is rejected",
+        where="LLVM code generation of tirx.Add and tirx.Mul",
+        what="There is no sum and no product of booleans. PyTorch's are `or` and `and`.",
+        reproduction=_reproduce(_EitherAndBoth, _mask(), torch.tensor([True, True])),
+        raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
+        workaround="The pass of integer_true_division makes them `logical_or` and `logical_and`.",
     ),
     TorchDefect(
         name="boolean_comparison",
