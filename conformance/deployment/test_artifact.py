@@ -30,7 +30,7 @@ from harness.processes import WorkerEnd, run_isolated
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.errors import Sam3Error
-from harness.runtime.loading import LoadError
+from harness.runtime.loading import LoadError, library_name
 from harness.runtime.manifest import (
     FORMAT,
     LIBRARY,
@@ -493,18 +493,41 @@ def test_what_stands_in_the_padding_changes_not_one_bit(artifact: Artifact, capt
     assert [name for name in expected if not np.array_equal(expected[name], found[name])] == []
 
 
-def test_it_runs_without_tvms_package(shallow_artifact: Path, tmp_path: Path) -> None:
-    """The folder brings TVM's runtime library; of the installed packages only these are needed."""
+def without_packages(folder: Path, installed: str | None = None) -> list[str]:
+    """A command that runs Python with what running a model needs, and a broken TVM of some version if it is named."""
     needed = ("tvm_ffi", "typing_extensions.py", "numpy", "PIL", "ftfy", "wcwidth", "regex")
     libraries = [path for name in ("numpy", "pillow") for path in SITE.glob(f"{name}.libs")]
     for path in (*(SITE / name for name in needed), *libraries):
-        (tmp_path / path.name).symlink_to(path)
+        (folder / path.name).symlink_to(path)
+    if installed is not None:
+        described = folder / f"apache_tvm-{installed}.dist-info" / "METADATA"
+        described.parent.mkdir()
+        described.write_text(f"Metadata-Version: 2.1\nName: apache-tvm\nVersion: {installed}\n")
+        library = folder / "tvm" / "lib" / library_name("tvm_runtime")
+        library.parent.mkdir(parents=True)
+        library.write_bytes(b"no library")
+        (folder / "tvm" / "__init__.py").touch()
     code = f"""
 import sys
-sys.path = [{str(REPOSITORY)!r}, {str(tmp_path)!r}, *(p for p in sys.path if "packages" not in p)]
+sys.path = [{str(REPOSITORY)!r}, {str(folder)!r}, *(p for p in sys.path if "packages" not in p)]
 from harness.runtime import Sam3
-found = Sam3.load({str(shallow_artifact)!r}).set_image({str(PHOTOGRAPH)!r}).segment(text="cat", threshold=0)
+found = Sam3.load(sys.argv[1]).set_image({str(PHOTOGRAPH)!r}).segment(text="cat", threshold=0)
 print(found.masks.shape, "tvm" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    return [sys.executable, "-S", "-c", code]
+
+
+@pytest.mark.parametrize("installed", [None, "9.9"], ids=["none", "another version"])
+def test_it_runs_without_tvms_package(shallow_artifact: Path, tmp_path: Path, installed: str | None) -> None:
+    """The folder brings TVM's runtime library, which comes before one of another version."""
+    command = [*without_packages(tmp_path, installed), str(shallow_artifact)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "(200, 300, 451) False\n"), done.stderr
+
+
+def test_a_broken_runtime_library_is_a_sentence(shallow_artifact: Path, tmp_path: Path) -> None:
+    installed = read_manifest(shallow_artifact).made["apache-tvm"]
+    command = [*without_packages(tmp_path, installed), str(shallow_artifact)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stderr.splitlines()[-1].startswith("harness.runtime.loading.LoadError: TVM's runtime library ")
+    assert done.stderr.splitlines()[-1].endswith("): install it again")

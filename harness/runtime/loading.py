@@ -13,12 +13,14 @@ import os
 import platform
 import struct
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, this_platform
 from harness.runtime.errors import Sam3Error
+from harness.runtime.manifest import ArtifactError, read_manifest
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.threads import use_default_threads
 
@@ -40,6 +42,10 @@ _MACH_O_CPUS = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
 """`cputype` of a 64-bit Mach-O header (mach/machine.h)."""
 _HEADER_BYTES = 64
 """Bytes of an ELF header; a Mach-O header is shorter."""
+
+
+_PACKAGE = "apache-tvm"
+"""The distribution that TVM's libraries are installed by."""
 
 
 class LoadError(Sam3Error):
@@ -100,18 +106,23 @@ def load_runtime(folder: Path | None = None) -> None:
         folder: Where to look for it if TVM is not installed: an artifact brings the library along.
 
     Raises:
-        LoadError: It is not to be found.
+        LoadError: It is not to be found, or broken.
     """
     use_default_threads()
     import tvm_ffi
 
     # Two copies of the library in one process would register everything twice.
     if tvm_ffi.get_global_func("vm.builtin.memory_manager.clear", allow_missing=True) is None:
-        ctypes.CDLL(str(runtime_library(folder)), ctypes.RTLD_GLOBAL)
+        library = runtime_library(folder)
+        try:
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            reason = str(error).removeprefix(f"{library}: ")
+            raise LoadError(f"TVM's runtime library {library} cannot be loaded ({reason}): install it again") from error
 
 
 def runtime_library(folder: Path | None = None) -> Path:
-    """Returns TVM's runtime library: the installed one, otherwise the one in the folder.
+    """Returns TVM's runtime library; see `find_library`.
 
     Raises:
         LoadError: There is neither.
@@ -131,11 +142,24 @@ def library_name(stem: str) -> str:
 
 
 def find_library(name: str, folder: Path | None = None) -> Path | None:
-    """Returns a library of TVM: the installed one, otherwise the one in the folder, otherwise None."""
+    """Returns a library of TVM: the installed one, otherwise the one in the folder, otherwise None.
+
+    A folder that was made with another version than the installed one has its own library first.
+    """
     package = find_spec("tvm")
     installed = (package.submodule_search_locations or ()) if package else ()
     roots = [*(Path(root) / "lib" for root in installed), *([folder] if folder else [])]
+    if folder is not None and _made_with_another_version(folder):
+        roots.reverse()
     return next((root / name for root in roots if (root / name).is_file()), None)
+
+
+def _made_with_another_version(folder: Path) -> bool:
+    try:
+        made = read_manifest(folder).made.get(_PACKAGE)
+        return made is not None and made != version(_PACKAGE)
+    except (ArtifactError, PackageNotFoundError):
+        return False
 
 
 def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
