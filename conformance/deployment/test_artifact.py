@@ -286,6 +286,23 @@ def test_arrays_of_any_layout_are_taken(artifact: Artifact) -> None:
         assert np.array_equal(to_numpy(result), expected)
 
 
+def test_weights_that_are_written_into_are_not_read(copy: Path) -> None:
+    path = copy / weights_file("encode_text")
+    content = path.read_bytes()
+    rewrite(path, content)
+    loaded = Artifact.load(copy)
+    before = features(loaded)
+    rewrite(path, bytes(len(content)))  # replaced, as `pack` does: what was loaded is still there
+    assert np.array_equal(features(loaded), before)
+    rewrite(path, content)
+    loaded = Artifact.load(copy)
+    with path.open("rb+") as file:
+        file.seek(len(content) // 2)
+        file.write(b"other")
+    with pytest.raises(ArtifactError, match=r"encode_text\.safetensors was written into since it was loaded: load the"):
+        features(loaded)
+
+
 def test_a_flipped_bit_is_found(copy: Path) -> None:
     for name in read_manifest(copy).files:
         content = bytearray((copy / name).read_bytes())

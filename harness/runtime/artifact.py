@@ -143,12 +143,15 @@ class Artifact:
             Tensors by name, as the manifest names them; each owns its memory.
 
         Raises:
-            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range.
+            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range;
+                or the weights were written into since they were loaded.
         """
         signature = self.manifest.entries[entry]
         check_inputs(entry, signature, inputs, self.fetch)
         given = (inputs[spec.name] for spec in signature.inputs)
         with self._lock:
+            if self._device.type == "cpu" and entry in self._weights:
+                self._weights[entry].check_unchanged()
             arguments = [to_device(x, self._device) if isinstance(x, np.ndarray) else x for x in given]
             self._reading.weights = self._weights.get(entry) if self._read_once[entry] else None
             machine = self._machine if self._reading.weights is None else self._releasing

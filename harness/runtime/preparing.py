@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -99,7 +100,10 @@ def _pack(folder: Path, announce: Announce) -> None:
             filling.mkdir()
             try:
                 _write_packed(folder, filling)
+                # The manifest comes last, and after a power cut, too, it describes what is on the disk.
                 for path in sorted(filling.iterdir(), key=lambda path: path.name == MANIFEST):
+                    with path.open("rb+") as file:
+                        os.fsync(file.fileno())
                     path.replace(folder / path.name)
             finally:
                 shutil.rmtree(filling, ignore_errors=True)

@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -99,12 +100,26 @@ class MappedWeights:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._file = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._file)
+            self._path, self._written = path, os.fstat(self._file).st_mtime_ns
             self.tensors: dict[str, Array]
             self.dtypes: dict[str, str]
             self.tensors, self.dtypes = _tensors(self._map)
             self._begin = np.frombuffer(self._map, np.uint8).ctypes.data
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise ArtifactError(f"{path} cannot be read as weights ({error}): compile the model again") from error
+
+    def check_unchanged(self) -> None:
+        """Checks that nobody wrote into the file, whose pages are read as they are needed.
+
+        A file that was replaced by another one of its name is still there.
+
+        Raises:
+            ArtifactError: Somebody did.
+        """
+        if os.fstat(self._file).st_mtime_ns != self._written:
+            raise ArtifactError(f"{self._path} was written into since it was loaded: load the model again")
 
     def release(self) -> None:
         """Gives the memory back; pages that are used later are read again, mostly from the system's cache."""
