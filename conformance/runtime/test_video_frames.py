@@ -254,6 +254,8 @@ def test_what_is_no_video(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.mp4").write_text("not a video " * 100)
     (tmp_path / "nothing.mp4").touch()
+    (tmp_path / "another.mp4").symlink_to(BUNNY)
+    (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile another.mp4\n")
     with wave.open(str(tmp_path / "sound.wav"), "wb") as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)
@@ -267,6 +269,7 @@ def test_what_is_no_video(tmp_path: Path) -> None:
         (tmp_path / "empty", f"The folder {tmp_path / 'empty'} has no images"),
         (tmp_path / "text.mp4", f"The file {tmp_path / 'text.mp4'} is not a video that PyAV can read"),
         (tmp_path / "nothing.mp4", f"The file {tmp_path / 'nothing.mp4'} is not a video that PyAV can read"),
+        (tmp_path / "list.mp4", f"The file {tmp_path / 'list.mp4'} is not a video that PyAV can read"),
         (tmp_path / "sound.wav", f"The file {tmp_path / 'sound.wav'} has no video"),
         (np.zeros((4, 4, 3), np.uint8), "The video is an array [4, 4, 3]; give uint8 [frames, height, width, 3]."),
         (7, "The video is of type int; give a file"),

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 
+_READABLE = (
+    *("mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "flv", "asf", "ogg", "mxf", "gif", "ivf", "nut", "rm"),
+    *("h264", "hevc", "av1", "obu", "m4v", "mjpeg", "dv", "yuv4mpegpipe", "apng", "wav", "mp3", "flac", "aac"),
+)
+"""FFmpeg's names of the formats that are read: no lists of other files or addresses."""
+
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 
@@ -126,7 +132,8 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container of a file and its best video stream."""
     av = pyav(path)
     try:
-        container = av.open(str(path), metadata_errors="replace")
+        options = {"format_whitelist": ",".join(_READABLE)}
+        container = av.open(str(path), metadata_errors="replace", options=options)
     except PermissionError as error:
         raise Sam3Error(f"The video {path} may not be read; check its permissions.") from error
     except av.FFmpegError as error:
