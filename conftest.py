@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
@@ -31,7 +32,13 @@ pytest_plugins = ["conformance.layers", "conformance.skips"]
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 # Every night: other examples each time, and more of them (conformance/support/examples.py).
-settings.register_profile("explore", deadline=None, print_blob=True)
+settings.register_profile(
+    "explore",
+    derandomize=False,  # as it is on a server for continuous integration, if nothing is said
+    deadline=None,
+    print_blob=True,
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+)
 settings.load_profile("deterministic")
 
 MARKERS = {

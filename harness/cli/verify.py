@@ -36,7 +36,6 @@ from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
-from harness.deployment.describing import seed_of
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
@@ -115,6 +114,7 @@ def verify(
     """
     require_compiler()
     from harness.core.settings import Settings
+    from harness.deployment.describing import seed_of
     from harness.diagnose.verified import diagnosed
     from harness.execution.remote.client import registered
     from harness.machine import describe_machine, versions
