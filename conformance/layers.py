@@ -31,6 +31,8 @@ FOLDERS = {
 
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds that each file took; `--record-durations` writes it."""
+PROPERTY = "layer"
+"""By that name a report says which layer its test is of, in JUnit's file as well."""
 LONG = 60
 """Seconds from which on a file is one of those that start first."""
 
@@ -68,6 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (layer := layer_of(item)) is not None:
             item.add_marker(layer)
+            item.user_properties.append((PROPERTY, layer))
     known = json.loads(DURATIONS.read_text(encoding="utf-8"))
     long = {file: seconds for file, seconds in known.items() if seconds >= LONG}
     items.sort(key=lambda item: -long.get(file_of(item.nodeid), 0))
@@ -106,9 +109,9 @@ class Durations:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.files[file_of(report.nodeid)] += report.duration
-        for layer in LAYERS.keys() & report.keywords:
-            self.layers[layer]["seconds"] += report.duration
-            self.layers[layer]["tests"] += report.when == "call"
+        if layer := dict(report.user_properties).get(PROPERTY):
+            self.layers[str(layer)]["seconds"] += report.duration
+            self.layers[str(layer)]["tests"] += report.when == "call"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         taken = [f"{name} {found['tests']} in {found['seconds']:.0f} s" for name, found in self.layers.items() if found]
