@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,12 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture
+def copy(shallow_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of `shallow_artifact`; files that a test changes must be written anew, for they are hard links."""
+    return Path(shutil.copytree(shallow_artifact, tmp_path / "copy", copy_function=os.link))
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:

@@ -71,9 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (layer := layer_of(item)) is not None:
             item.add_marker(layer)
             item.user_properties.append((PROPERTY, layer))
-    known = json.loads(DURATIONS.read_text(encoding="utf-8"))
-    long = {file: seconds for file, seconds in known.items() if seconds >= LONG}
+    long = {file: seconds for file, seconds in recorded().items() if seconds >= LONG}
     items.sort(key=lambda item: -long.get(file_of(item.nodeid), 0))
+
+
+def recorded() -> dict[str, int]:
+    """Returns the seconds that each file took when it was recorded."""
+    known: dict[str, int] = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    return known
 
 
 def file_of(nodeid: str) -> str:
@@ -117,5 +122,5 @@ class Durations:
         taken = [f"{name} {found['tests']} in {found['seconds']:.0f} s" for name, found in self.layers.items() if found]
         terminalreporter.write_line(f"layers: {', '.join(taken)}")
         if config.getoption("record_durations"):
-            known = {file: round(seconds) for file, seconds in sorted(self.files.items())}
-            DURATIONS.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            known = recorded() | {file: round(seconds) for file, seconds in self.files.items()}
+            DURATIONS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")

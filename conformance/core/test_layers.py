@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,7 @@ def test_folders_and_files_that_the_layers_name_exist() -> None:
     folders = [folder for names in layers.FOLDERS.values() for folder in names]
     assert len(folders) == len(set(folders))
     assert all(any((ROOT / "conformance" / folder).rglob("test_*.py")) for folder in folders)
-    assert all((ROOT / file).is_file() for file in json.loads(layers.DURATIONS.read_text(encoding="utf-8")))
+    assert all((ROOT / file).is_file() for file in layers.recorded())
 
 
 def test_a_profile_shows_other_examples_and_more_of_them() -> None:

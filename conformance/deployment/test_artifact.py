@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
+from conformance.support.folders import change_manifest, rewrite
 from conformance.support.shallow import interactive_model, photograph, shallow_model
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, Settings
@@ -54,26 +54,6 @@ TEXT = {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)}
 @pytest.fixture(scope="module")
 def artifact(shallow_artifact: Path) -> Artifact:
     return Artifact.load(shallow_artifact)
-
-
-@pytest.fixture
-def copy(shallow_artifact: Path, tmp_path: Path) -> Path:
-    """A copy of the artifact; files that a test changes must be written anew, for they are hard links."""
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for path in shallow_artifact.iterdir():
-        os.link(path, folder / path.name)
-    return folder
-
-
-def rewrite(path: Path, content: bytes) -> None:
-    path.unlink()
-    path.write_bytes(content)
-
-
-def change_manifest(folder: Path, **fields: Any) -> None:
-    data = json.loads((folder / MANIFEST).read_text())
-    rewrite(folder / MANIFEST, json.dumps(data | fields).encode())
 
 
 def features(artifact: Artifact) -> np.ndarray:

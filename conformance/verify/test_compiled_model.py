@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from conformance.support.folders import change_manifest, rewrite
 from harness.cli.main import app, exit_code
 from harness.core.case import Case
 from harness.core.settings import Settings
@@ -18,31 +16,9 @@ from harness.deployment.packing import pack_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.processes import Template
 from harness.report import read_report
-from harness.runtime.manifest import MANIFEST
 from harness.verify.runner import verify_case
 
 pytestmark = pytest.mark.model
-
-
-@pytest.fixture
-def copy(shallow_artifact: Path, tmp_path: Path) -> Path:
-    """A copy of the compiled model, of hard links."""
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for path in shallow_artifact.iterdir():
-        os.link(path, folder / path.name)
-    return folder
-
-
-def rewrite(path: Path, content: bytes) -> None:
-    path.unlink()
-    path.write_bytes(content)
-
-
-def describe(folder: Path, **fields: Any) -> None:
-    """Makes a folder say something else of itself."""
-    path = folder / MANIFEST
-    rewrite(path, json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields).encode())
 
 
 @pytest.fixture
@@ -65,6 +41,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "another seed": (("--seed", "7"), "weights of seed 0, and would be judged by those of seed 7"),
     "a component": (("--component", "vit"), "vit is a component: leave one of them out"),
     "schedules": (("--untuned",), "--untuned is for what is to be: leave one of them out"),
+    "other outputs": (("--judge-saved",), "--judge-saved runs none: leave one of them out"),
     "a diagnosis": (("--diagnose",), "--diagnose is for what is to be: leave one of them out"),
 }
 
@@ -80,12 +57,12 @@ def test_what_the_folder_is_not_is_refused(
 
 
 def test_a_folder_that_answers_nothing_is_refused(copy: Path, verify: Callable[..., tuple[int, str]]) -> None:
-    describe(copy, capacity={"points": 1, "boxes": 1, "clicks": 0, "video": False})
+    change_manifest(copy, capacity={"points": 1, "boxes": 1, "clicks": 0, "video": False})
     code, printed = verify("--model", str(copy))
     assert (code, "No question of a whole model can be asked" in printed) == (2, True), printed
     code, printed = verify("--model", str(copy), "--component", "interactive")
     assert (code, "interactive needs a model of Capacity(" in printed) == (2, True), printed
-    describe(copy, model="another")
+    change_manifest(copy, model="another")
     code, printed = verify("--model", str(copy))
     assert (code, "can be asked of this one, another" in printed) == (2, True), printed
 
@@ -100,7 +77,7 @@ def test_a_damaged_folder_is_one_sentence(damage: str, copy: Path, verify: Calla
     elif damage == "no library":
         (copy / "model.so").unlink()
     elif damage == "a checkpoint's":
-        describe(copy, weights="sam3.pt, SHA-256 " + 64 * "0", trained=True)
+        change_manifest(copy, weights="sam3.pt, SHA-256 " + 64 * "0", trained=True)
     folder = copy / "none" if damage == "no folder" else copy
     code, printed = verify("--model", str(folder), "--component", "interactive")
     named = {
@@ -123,5 +100,5 @@ def test_a_folder_with_other_weights_than_it_says_fails(
     assert verify("--model", str(copy), "--component", "interactive")[0] == 0
     (judged,) = read_report(tmp_path / "report" / "verification_report.json")["cases"]
     assert (judged["component"], judged["seed"], judged["status"]) == ("interactive", 1, "passed")
-    describe(copy, weights="seed 0")
+    change_manifest(copy, weights="seed 0")
     assert verify("--model", str(copy), "--component", "interactive")[0] == 1
