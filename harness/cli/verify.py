@@ -126,6 +126,8 @@ def verify(
     from harness.verify.progress import diagnosis_told, show
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
+    if model is not None and judge_saved:
+        raise HarnessError("--model runs a folder and --judge-saved runs none: leave one of them out")
     if diagnosing and judge_saved:
         raise HarnessError("--diagnose runs cases again and --judge-saved runs none: leave one of them out")
     compiling = {"--diagnose": diagnosing, "--budget": budget, "--db": db, "--untuned": untuned, "--cpu": cpu}
@@ -173,8 +175,12 @@ def verify(
         model=model,
     )
     limits = Limits(time_limit(timeout, cases), None if memory_limit is None else int(memory_limit * 2**30))
-    schedules = database.describe_database(chosen, HOST.name, processors)
-    machine = describe_machine() | {"schedules": schedules if shipped is None else shipped.made["schedules"]} | where
+    schedules = (
+        database.describe_database(chosen, HOST.name, processors)
+        if shipped is None
+        else shipped.made.get("schedules", "not told")
+    )
+    machine = describe_machine() | {"schedules": schedules} | where
     if budget:
         counts = [f"{len(groups)} groups of products of {name}" for name, groups in float32.items()]
         machine["stay float32"] = f"{', '.join(counts)}, by {', '.join(map(str, budget))}"

@@ -47,7 +47,7 @@ DEFECTS = (
     TorchDefect(
         name="infinite_fill_like",
         title="full_like with an infinite value does not compile",
-        where="tvm.topi.full_like",
+        where="tvm.topi.full",
         what="As infinite_fill: a TypeError in the compiler.",
         reproduction=lambda: (_FillInfinite(), (torch.tensor([1.0, -2.0]),)),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "PrimType"),
