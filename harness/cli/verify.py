@@ -130,7 +130,7 @@ def verify(
         raise HarnessError("--model runs a folder and --judge-saved runs none: leave one of them out")
     if diagnosing and judge_saved:
         raise HarnessError("--diagnose runs cases again and --judge-saved runs none: leave one of them out")
-    compiling = {"--diagnose": diagnosing, "--budget": budget, "--db": db, "--untuned": untuned, "--cpu": cpu}
+    compiling = {"--diagnose": diagnosing, "--budget": budget, "--db": db, "--untuned": untuned}
     if model is not None and (flag := next((flag for flag, given in compiling.items() if given), "")):
         raise HarnessError(f"--model judges what is compiled, and {flag} is for what is to be: leave one of them out")
     configure_threads(threads)
