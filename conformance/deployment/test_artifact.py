@@ -65,11 +65,11 @@ def text_features_of(seed: int) -> np.ndarray:
     import torch
 
     from harness.models.sam3.build import build_model
-    from harness.models.sam3.components.text_encoder import build
+    from harness.models.sam3.components import COMPONENTS
 
     with upstream(), torch.no_grad():
         model = shallow_model() if seed == 0 else build_model("shallow", seed)
-        return build(model).eval()(torch.from_numpy(TOKENS))[0].numpy()
+        return COMPONENTS["text_encoder"].build(model).eval()(torch.from_numpy(TOKENS))[0].numpy()
 
 
 def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a component is: one exportable part of SAM 3 with named inputs and outputs."""
+"""Defines a component: one exportable part of SAM 3 with named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ EVERY_PRECISION = tuple(PRECISIONS)
 
 Arguments = Mapping[str, "torch.Tensor"]
 """Inputs of one component by name, in the order of its forward."""
+
+
+def captured(sample: str, *inputs: str) -> Callable[[Any], dict[str, Arguments]]:
+    """Returns a function that takes one sample's inputs, by name, from what a run captured."""
+
+    def samples(activations: Any) -> dict[str, Arguments]:
+        return {sample: {name: getattr(activations, name) for name in inputs}}
+
+    return samples
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.components.mask_pointer import MASK_POINTER as MASK_POINTER_COMPONENT
-from harness.models.sam3.components.memory_attention import MEMORY_ATTENTION as MEMORY_ATTENTION_COMPONENT
-from harness.models.sam3.components.object_pointers import OBJECT_POINTERS as OBJECT_POINTERS_COMPONENT
+from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.entry_points.entry_point import (
     CHANNELS,
     FEATURE_SIZES,
@@ -100,9 +98,9 @@ POINTED_MASKS = EntryPoint(PREDICT_MASKS.name, (*PREDICT_MASKS.outputs, "pointer
 OBJECT_POINTERS = EntryPoint(
     "object_pointers",
     ("pointer_tokens", "pointer_pos"),
-    OBJECT_POINTERS_COMPONENT.build,
+    COMPONENTS["object_pointers"].build,
     _object_pointers,
-    symbolic=OBJECT_POINTERS_COMPONENT.symbolic,
+    symbolic=COMPONENTS["object_pointers"].symbolic,
 )
 """pointers fp32 [20, B, 256] of any number of objects and times fp32 [20] to four tokens of each, and their positions,
 fp32 [80, B, 64]."""
@@ -110,10 +108,10 @@ fp32 [80, B, 64]."""
 MEMORY_ATTENTION = EntryPoint(
     "memory_attention",
     ("conditioned",),
-    MEMORY_ATTENTION_COMPONENT.build,
+    COMPONENTS["memory_attention"].build,
     _memories,
     uses_rope=True,
-    symbolic=MEMORY_ATTENTION_COMPONENT.symbolic,
+    symbolic=COMPONENTS["memory_attention"].symbolic,
     below={"ranks": RANKS},
 )
 """A frame in the light of M memories and P pointers of an object; the inputs and the output are the component's."""
@@ -130,7 +128,9 @@ The mask of a prompt itself is decided: its logits are -1024 and 1024. Those of 
 a click are what the mask decoder gives.
 """
 
-MASK_POINTER = EntryPoint("mask_pointer", MASK_POINTER_COMPONENT.outputs, MASK_POINTER_COMPONENT.build, _given_mask)
+MASK_POINTER = EntryPoint(
+    "mask_pointer", COMPONENTS["mask_pointer"].outputs, COMPONENTS["mask_pointer"].build, _given_mask
+)
 """A frame and a given mask, fp32 [1, 1, 1152, 1152], to a pointer fp32 [1, 256] and the object logit [1, 1]."""
 
 VIDEO_ENTRY_POINTS = (
