@@ -1,0 +1,156 @@
+"""`python -m conformance.calibration.observing COMPONENT STRATEGY FOLDER`: what one case shows, written to a folder.
+
+The checkout that it runs in may have a fault. `verify` and `diagnose` are asked as their commands ask them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+OBSERVED, OUTPUTS, TRUTH = "observed.json", "outputs.npz", "truth-{}.npz"
+"""The files of an observation; the last are written with `--trace`, one for each run of PyTorch."""
+
+RUNS = ("reference", "again", "exact")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Observes a case; what it raises ends the process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("component")
+    parser.add_argument("strategy")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trace", action="store_true", help="note the lines of the project that ran, and the truth")
+    asked = parser.parse_args(arguments)
+    asked.folder.mkdir(exist_ok=True)
+    observe(asked.component, asked.strategy, asked.folder, trace=asked.trace)
+
+
+def observe(component: str, strategy: str, folder: Path, *, trace: bool = False) -> None:
+    """Verifies a case, then diagnoses its main program, and writes what both say and what the program computes.
+
+    Args:
+        component: A component of SAM 3.
+        strategy: A RoPE strategy.
+        folder: Gets the files.
+        trace: Whether to write as well which lines of the project a verification runs, and what PyTorch computes.
+    """
+    from harness.core.case import Case
+    from harness.core.settings import SEEDED
+    from harness.models.registry import models, subjects
+    from harness.processes.threads import configure_threads
+    from harness.targets import HOST
+    from harness.verify.stages import run_case
+
+    configure_threads(None)
+    case = Case(component, strategy, HOST.name)
+    found: dict[str, Any] = {}
+
+    def save(**more: Any) -> None:
+        found.update(more)
+        (folder / OBSERVED).write_text(json.dumps(found))
+
+    save(verify={"stage": "build"})
+    reached: defaultdict[str, set[int]] = defaultdict(set)
+    with _tracing(reached) if trace else nullcontext():
+        outcome = run_case(case, SEEDED, lambda stage: save(verify={"stage": str(stage)}))
+    save(reached={name: sorted(lines) for name, lines in reached.items()})
+    error = outcome.error.message.partition("\n")[0] if outcome.error else ""
+    save(verify={"status": str(outcome.status), "stage": str(outcome.stage), "error": error})
+    with models()["sam3"].context():
+        program = next(iter(subjects()[component].open(case, SEEDED).programs.values()))
+        if trace:
+            _write_truth(program, case, folder)
+        save(diagnosis=_diagnosed(program, case, folder, save))
+
+
+def _write_truth(program: Any, case: Any, folder: Path) -> None:
+    import numpy as np
+
+    from harness.diagnose.upstream import Upstream
+
+    upstream = Upstream.of(program, case)
+    for name in RUNS:
+        np.savez(folder / TRUTH.format(name), **getattr(upstream, name))
+
+
+def _diagnosed(program: Any, case: Any, folder: Path, save: Any) -> dict[str, Any]:
+    import numpy as np
+    import tvm
+
+    from conformance.calibration.reaching import functions_of
+    from harness.core.settings import SEEDED
+    from harness.diagnose.diagnosing import diagnose_program
+    from harness.runtime.executable import Executable
+    from harness.targets import HOST
+
+    contents: dict[str, str] = {}
+
+    def compiled(code: Any, library: Path, weights: Any) -> None:
+        for name, variable in functions_of(code).items():
+            text = tvm.ir.save_json(code[variable].without_attr("global_symbol"))
+            contents[name] = hashlib.sha256(text.encode()).hexdigest()
+        main = hashlib.sha256(tvm.ir.save_json(code).encode()).hexdigest()
+        save(functions=contents, program=main)
+        results = Executable(library, HOST.device(), weights).run([value.numpy() for value in program.example.values()])
+        np.savez(folder / OUTPUTS, **dict(zip(program.outputs, results, strict=True)))
+
+    found = diagnose_program(program, case, SEEDED, compiled=compiled)
+    first = None if found.first is None else found.first.boundary
+    rewriting = found.rewriting
+    cause = rewriting.cause if rewriting else None if found.ablation is None else found.ablation.cause
+    return {
+        "faulty": found.faulty,
+        "failed": dict(found.failed),
+        "first": None if first is None else f"{first.function} ({first.node})",
+        "named": [] if first is None else [first.function, *first.between],
+        "changed": [*found.changed, *found.altered],
+        "misshapen": [wrong.node for wrong in found.misshapen],
+        "unsteady": list(found.unsteady),
+        "cause": None if cause is None else str(cause),
+        "reason": "" if found.ablation is None else found.ablation.reason,
+        "source": "" if rewriting is None else rewriting.source,
+        "by": "" if rewriting is None else rewriting.by,
+    }
+
+
+@contextmanager
+def _tracing(reached: defaultdict[str, set[int]]) -> Iterator[None]:
+    """Notes the lines of `harness/` that run in the context, of every thread."""
+    below = f"{CHECKOUT / 'harness'}/"
+
+    def enter(frame: FrameType, _event: str, _argument: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(below):
+            return None
+        lines = reached[file.removeprefix(below)]
+
+        def line(frame: FrameType, _event: str, _argument: Any) -> Any:
+            lines.add(frame.f_lineno)
+            return line
+
+        lines.add(frame.f_lineno)
+        return line
+
+    threading.settrace(enter)
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
