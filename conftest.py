@@ -173,7 +173,7 @@ def chosen_settings(config: pytest.Config) -> Settings:
         if remote is not None:
             from harness.execution.remote.client import registered
 
-            processors = processors.otherwise(registered(remote).processors)
+            processors = processors.with_defaults(registered(remote).processors)
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from error
     return Settings(remote=remote, processors=processors)

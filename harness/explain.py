@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import files
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
@@ -45,7 +45,7 @@ def explain(
     on_stage: Callable[[str], None] = lambda stage: None,
     database: Path | None = None,
     processors: Processors = THIS_MACHINE,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Explanation:
     """Exports, imports and lowers a component in a worker process and tells what became of each operator.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import tvm
 
-from harness.core.budget import NONE
+from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
@@ -158,7 +158,7 @@ def _compiled(case: Case, cpu: str, library: Path) -> Compiled:
             raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")
         call = call_of(workload, case.component, "")
         program, inputs = workload.programs[call.program], inputs_of(call, case.component)
-        route = Route.of(case, NONE)
+        route = Route.of(case, NO_GROUPS)
         imported = route.lower(route.export(program.module, inputs, program.axes), program.module)
     target = HOST.tvm_target(processors)
     lowered = lower_module(imported.module, HOST, target, UNTUNED)

@@ -13,7 +13,7 @@ import torch
 import tvm
 import tvm_ffi
 
-from harness.core.budget import NONE, Groups, check_known
+from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import expectation_for
@@ -72,7 +72,7 @@ def prepare(
     database: Path | None,
     processors: Processors = THIS_MACHINE,
     sample: str = "",
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Prepared:
     """Compiles the program of one of a subject's calls, without and with tuned schedules; writes what the sides load.
 
@@ -98,7 +98,7 @@ def prepare(
         start = time.perf_counter()
         exported = route.export(program.module, inputs, program.axes)
         imported = route.lower(exported, program.module)
-        check_known(float32, [imported.float32], case.component)
+        check_groups(float32, [imported.float32], case.component)
         importing = time.perf_counter() - start
         # Operations are counted in a program of torch.export for the shapes of these inputs, whatever is compiled.
         static = route.frontend in EXPORTING_PROGRAMS and not any(program.axes)
@@ -178,7 +178,7 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case
     exact = {name: oracle[name] for name in names if name in oracle}
     drawn = {name: draws[name] for name in names if name in draws}
     by_oracle = PRECISIONS[case.precision].judged_by_oracle
-    strained = Weights(case.weights).strain_fp32
+    strained = Weights(case.weights).ill_conditioned
     expectation = expectation_for(case, expectations())
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:

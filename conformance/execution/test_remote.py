@@ -125,7 +125,7 @@ def test_a_device_says_what_it_is(remote: Remote) -> None:
     assert "llvm" in description.hardware
     assert {*description.hardware, *description.problems} == set(TARGETS)
     assert description.processors.cpu == description.mcpu == cpu_name()
-    assert Processors("x86-64-v3").otherwise(description.processors).cpu == "x86-64-v3"
+    assert Processors("x86-64-v3").with_defaults(description.processors).cpu == "x86-64-v3"
     elsewhere = dataclasses.replace(description, architecture="another")
     assert dataclasses.replace(elsewhere, mcpu="generic").processors.cpu is None  # it means this architecture's here
     assert dataclasses.replace(elsewhere, mcpu="neoverse-n1").processors.cpu == "neoverse-n1"

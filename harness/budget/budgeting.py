@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.budget.choice import Contribution, choose, predicted
-from harness.core.budget import NONE, Budget, Groups
+from harness.core.budget import NO_GROUPS, Budget, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
@@ -204,7 +204,7 @@ class Search:
         """Measures float32, half precision throughout, and each group alone."""
         self._bench, self._log, self._rates, self._announce = bench, log, rates, announce
         groups = bench.groups
-        self._base = self._measured(NONE, "float32")
+        self._base = self._measured(NO_GROUPS, "float32")
         self._whole = self._measured(frozenset(groups), "half precision")
         alone = [self._measured(frozenset([name]), f"group {n} of {len(groups)}") for n, name in enumerate(groups, 1)]
         self._contributions = tuple(map(self._contribution, groups, alone))
@@ -274,7 +274,7 @@ class Search:
     def _front(self) -> tuple[Point, ...]:
         low, high = self._base.worst, self._worst(frozenset(self._bench.groups))
         aims = [low + (high - low) * n / (STEPS - 1) for n in range(1, STEPS - 1)]
-        choices = dict.fromkeys([NONE, *map(self._chosen, aims), frozenset(self._bench.groups)])
+        choices = dict.fromkeys([NO_GROUPS, *map(self._chosen, aims), frozenset(self._bench.groups)])
         return tuple(self._point(self._measured(half, f"point {n} of the curve")) for n, half in enumerate(choices, 1))
 
     def _chosen(self, limit: float) -> Groups:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Verdict, VerdictKind
@@ -87,7 +87,7 @@ class Bench:
         route = Route.of(replace(case, precision=DEFAULT_PRECISION))
         self._imported: dict[str, Lowered] = {}
         self._group_of: dict[str, dict[str, str]] = {}
-        self._always = NONE
+        self._always = NO_GROUPS
         for name, program in workload.programs.items():
             exported = route.export(program.module, tuple(program.example.values()), program.axes)
             imported = route.lower(exported, program.module)

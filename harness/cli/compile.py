@@ -24,10 +24,10 @@ from harness.cli.options import (
     chosen_deployable,
     chosen_weights,
 )
-from harness.core.budget import NONE, read_budgets
+from harness.core.budget import NO_GROUPS, read_budgets
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.settings import Settings
@@ -85,7 +85,7 @@ def compile_(
         ("precision", precision, PRECISIONS),
         ("frontend", frontend, FRONTENDS),
     ):
-        checked(kind, (name,), tuple(known))
+        select_names(kind, (name,), tuple(known))
     cpus = tuple(cpu or ())
     if len(cpus) > 1:
         check_variants(target, cpus)
@@ -116,7 +116,7 @@ def compile_(
     with stages(f"Compiling for {target}") as announce:
         capacity = Capacity(points, boxes, clicks, video)
         without = deployable.grounding if no_grounding else ()
-        kept = NONE.union(*(read.float32 for read in budgets.values()))
+        kept = NO_GROUPS.union(*(read.float32 for read in budgets.values()))
         request = (deployable, case, out, settings, capacity, schedules)
         manifest = compile_model(*request, announce, without, kept, variants)
     tell_artifact(out, manifest)

@@ -25,7 +25,7 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
@@ -117,5 +117,5 @@ def _diagnosed(
             output,
             lambda stage: status.update(f"{case.id} {stage}"),
             reproduce=reproduce,
-            float32=float32.get(case.component, NONE),
+            float32=float32.get(case.component, NO_GROUPS),
         )

@@ -21,7 +21,7 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
@@ -79,7 +79,7 @@ def explain(
     chosen = chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
-        explanations.append(_explained(case, chosen, processors, float32.get(case.component, NONE)))
+        explanations.append(_explained(case, chosen, processors, float32.get(case.component, NO_GROUPS)))
         console.print(render(explanations[-1]))
         console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
     if json_file is not None:

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import console
-from harness.core.budget import NONE, Groups, read_budgets
+from harness.core.budget import NO_GROUPS, Groups, read_budgets
 from harness.core.case import Case
 from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
 from harness.deployment.deployable import Deployable
@@ -116,7 +116,7 @@ def chosen_weights(names: Sequence[str], checkpoint: Path | None, known: Sequenc
             "--weights and --checkpoint contradict each other, because a checkpoint has weights of its own: "
             "give one of them"
         )
-    return checked("weights", names or (Weights.SEEDED.value,), known)
+    return select_names("weights", names or (Weights.SEEDED.value,), known)
 
 
 def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], processors: Processors) -> Path | None:
@@ -154,7 +154,7 @@ def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Gro
         own = [case for case in cases if case.component == budget.component or known[case.component].whole]
         for case in own:
             budget.check_fits(case, known[case.component].model, file)
-            found[case.component] = found.get(case.component, NONE).union(budget.float32)
+            found[case.component] = found.get(case.component, NO_GROUPS).union(budget.float32)
         if not own:
             unused.append(f"{file} is a budget for {budget.component}, not for {names}")
     if unused and not found:
@@ -170,7 +170,7 @@ def chosen_deployable(model: str) -> Deployable:
     Raises:
         HarnessError: There is no such model, or nothing of it.
     """
-    checked("model", (model,), tuple(models()))
+    select_names("model", (model,), tuple(models()))
     deployable = models()[model].deployable
     if deployable is None:
         raise HarnessError(f"the model {model} has nothing to deploy: choose another --model")

@@ -29,10 +29,10 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
-from harness.core.budget import NONE
+from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, Case, Scale
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.remote import chosen_remote
@@ -161,7 +161,7 @@ def verify(
     where: dict[str, str] = {}
     if devices is not None:
         device = registered(devices)
-        processors, where = processors.otherwise(device.processors), {"runs on": f"{device}, {devices}"}
+        processors, where = processors.with_defaults(device.processors), {"runs on": f"{device}, {devices}"}
     chosen = None if model else chosen_database(db, untuned, {case.target for case in cases}, processors)
     settings = Settings(
         checkpoint,
@@ -199,7 +199,7 @@ def verify(
                 entered,
                 timeout=limits.timeout,
                 memory_limit_bytes=limits.memory_bytes,
-                float32=float32.get(result.case.component, NONE),
+                float32=float32.get(result.case.component, NO_GROUPS),
             )
 
     results = show(
@@ -252,7 +252,7 @@ def _required(names: Sequence[str], targets: Collection[str]) -> tuple[str, ...]
     Raises:
         HarnessError: There is no such target, or no case of it was asked for.
     """
-    required = checked("target", names, tuple(TARGETS)) if names else ()
+    required = select_names("target", names, tuple(TARGETS)) if names else ()
     for name in required:
         if name not in targets:
             raise HarnessError(f"--require-target {name}, but no case of it was asked for: give --target {name}")

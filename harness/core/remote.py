@@ -1,4 +1,4 @@
-"""Where devices are found: a tracker's address, and the key that they are known by."""
+"""Defines the devices of a tracker by its address and their key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Remote:
 
     Attributes:
         address: HOST:PORT of the tracker.
-        key: What the devices are known by.
-        secret_file: File of the secret that they share with this user; None for where it lies by default.
+        key: Key that the devices are registered with.
+        secret_file: File of the secret that the devices share with this user; None for the default file.
     """
 
     address: str
@@ -31,7 +31,7 @@ class Remote:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options that mean the same on the command line."""
+        """The equivalent command-line options."""
         secret = () if self.secret_file is None else ("--secret-file", str(self.secret_file))
         return "--remote", self.address, "--key", self.key, *secret
 
@@ -40,10 +40,10 @@ class Remote:
 
 
 def chosen_remote(address: str | None, key: str, secret_file: Path | None = None) -> Remote | None:
-    """Reads the options --remote, --key and --secret-file; None means to stay on this machine.
+    """Reads the options --remote, --key and --secret-file; None stands for this machine.
 
     Raises:
-        HarnessError: The address is none, or one of the options lacks the other.
+        HarnessError: The address is malformed, or an option is given without the other that it needs.
     """
     if address is None:
         if key:
@@ -58,7 +58,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Splits `HOST:PORT` into host and port.
 
     Raises:
-        HarnessError: It is none.
+        HarnessError: The address is malformed.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:

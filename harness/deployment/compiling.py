@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.outcome import Kernel
 from harness.core.settings import SEEDED, Settings
@@ -48,7 +48,7 @@ def compile_model(
     schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     announce: Announce = lambda stage: None,
     without: Sequence[str] = (),
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
     variants: Mapping[str, ChosenSchedules] | None = None,
 ) -> Manifest:
     """Compiles a whole model in a process of its own and writes the folder, or leaves what was there.
@@ -106,7 +106,7 @@ def compile_into(
     only: Sequence[str] = (),
     without: Sequence[str] = (),
     for_emulation: bool = False,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Compiled:
     """Compiles a whole model in this process and fills an empty folder with it.
 

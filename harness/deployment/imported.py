@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.core.budget import NONE, Groups, check_known
+from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
@@ -66,7 +66,7 @@ class Contents:
     capacity: Capacity
     only: Sequence[str] = ()
     without: Sequence[str] = ()
-    float32: Groups = NONE
+    float32: Groups = NO_GROUPS
 
     def imported(self, announce: Announce) -> Iterator[Imported]:
         """Builds the model, then yields its entry points.
@@ -107,7 +107,7 @@ def to_compile(contents: Contents, announce: Announce) -> list[Imported]:
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
     items = list(contents.imported(announce))
-    check_known(contents.float32, [item.float32 for item in items], "what is compiled", some=True)
+    check_groups(contents.float32, [item.float32 for item in items], "what is compiled", partial=True)
     return items
 
 

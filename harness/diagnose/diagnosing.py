@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.budget import NONE, Groups, check_known
+from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
@@ -60,7 +60,7 @@ def diagnose(
     reproduce: bool = False,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Diagnosis:
     """Diagnoses the main program of a component, in a process of its own.
 
@@ -128,7 +128,7 @@ def diagnose_program(
     reproduce: bool = False,
     exported: Any = None,
     compiled: Compiled = lambda code, library, weights: None,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Diagnosis:
     """Diagnoses one program on its example inputs, in this process.
 
@@ -159,7 +159,7 @@ def diagnose_program(
     graph = route.graph(exported)
     announce(Stage.IMPORT)
     lowered = route.lower(exported, program.module)
-    check_known(float32, [lowered.float32], case.component)
+    check_groups(float32, [lowered.float32], case.component)
     target = TARGETS[case.target]
     imported = _Imported(
         lowered,

@@ -58,7 +58,7 @@ class Upstream:
             reference_again=self.again,
             expectation=expectation,
             by_oracle=by_oracle,
-            strained=Weights(self.case.weights).strain_fp32 and not by_oracle,
+            strained=Weights(self.case.weights).ill_conditioned and not by_oracle,
         )
         return {verdict.name: verdict.reason for verdict in verdicts if verdict.kind in _WRONG}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.errors import HarnessError
 from harness.core.outcome import Status, VerdictKind
 from harness.core.settings import Settings
@@ -24,7 +24,7 @@ def diagnosed(
     *,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Result:
     """Returns a result with the diagnosis of its case, or why it has none; one that is as expected, as it is.
 

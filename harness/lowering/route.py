@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
@@ -41,7 +41,7 @@ class Lowered:
 
     module: tvm.IRModule
     values: dict[str, np.ndarray]
-    float32: Groups = NONE
+    float32: Groups = NO_GROUPS
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Returns the values in the dtypes in which `main` takes them, rounded to nearest even.
@@ -70,10 +70,10 @@ class Route:
     frontend: str = DEFAULT_FRONTEND
     strategy: str | Strategy = DEFAULT_STRATEGY
     precision: str = DEFAULT_PRECISION
-    float32: Groups = NONE
+    float32: Groups = NO_GROUPS
 
     @classmethod
-    def of(cls, case: Case, float32: Groups = NONE) -> Route:
+    def of(cls, case: Case, float32: Groups = NO_GROUPS) -> Route:
         """Returns the route that a case names, with groups of products that stay float32."""
         return cls(case.frontend, case.strategy, case.precision, float32)
 
@@ -123,7 +123,7 @@ class Route:
 
         module, values = self._frontend.import_exported(exported, self._strategy)
         precision = PRECISIONS[self.precision]
-        always = always_float32(exported_module) if self.frontend in EXPORTING_PROGRAMS else NONE
+        always = always_float32(exported_module) if self.frontend in EXPORTING_PROGRAMS else NO_GROUPS
         float32 = self.float32 | always
         if not float32 or not precision.is_half:
             return Lowered(lower_precision(module, precision), values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.core.budget import NONE, Groups, check_known
+from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.outcome import Stage
 from harness.core.settings import SEEDED
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import tvm
 
 
-def imported_module(case: Case, announce: Callable[[str], None], float32: Groups = NONE) -> tvm.IRModule:
+def imported_module(case: Case, announce: Callable[[str], None], float32: Groups = NO_GROUPS) -> tvm.IRModule:
     """Builds a subject with seeded weights, exports its main program and imports that, as the case says.
 
     Args:
@@ -36,5 +36,5 @@ def imported_module(case: Case, announce: Callable[[str], None], float32: Groups
         exported = route.export(program.module, tuple(program.example.values()), program.axes)
         announce(Stage.IMPORT)
         lowered = route.lower(exported, program.module)
-        check_known(float32, [lowered.float32], case.component)
+        check_groups(float32, [lowered.float32], case.component)
         return lowered.module

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import WEIGHTS, Weights
 from harness.lowering.frontends import FRONTENDS
@@ -43,16 +43,16 @@ def select(
             strategies, precisions and weights applies to any of the components.
     """
     known = subjects()
-    precisions = checked("precision", precisions, tuple(PRECISIONS))
-    chosen = checked("target", targets, tuple(TARGETS))
+    precisions = select_names("precision", precisions, tuple(PRECISIONS))
+    chosen = select_names("target", targets, tuple(TARGETS))
     for name in chosen if targets else ():
         check_precisions(name, precisions)
     parts = tuple(name for name, subject in known.items() if not subject.whole)
-    components = checked("component", components, tuple(known)) if components else parts
-    strategies = checked("strategy", strategies, tuple(STRATEGIES))
-    scales = checked("scale", scales, tuple(scale.value for scale in Scale))
-    frontends = checked("frontend", frontends, tuple(FRONTENDS))
-    weights = checked("weights", weights, WEIGHTS)
+    components = select_names("component", components, tuple(known)) if components else parts
+    strategies = select_names("strategy", strategies, tuple(STRATEGIES))
+    scales = select_names("scale", scales, tuple(scale.value for scale in Scale))
+    frontends = select_names("frontend", frontends, tuple(FRONTENDS))
+    weights = select_names("weights", weights, WEIGHTS)
     possible = (
         Case(component, strategy, target, scale, seed, precision, frontend, drawn)
         for target in chosen

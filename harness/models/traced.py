@@ -103,7 +103,7 @@ class TracedWorkload:
     @property
     def _strained(self) -> bool:
         """Whether the weights strain fp32, and the case is held to the gate."""
-        return Weights(self.case.weights).strain_fp32 and not PRECISIONS[self.case.precision].judged_by_oracle
+        return Weights(self.case.weights).ill_conditioned and not PRECISIONS[self.case.precision].judged_by_oracle
 
     def _outputs(self) -> tuple[Arrays, Arrays, Arrays]:
         """Returns the outputs of compiled code, and the errors of further runs that an earlier judgement asked for."""

@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import ANY, Expectation, expectation_for, load_expectations
@@ -76,7 +76,7 @@ def verify_case(
     on_stage: Callable[[str], None] = lambda stage: None,
     template: Template | None = None,
     stop: threading.Event | None = None,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Result:
     """Walks one case through its stages in a worker process, and compares its outcome with what is expected.
 
@@ -132,7 +132,7 @@ def verify_cases(
             yield from _side_by_side(cases, settings, limits, on_stage, template, jobs, float32)
             return
         for case in cases:
-            kept = float32.get(case.component, NONE)
+            kept = float32.get(case.component, NO_GROUPS)
             yield verify_case(case, settings, limits, partial(on_stage, case), template, float32=kept)
 
 
@@ -150,7 +150,7 @@ def _side_by_side(
     order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
 
     def verify(case: Case) -> Result:
-        kept = float32.get(case.component, NONE)
+        kept = float32.get(case.component, NO_GROUPS)
         return verify_case(case, settings, limits, partial(on_stage, case), template, stop, kept)
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
@@ -52,7 +52,7 @@ def run_case(
     case: Case,
     settings: Settings,
     announce: Callable[[str], None] = lambda stage: None,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Outcome:
     """Walks one case through its stages; every error of the case becomes part of the outcome.
 
@@ -95,13 +95,13 @@ def _walk(case: Case, settings: Settings, progress: Progress, float32: Groups) -
     emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)
     with closing(emulating_executor(case, settings.processors) if emulated else executor_for(settings)) as executor:
         try:
-            with progress.during(Stage.BUILD):
+            with progress.time_stage(Stage.BUILD):
                 workload = subject.open(case, settings)
             schedules = chosen_schedules(settings.database, case.target, settings.processors)
             run = Run(case, settings, progress, executor, schedules, float32)
             ran = settings.judge_saved or workload.run(run)
             if ran:
-                with progress.during(Stage.JUDGE):
+                with progress.time_stage(Stage.JUDGE):
                     verdicts = workload.judge(settings.expectation)
         finally:
             progress.device = executor.device()

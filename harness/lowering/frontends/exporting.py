@@ -44,7 +44,7 @@ def _dimensions(axes: Sequence[Mapping[int, Axis]]) -> Iterator[dict[int, Any]]:
     import torch
 
     dimensions = {
-        axis.name: torch.export.Dim(axis.name, min=axis.least, max=axis.most) for own in axes for axis in own.values()
+        axis.name: torch.export.Dim(axis.name, min=axis.min, max=axis.max) for own in axes for axis in own.values()
     }
     for own in axes:
         yield {number: dimensions[axis.name] for number, axis in own.items()}

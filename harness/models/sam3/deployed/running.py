@@ -45,7 +45,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
             yield model
         return
     with scratch_folder(parent) as folder:
-        with progress.announced(_stage_of) as announce:
+        with progress.time_steps(_stage_of) as announce:
             compiled = compile_into(
                 DEPLOYABLE,
                 run.case,
@@ -72,9 +72,9 @@ def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
     if run.executor.run_problem(run.case.target) is not None:
         yield None
         return
-    with run.progress.during(Stage.LOAD):
+    with run.progress.time_stage(Stage.LOAD):
         model = run.executor.model(folder)
-    with run.progress.during(Stage.RUN):
+    with run.progress.time_stage(Stage.RUN):
         yield model
     run.executor.close()  # others may be waiting for the device
 
