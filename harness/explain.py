@@ -65,7 +65,7 @@ def explain(
     if known is None or known.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
     request = (case, database, processors, float32)
-    ended = run_isolated("harness.explain:explain_request", request, breadcrumb=on_stage)
+    ended = run_isolated("harness.explain:explain_request", request, on_stage=on_stage)
     if ended.kind is not WorkerEnd.OK:
         first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(
@@ -76,7 +76,7 @@ def explain(
 
 
 def explain_request(
-    request: tuple[Case, Path | None, Processors, Groups], announce: Callable[[str], None]
+    request: tuple[Case, Path | None, Processors, Groups], on_stage: Callable[[str], None]
 ) -> Explanation:
     """Calls `explain` as `harness.processes` calls functions, in this process."""
     from harness.models.lowered import imported_module
@@ -85,8 +85,8 @@ def explain_request(
 
     case, database, processors, float32 = request
     target = TARGETS[case.target]
-    module = imported_module(case, announce, float32)
-    announce(Stage.COMPILE)
+    module = imported_module(case, on_stage, float32)
+    on_stage(Stage.COMPILE)
     tvm_target = target.tvm_target(processors)
     pipeline = target.pipeline(tvm_target, schedules_from(database, case.target, processors))
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))

@@ -158,7 +158,7 @@ def followed(
         component.program,
         component.case,
         SEEDED,
-        announce=announce,
+        on_stage=announce,
         reproduce=reproduce,
         exported=component.exported,
         compiled=compiled,

@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_brackets_in_names_are_printed_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = Segmented(Path(f"{name}.jpg".replace("/", "")), (4, 3), [], (), 1.0)
     segmenting._tell([result, result], 1.0, Path(name))
-    with stages(f"Packing into {name}") as announce:
-        announce(name)
+    with stages(f"Packing into {name}") as on_stage:
+        on_stage(name)
     console.print(Text(name))
     printed = capsys.readouterr().out
     assert f"results in {name}" in printed

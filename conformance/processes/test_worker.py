@@ -81,7 +81,7 @@ def is_gone(pid: int) -> bool:
 def test_a_value_and_every_stage_come_back(call):
     argument = {"numbers": [1, 2.5, None], "bytes": b"\0" * 100}
     seen: list[str] = []
-    result = call("echo", argument, breadcrumb=seen.append)
+    result = call("echo", argument, on_stage=seen.append)
     assert result.kind is WorkerEnd.OK
     assert result.value == argument
     assert result.error is None
@@ -94,7 +94,7 @@ def test_a_value_and_every_stage_come_back(call):
 def test_stages_are_seen_while_the_child_runs(call):
     stages = ["build", "export", "import", "two\nlines"]
     seen: dict[str, float] = {}
-    result = call("import_stages", stages, breadcrumb=lambda stage: seen.setdefault(stage, time.monotonic()))
+    result = call("import_stages", stages, on_stage=lambda stage: seen.setdefault(stage, time.monotonic()))
     assert list(seen) == ["build", "export", "import", "two lines"]
     assert result.stage == "two lines"
     assert seen["import"] - seen["build"] > 0.02  # not all at once, at the end
@@ -345,7 +345,7 @@ def test_an_error_in_the_callback_ends_the_child(call):
         raise RuntimeError(f"no {stage}, please")
 
     with pytest.raises(RuntimeError, match="no hanging, please"):
-        call("hang_in_python", breadcrumb=refuse)
+        call("hang_in_python", on_stage=refuse)
 
 
 def loaded(template: Template) -> tuple[int, list[int]]:

@@ -45,7 +45,7 @@ HEALTHY = Fault("no fault", "", "")
 
 
 def judged(
-    request: tuple[Case, Sequence[Fault]], _announce: Callable[[str], None]
+    request: tuple[Case, Sequence[Fault]], _on_stage: Callable[[str], None]
 ) -> tuple[DeviceModule, Mapping[str, tuple[Verdict, ...] | str]]:
     """Compiles a component of one program once, and runs it with each fault.
 

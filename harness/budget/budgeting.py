@@ -158,7 +158,7 @@ def find_budget(
     if subjects()[case.component].whole:
         raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
     request = (case, settings, limit, rates, log)
-    ended = run_isolated("harness.budget.budgeting:budget_request", request, breadcrumb=on_stage)
+    ended = run_isolated("harness.budget.budgeting:budget_request", request, on_stage=on_stage)
     if ended.kind is not WorkerEnd.OK:
         line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(f"no budget for {case.id}: {ended.stage}: {line}")
@@ -166,7 +166,7 @@ def find_budget(
     return result
 
 
-def budget_request(request: tuple[Case, Settings, float, Rates, Path], announce: Callable[[str], None]) -> Result:
+def budget_request(request: tuple[Case, Settings, float, Rates, Path], on_stage: Callable[[str], None]) -> Result:
     """Calls `find_budget` as `harness.processes` calls functions, in this process."""
     from harness.budget.log import Log
     from harness.budget.measuring import Bench
@@ -174,8 +174,8 @@ def budget_request(request: tuple[Case, Settings, float, Rates, Path], announce:
     case, settings, limit, rates, file = request
     with models()[subjects()[case.component].model].context():
         log = Log(file, conditions_of(case, settings))
-        announce(Stage.BUILD)
-        return Search(Bench(case, settings), log, rates, announce).found(case, settings, limit)
+        on_stage(Stage.BUILD)
+        return Search(Bench(case, settings), log, rates, on_stage).found(case, settings, limit)
 
 
 def conditions_of(case: Case, settings: Settings) -> str:
@@ -200,9 +200,9 @@ def conditions_of(case: Case, settings: Settings) -> str:
 class Search:
     """The measurements of one component, and the choices among its groups."""
 
-    def __init__(self, bench: Bench, log: Log, rates: Rates, announce: Callable[[str], None]) -> None:
+    def __init__(self, bench: Bench, log: Log, rates: Rates, on_stage: Callable[[str], None]) -> None:
         """Measures float32, half precision throughout, and each group alone."""
-        self._bench, self._log, self._rates, self._announce = bench, log, rates, announce
+        self._bench, self._log, self._rates, self._on_stage = bench, log, rates, on_stage
         groups = bench.groups
         self._base = self._measured(NO_GROUPS, "float32")
         self._whole = self._measured(frozenset(groups), "half precision")
@@ -283,7 +283,7 @@ class Search:
 
     def _measured(self, half: Groups, what: str) -> Measurement:
         if not self._log.knows(half):
-            self._announce(what)
+            self._on_stage(what)
         return self._log.measured(half, self._bench.measure)
 
     def _contribution(self, group: str, alone: Measurement) -> Contribution:

@@ -113,12 +113,12 @@ def compile_(
     variants = {name: found for name, found in tuned.items() if name is not None} if len(cpus) > 1 else None
     processors = Processors(first, cuda_arch)
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
-    with stages(f"Compiling for {target}") as announce:
+    with stages(f"Compiling for {target}") as on_stage:
         capacity = Capacity(points, boxes, clicks, video)
         without = deployable.grounding if no_grounding else ()
         kept = NO_GROUPS.union(*(read.float32 for read in budgets.values()))
         request = (deployable, case, out, settings, capacity, schedules)
-        manifest = compile_model(*request, announce, without, kept, variants)
+        manifest = compile_model(*request, on_stage, without, kept, variants)
     tell_artifact(out, manifest)
 
 

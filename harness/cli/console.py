@@ -69,7 +69,7 @@ def stages(title: str) -> Iterator[Callable[[str], None]]:
     """Shows the stage that runs, and the time of each that has ended."""
     start, running = time.perf_counter(), ""
 
-    def announce(stage: str) -> None:
+    def on_stage(stage: str) -> None:
         nonlocal start, running
         now = time.perf_counter()
         if running:
@@ -78,8 +78,8 @@ def stages(title: str) -> Iterator[Callable[[str], None]]:
         status.update(Text(f"{title}: {stage}"))
 
     with console.status(Text(title)) as status:
-        yield announce
-        announce("")
+        yield on_stage
+        on_stage("")
 
 
 def tell_artifact(folder: Path, manifest: Manifest) -> None:

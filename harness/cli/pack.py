@@ -38,7 +38,7 @@ def pack(
     configure_threads(threads)
     deployable = chosen_deployable(described(into).model)
     (drawn,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
-    with stages(f"Packing into {into}") as announce:
+    with stages(f"Packing into {into}") as on_stage:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
-        manifest = pack_model(deployable, into, settings, seed, announce, drawn)
+        manifest = pack_model(deployable, into, settings, seed, on_stage, drawn)
     tell_artifact(into, manifest)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.deployment.imported import Announce
+from harness.deployment.imported import OnStage
 from harness.files import replaced_folder
 from harness.runtime.manifest import MANIFEST, VARIANTS
 
@@ -21,20 +21,20 @@ def replaced(artifact: Path) -> AbstractContextManager[Path]:
     return replaced_folder(artifact, is_compiled, "a compiled model")
 
 
-def isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:
+def isolated(function: str, request: tuple[Any, ...], on_stage: OnStage) -> None:
     """Calls a function in a worker, so that a crash in the compiler is a sentence too.
 
     Args:
-        function: `module:name`; takes the request and `announce`.
+        function: `module:name`; takes the request and `on_stage`.
         request: What can be pickled.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
 
     Raises:
         HarnessError: It fails.
     """
     from harness.processes import WorkerEnd, run_isolated
 
-    ended = run_isolated(function, request, breadcrumb=announce)
+    ended = run_isolated(function, request, on_stage=on_stage)
     if ended.kind is not WorkerEnd.OK:
         error = ended.error
         reason = f"{error.type}: {error.message}" if error else ended.kind.value

@@ -97,7 +97,7 @@ def diagnose(
         request,
         timeout=timeout,
         memory_limit_bytes=memory_limit_bytes,
-        breadcrumb=on_stage,
+        on_stage=on_stage,
     )
     if ended.kind is not WorkerEnd.OK:
         line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
@@ -107,15 +107,15 @@ def diagnose(
 
 
 def diagnose_request(
-    request: tuple[Case, Settings, str | None, bool, Groups], announce: Callable[[str], None]
+    request: tuple[Case, Settings, str | None, bool, Groups], on_stage: Callable[[str], None]
 ) -> Diagnosis:
     """Calls `diagnose` as `harness.processes` calls functions, in this process."""
     case, settings, output, reproduce, float32 = request
     subject = subjects()[case.component]
     with models()[subject.model].context():
-        announce(Stage.BUILD)
+        on_stage(Stage.BUILD)
         program = next(iter(subject.open(case, settings).programs.values()))
-        return diagnose_program(program, case, settings, output, announce, reproduce=reproduce, float32=float32)
+        return diagnose_program(program, case, settings, output, on_stage, reproduce=reproduce, float32=float32)
 
 
 def diagnose_program(
@@ -123,7 +123,7 @@ def diagnose_program(
     case: Case,
     settings: Settings,
     output: str | None = None,
-    announce: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
     *,
     reproduce: bool = False,
     exported: Any = None,
@@ -137,7 +137,7 @@ def diagnose_program(
         case: How it is lowered.
         settings: Schedules and processors.
         output: As for `diagnose`.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
         reproduce: As for `diagnose`.
         exported: What `Route.export` has made of the program; it is exported if there is none.
         compiled: Called with what is to be followed, before it runs; what it raises ends the diagnosis.
@@ -154,10 +154,10 @@ def diagnose_program(
     inputs = tuple(program.example.values())
     truth = Upstream.of(program, case)
     if exported is None:
-        announce(Stage.EXPORT)
+        on_stage(Stage.EXPORT)
         exported = route.export(program.module, inputs, program.axes)
     graph = route.graph(exported)
-    announce(Stage.IMPORT)
+    on_stage(Stage.IMPORT)
     lowered = route.lower(exported, program.module)
     check_groups(float32, [lowered.float32], case.component)
     target = TARGETS[case.target]
@@ -172,11 +172,11 @@ def diagnose_program(
             chosen_schedules(settings.database, case.target, settings.processors).schedules,
         ),
     )
-    code, flow, compared = _run(imported, PRECISIONS[case.precision], announce, compiled)
+    code, flow, compared = _run(imported, PRECISIONS[case.precision], on_stage, compiled)
     found = _diagnosis(program, case, imported, flow, compared, output, truth, settings.expectation)
     if PRECISIONS[case.precision].is_half:
         return found
-    announce("cause")
+    on_stage("cause")
     if found.beyond:
         found = replace(found, rewriting=rewriting(program, route, graph, inputs, truth))
     if found.first is None:
@@ -184,7 +184,7 @@ def diagnose_program(
     told, pieces = _with_cause(found, imported, flow, compared)
     if not reproduce:
         return told
-    announce("reproduction")
+    on_stage("reproduction")
     return replace(told, reproduction=_reproduction(told, pieces, flow, compared, code, imported.compiler))
 
 
@@ -208,14 +208,14 @@ class _Imported:
 
 
 def _run(
-    imported: _Imported, precision: Precision, announce: Callable[[str], None], compiled: Compiled
+    imported: _Imported, precision: Precision, on_stage: Callable[[str], None], compiled: Compiled
 ) -> tuple[tvm.IRModule, Flow, Compared]:
     from harness.diagnose.comparing import compare
     from harness.diagnose.flow import BeforeMemory, flow_of
     from harness.schedules.common.origins import tagged
     from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 
-    announce(Stage.COMPILE)
+    on_stage(Stage.COMPILE)
     module, compiler, kept = imported.lowered.module, imported.compiler, BeforeMemory()
     code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [kept])
     flow = flow_of(kept.module, code, module, imported.holding, imported.graph.nodes)
@@ -223,7 +223,7 @@ def _run(
     with temporary_folder("diagnose") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
         build_library(code, compiler.tvm_target, library)
-        announce(Stage.RUN)
+        on_stage(Stage.RUN)
         compiled(code, library, weights)
         device = compiler.target.device()
         return code, flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)

@@ -128,7 +128,7 @@ def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]], argu
 
     Args:
         topic: Topic of the problem.
-        function: The probe, as `module:name`, taking the argument and `enter`.
+        function: The probe, as `module:name`, taking the argument and `on_stage`.
         tell: Takes what the probe returned.
         argument: Of the probe.
     """

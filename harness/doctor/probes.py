@@ -10,9 +10,9 @@ from harness.core.processors import Processors
 from harness.runtime.threads import VARIABLE
 
 
-def probe_tvm(processors: Processors, enter: Callable[[str], None]) -> dict[str, Any]:
+def probe_tvm(processors: Processors, on_stage: Callable[[str], None]) -> dict[str, Any]:
     """Finds out in a worker what TVM can do here for processors. The stage tells where a crash happened."""
-    enter("import tvm")
+    on_stage("import tvm")
     import tvm
     from tvm.target import codegen
 
@@ -20,9 +20,9 @@ def probe_tvm(processors: Processors, enter: Callable[[str], None]) -> dict[str,
     from harness.targets import TARGETS
     from harness.targets.llvm import cpu_name
 
-    enter("MetaSchedule's TuneContext")  # what crashes with a mismatched apache-tvm-ffi
+    on_stage("MetaSchedule's TuneContext")  # what crashes with a mismatched apache-tvm-ffi
     _make_tune_context()
-    enter("targets")
+    on_stage("targets")
     cpu = cpu_name(processors)
     promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
     return {
@@ -53,7 +53,7 @@ def _make_tune_context() -> None:
     )
 
 
-def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
+def probe_threads(count: int | None, on_stage: Callable[[str], None]) -> int:
     """Counts in a worker the threads that a parallel loop of TVM runs on, by itself or when told to use `count`."""
     from harness.processes.threads import OPENMP_VARIABLE, configure_threads, tvm_threads
 
@@ -65,14 +65,14 @@ def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
     return tvm_threads()
 
 
-def probe_torch(_: object, enter: Callable[[str], None]) -> dict[str, Any]:
+def probe_torch(_: object, on_stage: Callable[[str], None]) -> dict[str, Any]:
     """Finds out in a worker whether torch and torchvision load and run an operator of torchvision's own."""
-    enter("import torch")
+    on_stage("import torch")
     import torch
 
-    enter("import torchvision")
+    on_stage("import torchvision")
     import torchvision
 
-    enter("torchvision.ops.nms")
+    on_stage("torchvision.ops.nms")
     torchvision.ops.nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([1.0]), 0.5)
     return {"cuda": torch.cuda.is_available(), "threads": torch.get_num_threads()}

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import tvm
 
 
-def imported_module(case: Case, announce: Callable[[str], None], float32: Groups = NO_GROUPS) -> tvm.IRModule:
+def imported_module(case: Case, on_stage: Callable[[str], None], float32: Groups = NO_GROUPS) -> tvm.IRModule:
     """Builds a subject with seeded weights, exports its main program and imports that, as the case says.
 
     Args:
         case: The subject, at which scale, with which strategy, seed, precision and frontend.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
         float32: Groups of products that stay float32 in a half precision.
 
     Raises:
@@ -29,12 +29,12 @@ def imported_module(case: Case, announce: Callable[[str], None], float32: Groups
     """
     subject = subjects()[case.component]
     with models()[subject.model].context():
-        announce(Stage.BUILD)
+        on_stage(Stage.BUILD)
         program = next(iter(subject.open(case, SEEDED).programs.values()))
         route = Route.of(case, float32)
-        announce(Stage.EXPORT)
+        on_stage(Stage.EXPORT)
         exported = route.export(program.module, tuple(program.example.values()), program.axes)
-        announce(Stage.IMPORT)
+        on_stage(Stage.IMPORT)
         lowered = route.lower(exported, program.module)
         check_groups(float32, [lowered.float32], case.component)
         return lowered.module

@@ -82,22 +82,22 @@ def run_isolated(
     *,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
-    breadcrumb: Callable[[str], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
     template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> WorkerResult:
-    """Calls `function(argument, enter)` in a process of its own, on as many threads, and tells how that ended.
+    """Calls `function(argument, on_stage)` in a process of its own, on as many threads, and tells how that ended.
 
     Nothing outlives the call: when it returns or raises (Ctrl-C), the child and all its descendants are gone, and so is
     the folder they used.
 
     Args:
-        function: Where the function is, as `module:name`. It takes the argument and `enter`, which it calls with the
+        function: Where the function is, as `module:name`. It takes the argument and `on_stage`, which it calls with the
             name of each stage that it enters; what it returns must be picklable.
         argument: Anything picklable.
         timeout: Seconds until everything is killed; None for no limit.
         memory_limit_bytes: Resident bytes, descendants included, above which everything is killed; None for no limit.
-        breadcrumb: Called in this process with the name of each stage, soon after the child has entered it.
+        on_stage: Called in this process with the name of each stage, soon after the child has entered it.
         template: The process is a fork of it, where processes can be forked; a fresh interpreter otherwise.
         stop: Another thread sets it to end the call.
 
@@ -112,7 +112,7 @@ def run_isolated(
         (folder / "request").write_bytes(pickle.dumps(request))
         stop = stop or threading.Event()
         process = Spawned(folder) if template is None else template.process(folder, stop)
-        call = _Call(folder, process, breadcrumb or (lambda stage: None))
+        call = _Call(folder, process, on_stage or (lambda stage: None))
         try:
             limit_hit = call.watch(timeout, memory_limit_bytes, stop)
         finally:
@@ -126,7 +126,7 @@ class _Call:
 
     folder: Path
     process: Process
-    breadcrumb: Callable[[str], None]
+    on_stage: Callable[[str], None]
     started: float = field(default_factory=time.time)
     seconds: float = 0.0
     peak_rss_bytes: int = 0
@@ -197,7 +197,7 @@ class _Call:
             instant, _, stage = line.partition(" ")
             # A forked child may be there before this process has begun to watch it.
             self.crumbs.append(Breadcrumb(stage, max(0.0, float(instant) - self.started)))
-            self.breadcrumb(stage)
+            self.on_stage(stage)
 
     def _note_family(self) -> None:
         for process in descendants(self.process.pid):

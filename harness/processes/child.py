@@ -52,7 +52,7 @@ def named(function: str) -> Callable[..., Any]:
 def _answer(folder: Path) -> dict[str, Any]:
     crumbs = os.open(folder / "breadcrumbs", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def enter(stage: str) -> None:
+    def on_stage(stage: str) -> None:
         os.write(crumbs, f"{time.time()} {' '.join(stage.splitlines())}\n".encode())
 
     try:
@@ -62,7 +62,7 @@ def _answer(folder: Path) -> dict[str, Any]:
         _take_environment(request["environment"])
         configure_threads(request["threads"])
         _keep_files_in(folder)
-        value = named(request["function"])(request["argument"], enter)
+        value = named(request["function"])(request["argument"], on_stage)
     except Exception as error:
         return _failure(error)
     return {"kind": WorkerEnd.OK.value, "value": value, "peak_rss_bytes": _own_peak()}

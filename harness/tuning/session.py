@@ -138,7 +138,7 @@ def collect_tasks(
         ended = run_isolated(
             "harness.tuning.tasks:component_tasks",
             (case, processors, float32),
-            breadcrumb=lambda stage: status.update(f"{text} {stage}"),
+            on_stage=lambda stage: status.update(f"{text} {stage}"),
         )
     if ended.kind is not WorkerEnd.OK:
         reason = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value

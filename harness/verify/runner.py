@@ -99,7 +99,7 @@ def verify_case(
         (case, replace(settings, expectation=expectation), float32),
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
-        breadcrumb=on_stage,
+        on_stage=on_stage,
         template=template if TARGETS[case.target].forkable else None,
         stop=stop,
     )

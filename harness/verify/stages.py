@@ -24,10 +24,10 @@ from harness.runtime.loading import LoadError
 from harness.targets import HOST, TARGETS
 
 
-def run_request(request: tuple[Case, Settings, Groups], announce: Callable[[str], None]) -> Outcome:
+def run_request(request: tuple[Case, Settings, Groups], on_stage: Callable[[str], None]) -> Outcome:
     """Calls `run_case` as `harness.processes` calls functions."""
     case, settings, float32 = request
-    return run_case(case, settings, announce, float32)
+    return run_case(case, settings, on_stage, float32)
 
 
 def load_libraries() -> None:
@@ -51,7 +51,7 @@ def load_libraries() -> None:
 def run_case(
     case: Case,
     settings: Settings,
-    announce: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
     float32: Groups = NO_GROUPS,
 ) -> Outcome:
     """Walks one case through its stages; every error of the case becomes part of the outcome.
@@ -59,14 +59,14 @@ def run_case(
     Args:
         case: What to run.
         settings: Weights, inputs, expectation.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
         float32: Groups of products that stay float32 in a half precision.
 
     Raises:
         HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
     """
     target = TARGETS[case.target]
-    progress = Progress(announce)
+    progress = Progress(on_stage)
     problem = target.compile_problem()
     if problem is not None:
         return progress.outcome(Status.UNAVAILABLE, CaseError("CannotCompile", problem))

@@ -45,7 +45,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
             yield model
         return
     with scratch_folder(parent) as folder:
-        with progress.time_steps(_stage_of) as announce:
+        with progress.time_steps(_stage_of) as on_stage:
             compiled = compile_into(
                 DEPLOYABLE,
                 run.case,
@@ -53,7 +53,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
                 run.settings,
                 capacity,
                 run.schedules,
-                announce=announce,
+                on_stage=on_stage,
                 without=without,
                 for_emulation=executor.emulates,
                 float32=run.float32,
