@@ -12,7 +12,7 @@ import re
 import subprocess
 from typing import Any
 
-from harness.processes.threads import reason, thread_count
+from harness.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cores import cores
 from harness.runtime.cpu import cpu_model
 from harness.runtime.system import ROOT, read_text
@@ -54,7 +54,7 @@ def describe_machine() -> dict[str, Any]:
         "cgroup_cpus": quota,
         "usable_cpus": usable_cpus(),
         "threads": thread_count(),
-        "threads_chosen": reason(),
+        "threads_chosen": thread_count_reason(),
         "memory_bytes": memory,
         "cgroup_memory_bytes": memory_limit,
         "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),

@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.cli.doctor import render
 from harness.doctor.diagnosis import Finding, bf16_products, diagnose, probed
 from harness.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
-from harness.processes.threads import reason, thread_count
+from harness.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cpu import features_of_linux as linux
 from harness.runtime.threads import usable_cpus
 from harness.targets import TARGETS
@@ -89,7 +89,7 @@ def test_this_machine():
         assert text[f"target {name}"].startswith(compiles)
         precisions = f"precisions: {', '.join(target.precisions)}"
         assert text[f"target {name}"].strip().endswith(f"{run_problem or ' runs'}; {precisions}")
-    assert f"a run uses {thread_count()} of {usable_cpus()} usable CPUs: {reason()}" in text["threads"]
+    assert f"a run uses {thread_count()} of {usable_cpus()} usable CPUs: {thread_count_reason()}" in text["threads"]
     assert f"really runs on {thread_count()} threads" in text["threads"]
     for name, version in installed_versions().items():
         assert f"{name} {version}" in text["versions"]

@@ -79,7 +79,7 @@ ENVIRONMENT = {
     "processes/threads.py": "the number of threads, for TVM and OpenMP",
     "processes/memory.py": "how the C library keeps freed memory",
     "processes/processes.py": "what a new process starts with",
-    "processes/forking.py": "that a process which is forked sees no GPU",
+    "processes/template.py": "that a process which is forked sees no GPU",
     "processes/child.py": "what a process that was forked takes over from its caller",
     "runtime/threads.py": "the number of threads, where only the runtime is installed",
     "doctor/probes.py": "what a parallel loop does without the variables",

@@ -41,7 +41,7 @@ from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, R
 from harness.diagnose.table import summary
 from harness.lowering.route import Lowered
 from harness.parity.draws import FEW
-from harness.processes.threads import on_tvm_threads
+from harness.processes.threads import run_on_tvm_threads
 from harness.schedules.common.kernel import Argument, fp32, prim_func
 from harness.schedules.cpu import elementwise, epilogue, normalization, rewrite
 from harness.schedules.cpu.arena import Value
@@ -169,7 +169,7 @@ def test_a_legalization_that_is_wrong_is_the_cause(monkeypatch: pytest.MonkeyPat
 
 def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     after_softmax(monkeypatch, rows_after_each_other())
-    found = on_tvm_threads(2, block)
+    found = run_on_tvm_threads(2, block)
     assert cause_of(found) is Cause.LEGALIZATION
     assert found.ablation is not None
     assert found.ablation.mended is Rerun.ONE_THREAD

@@ -366,9 +366,9 @@ forks = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked
 
 @forks
 def test_what_calls_need_is_loaded_once(template):
-    assert not template.runs
+    assert not template.is_running
     calls = [loaded(template) for _ in range(3)]
-    assert template.runs
+    assert template.is_running
     assert len({process for process, _ in calls}) == 3
     ((loader,),) = {tuple(by) for _, by in calls}
     assert psutil.Process(loader).ppid() == os.getpid()
@@ -386,7 +386,7 @@ def test_a_case_that_may_use_a_gpu_is_not_forked():
     with closing(libraries_loaded()) as template:
         for target, forked in (("cuda", False), ("metal", False), ("llvm", True)):
             verify_case(Case("box_head", "real", target), limits=Limits(timeout=0.1), template=template)
-            assert template.runs is forked
+            assert template.is_running is forked
 
 
 @forks
@@ -394,7 +394,7 @@ def test_forks_see_no_gpu(template, monkeypatch):
     """PyTorch would ask CUDA for its random state, which a fork cannot."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     result = run_isolated("conformance.support.misbehaviour:visible_gpus", None, timeout=60, template=template)
-    assert template.runs and result.value == ("", 0)
+    assert template.is_running and result.value == ("", 0)
 
 
 @forks
@@ -424,7 +424,7 @@ def test_a_call_is_as_the_caller_is_now(template, tmp_path, monkeypatch):
 def test_a_template_ends_when_it_is_no_longer_needed(template):
     _, (loader,) = loaded(template)
     template.close()
-    assert is_gone(loader) and not template.runs
+    assert is_gone(loader) and not template.is_running
     template.close()
     assert loaded(template)[1] != [loader]
 
@@ -449,7 +449,7 @@ def test_calls_are_stopped_while_their_template_loads(nothing_left_behind):
         function = "conformance.support.misbehaviour:echo"
         calls = [pool.submit(run_isolated, function, None, template=template, stop=stop) for _ in range(2)]
         assert all(isinstance(call.exception(60), Stopped) for call in calls)
-        assert not template.runs
+        assert not template.is_running
     assert time.monotonic() - start < 30
 
 

@@ -52,7 +52,7 @@ def segment(
     """
     from harness.cli.segmenting import do
     from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import leave_torch_out
+    from harness.processes.torch_free import hide_torch
     from harness.segment import Job, failures, find_images
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
@@ -65,7 +65,7 @@ def segment(
     folder = choose_model(model)
     devices = chosen_remote(remote, key, secret_file)
     configure_threads(threads)
-    leave_torch_out()
+    hide_torch()
     failed = failures(do(folder, job, devices))
     for sentence in failed:
         complain(f"error: {sentence}")

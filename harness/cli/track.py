@@ -42,14 +42,14 @@ def track(
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
     from harness.cli.loading import load_model
     from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import leave_torch_out
+    from harness.processes.torch_free import hide_torch
     from harness.track.job import Job, run
 
     corners = None if box is None else numbers("--box", "x0,y0,x1,y1", box)
     job = Job(video, text or [], corners, clicked, frame, out, not no_overlay)
     folder = choose_model(model)
     configure_threads(threads)
-    leave_torch_out()
+    hide_torch()
     loaded = load_model(folder)
     tell_untrained(loaded.manifest)
     start = time.perf_counter()

@@ -39,7 +39,7 @@ def ui(
     require_server()
     from harness.cli.loading import load_model
     from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import leave_torch_out
+    from harness.processes.torch_free import hide_torch
     from harness.runtime.variants import described
     from harness.ui.app import make_app
     from harness.ui.folder import ImageFolder
@@ -51,7 +51,7 @@ def ui(
     manifest = described(folder)
     choices = None if images is None else ImageFolder(images)
     configure_threads(threads)
-    leave_torch_out()
+    hide_torch()
     with listen(host, port) as listener, temporary_folder("ui") as files:
         loaded = load_model(folder)
         note = None if manifest.trained else untrained(manifest)

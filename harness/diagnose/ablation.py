@@ -14,7 +14,7 @@ from harness.diagnose.compiler import Compiler
 from harness.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, ImportWay, Rerun, Retrial
 from harness.diagnose.pieces import Piece, Pieces
 from harness.lowering.frontends.running import Arrays, run_module
-from harness.processes.threads import on_tvm_threads
+from harness.processes.threads import run_on_tvm_threads
 
 if TYPE_CHECKING:
     from harness.diagnose.deviation import Deviation
@@ -73,7 +73,7 @@ def _decided(experiments: list[Experiment], pieces: Pieces, piece: Piece, compil
 def _reruns(piece: Piece, way: Cause, compiler: Compiler) -> Iterator[Retrial]:
     """Makes an experiment that is wrong again, until it is right."""
     runs = {
-        Rerun.ONE_THREAD: lambda: on_tvm_threads(1, partial(compiler.result, piece, way)),
+        Rerun.ONE_THREAD: lambda: run_on_tvm_threads(1, partial(compiler.result, piece, way)),
         Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().result(piece, way),
     }
     for how, run in runs.items():

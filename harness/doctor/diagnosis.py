@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.doctor.known_bad import PACKAGES, installed_versions, known_bad
-from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, reason, thread_count
+from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, thread_count, thread_count_reason
 from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usable_cpus
 
 _PROBE_SECONDS = 120.0
@@ -181,7 +181,9 @@ def _thread_findings() -> list[Finding]:
     actual = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
     findings = [
         Finding(
-            "threads", f"a run uses {count} of {usable_cpus()} usable CPUs: {reason()}; --threads sets another number"
+            "threads",
+            f"a run uses {count} of {usable_cpus()} usable CPUs: {thread_count_reason()}; "
+            "--threads sets another number",
         ),
         Finding(
             "threads",
