@@ -26,7 +26,7 @@ from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
-from harness.parity.draws import judged_by_draws
+from harness.parity.monte_carlo import judge_by_draws
 from harness.parity.verdict import judge
 from harness.schedules import UNTUNED as NO_SCHEDULES
 from harness.targets import TARGETS
@@ -172,18 +172,20 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case
         reference: PyTorch's outputs that the precision is held to, and others.
         oracle: The same in float64.
         case: Says by its precision, its weights and what is expected of it whether outputs may pass by the oracle.
-        draws: What `harness.parity.draws.drawn_errors` returns, of these outputs and others.
+        draws: What `harness.parity.monte_carlo.draw_errors` returns, of these outputs and others.
     """
     expected = {name: reference[name] for name in names}
     exact = {name: oracle[name] for name in names if name in oracle}
     drawn = {name: draws[name] for name in names if name in draws}
     by_oracle = PRECISIONS[case.precision].judged_by_oracle
-    strained = Weights(case.weights).ill_conditioned
+    ill_conditioned = Weights(case.weights).ill_conditioned
     expectation = expectation_for(case, expectations())
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         actual = dict(zip(names, outputs, strict=True))
-        verdicts = judge(actual, expected, exact, expectation=expectation, by_oracle=by_oracle, strained=strained)
-        return judged(judged_by_draws(verdicts, actual, expected, exact, drawn) if drawn else verdicts)
+        verdicts = judge(
+            actual, expected, exact, expectation=expectation, by_oracle=by_oracle, ill_conditioned=ill_conditioned
+        )
+        return judged(judge_by_draws(verdicts, actual, expected, exact, drawn) if drawn else verdicts)
 
     return check

@@ -16,7 +16,7 @@ from harness.models.sam3.video.drift import TENSORS, Drift, drift
 from harness.models.sam3.video.questions import load_questions
 from harness.models.sam3.video.source import VideoSource
 from harness.models.sam3.video.subject import VIDEO
-from harness.parity.saved import load_outputs, saved_folder
+from harness.parity.saved_outputs import load_outputs, saved_folder
 from harness.targets import HOST
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from harness.diagnose.diagnosing import diagnose, diagnose_program
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
 from harness.diagnose.table import summary
 from harness.lowering.route import Lowered
-from harness.parity.draws import FEW
+from harness.parity.monte_carlo import SMALL_SIZE
 from harness.processes.threads import run_on_tvm_threads
 from harness.schedules.common.kernel import Argument, fp32, prim_func
 from harness.schedules.cpu import elementwise, epilogue, normalization, rewrite
@@ -497,7 +497,7 @@ def test_few_numbers_beside_one_run_of_autocast_are_luck() -> None:
     found = diagnose(Case("transformer_decoder", "real", "llvm", precision="bf16"), SEEDED)
     assert not found.faulty
     shapes = {boundary.node: boundary.shape for boundary in found.boundaries}
-    assert all(math.prod(shapes[name]) < FEW for name in found.luck)
+    assert all(math.prod(shapes[name]) < SMALL_SIZE for name in found.luck)
     assert found.coverage.skipped == {}
 
 

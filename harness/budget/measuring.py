@@ -133,7 +133,7 @@ class Bench:
         return Lowered(lower_precision(imported.module, self._precision, products), imported.values)
 
     def _judged(self, actual: Arrays) -> tuple[Verdict, ...]:
-        from harness.parity.draws import judged_by_draws
+        from harness.parity.monte_carlo import judge_by_draws
         from harness.parity.verdict import judge
 
         if self._arrays is None:
@@ -141,7 +141,7 @@ class Bench:
             self._arrays = reference, self._workload.oracle(), self._workload.draws_of_few(reference)
         reference, oracle, draws = self._arrays
         verdicts = judge(actual, reference, oracle, by_oracle=True)
-        return judged_by_draws(verdicts, actual, reference, oracle, draws) if draws else verdicts
+        return judge_by_draws(verdicts, actual, reference, oracle, draws) if draws else verdicts
 
     def _effect(self, group: str) -> int | None:
         """Returns the operations of a group's half products; None if the group is the same in both precisions."""

@@ -27,7 +27,7 @@ from harness.diagnose.diagnosis import (
 from harness.files import temporary_folder
 from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.models.registry import models, subjects
-from harness.parity.draws import FEW
+from harness.parity.monte_carlo import SMALL_SIZE
 from harness.targets import HOST, TARGETS
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ def _diagnosis(
 
 def _is_luck(made: Deviation, shape: Sequence[int]) -> bool:
     """Returns whether an error beyond the limits is of so few numbers that it says nothing."""
-    return made.excess > 1 and math.prod(shape) < FEW
+    return made.excess > 1 and math.prod(shape) < SMALL_SIZE
 
 
 def _misshapen(output: str, result: Result, imported: _Imported) -> Misshapen:

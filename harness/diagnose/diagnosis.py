@@ -324,7 +324,7 @@ class Diagnosis:
         misshapen: The outputs of a wrong shape.
         unsteady: Functions that do not always make the same bits of the same values.
         luck: Nodes of few numbers that are beyond the limits in a half precision. One run of autocast, to which the
-            limits are relative, says nothing about so few (`harness.parity.draws`): nothing is wrong by them.
+            limits are relative, says nothing about so few (`harness.parity.monte_carlo`): nothing is wrong by them.
         luck_of_outputs: The same of outputs.
         ablation: Why the first kernel that diverges does so.
         reproduction: What shows that, if it was asked for; no part of the JSON.

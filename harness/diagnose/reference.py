@@ -20,8 +20,8 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
-from harness.parity.autocast import float32_of_half, sums_in_float, under_autocast
-from harness.parity.oracle import widened
+from harness.parity.autocast import gpu_autocast, half_to_float32, has_float32_sums
+from harness.parity.oracle import float64_arithmetic
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -132,13 +132,13 @@ class _Arithmetic:
     def compute(self, node: Node, args: Any, kwargs: Any) -> Any:
         if self.half is None:
             return node.target(*args, **kwargs)
-        if sums_in_float(node.target):
+        if has_float32_sums(node.target):
             # Autocast rounds what upstream calls; some of that is another operator by the time it is exported.
             args, kwargs = tree_map(self._rounded, (args, kwargs))
         value = node.target(*args, **kwargs)
         if node.name in self.rounded:
             value = tree_map(self._rounded, value)
-        return tree_map(float32_of_half, value)
+        return tree_map(half_to_float32, value)
 
     def _rounded(self, value: Any) -> Any:
         is_float = isinstance(value, torch.Tensor) and value.dtype == torch.float32
@@ -148,18 +148,18 @@ class _Arithmetic:
         value = value.to(self.types.get(value.dtype, value.dtype))
         if node.name not in self.rounded:
             return value
-        rounded: torch.Tensor = float32_of_half(self._rounded(value))
+        rounded: torch.Tensor = half_to_float32(self._rounded(value))
         return rounded
 
 
-_FLOAT64 = _Arithmetic(widened, {torch.float32: torch.float64, torch.complex64: torch.complex128})
+_FLOAT64 = _Arithmetic(float64_arithmetic, {torch.float32: torch.float64, torch.complex64: torch.complex128})
 
 
 def _arithmetic(precision: Precision, rounded: Collection[str]) -> _Arithmetic:
     if not precision.is_half:
         return _Arithmetic()
     half: torch.dtype = getattr(torch, precision.dtype)
-    return _Arithmetic(partial(under_autocast, half), half=half, rounded=frozenset(rounded))
+    return _Arithmetic(partial(gpu_autocast, half), half=half, rounded=frozenset(rounded))
 
 
 class _Values:

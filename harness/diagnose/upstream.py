@@ -15,7 +15,7 @@ from harness.core.program import Arrays, Program
 from harness.core.weights import Weights
 from harness.diagnose.deviation import Deviation, deviation
 from harness.parity.oracle import oracle
-from harness.parity.references import first_and_again, reference_of, run_twice
+from harness.parity.references import reference_of, run_twice, split_runs
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Upstream:
         """Runs a program's module on its example inputs, as it is."""
         module, inputs, names = program.module, tuple(program.example.values()), program.outputs
         run = reference_of(PRECISIONS[case.precision]).run
-        first, again = first_and_again(run_twice(lambda: dict(run(module, inputs, names))))
+        first, again = split_runs(run_twice(lambda: dict(run(module, inputs, names))))
         return cls(case, first, again, oracle(module, inputs, names))
 
     def failed(self, outputs: Arrays, expectation: Expectation | None) -> dict[str, str]:
@@ -58,7 +58,7 @@ class Upstream:
             reference_again=self.again,
             expectation=expectation,
             by_oracle=by_oracle,
-            strained=Weights(self.case.weights).ill_conditioned and not by_oracle,
+            ill_conditioned=Weights(self.case.weights).ill_conditioned and not by_oracle,
         )
         return {verdict.name: verdict.reason for verdict in verdicts if verdict.kind in _WRONG}
 

@@ -15,16 +15,16 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
 from harness.core.progress import Progress
 from harness.core.weights import Weights
-from harness.parity.distribution import with_distributions
-from harness.parity.draws import (
-    FURTHER,
-    drawn_errors,
-    judged_by_draws,
-    judged_by_usual_errors,
-    names_of_doubt,
-    names_of_few,
+from harness.parity.distribution import add_distributions
+from harness.parity.monte_carlo import (
+    PERTURBATION_SCALE,
+    ambiguous_outputs,
+    draw_errors,
+    judge_by_draws,
+    judge_by_typical_errors,
+    small_outputs,
 )
-from harness.parity.saved import load_outputs, save_outputs, saved_folder
+from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class TracedWorkload:
         reference: Makes PyTorch's outputs, of two runs.
         oracle: Makes the float64 outputs.
         case: Says by its precision and its weights how outputs are judged, and where those of compiled code are kept.
-        draws: Makes further errors of PyTorch, of the outputs with these names (`harness.parity.draws`).
+        draws: Makes further errors of PyTorch, of the outputs with these names (`harness.parity.monte_carlo`).
     """
 
     programs: Mapping[str, Program]
@@ -65,7 +65,7 @@ class TracedWorkload:
             stack.enter_context(closing(compiled))
             self._actual = compiled.outputs(self.trace)
             save_outputs(saved_folder(self.case), self._actual)
-            if self._strained:
+            if self._ill_conditioned:
                 self._compiled = compiled
                 stack.pop_all()  # it is closed when its outputs are judged
         return True
@@ -86,22 +86,24 @@ class TracedWorkload:
             reference_again=again,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
-            strained=self._strained,
+            ill_conditioned=self._ill_conditioned,
         )
         draws = self.draws_of_few(reference)
-        if self._strained and (failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]):
+        if self._ill_conditioned and (
+            failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
+        ):
             draws = self.draws(failed)
         if draws:
-            verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws, strained=self._strained)
-        if self._strained and (doubtful := names_of_doubt(verdicts, actual, reference, oracle, draws)):
+            verdicts = judge_by_draws(verdicts, actual, reference, oracle, draws, ill_conditioned=self._ill_conditioned)
+        if self._ill_conditioned and (doubtful := ambiguous_outputs(verdicts, actual, reference, oracle, draws)):
             if self._compiled is not None and self._actual is not None:
                 theirs, ours = self._errors_of_further_runs(doubtful, self._compiled)
                 save_outputs(saved_folder(self.case), self._actual | _named(_THEIRS, theirs) | _named(_OURS, ours))
-            verdicts = judged_by_usual_errors(verdicts, actual, reference, oracle, draws, theirs, ours)
-        return with_distributions(verdicts, actual, reference)
+            verdicts = judge_by_typical_errors(verdicts, actual, reference, oracle, draws, theirs, ours)
+        return add_distributions(verdicts, actual, reference)
 
     @property
-    def _strained(self) -> bool:
+    def _ill_conditioned(self) -> bool:
         """Whether the weights strain fp32, and the case is held to the gate."""
         return Weights(self.case.weights).ill_conditioned and not PRECISIONS[self.case.precision].judged_by_oracle
 
@@ -124,14 +126,14 @@ class TracedWorkload:
         precision = PRECISIONS[self.case.precision]
         pytorch = partial(run_trace, self.programs, run=reference_of(precision).run)
         code = partial(compiled.outputs, progress=Progress(lambda stage: None))
-        theirs, ours = drawn_errors(
-            self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, further=FURTHER
+        theirs, ours = draw_errors(
+            self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, scale=PERTURBATION_SCALE
         )
         return theirs, ours
 
     def draws_of_few(self, reference: Arrays) -> Arrays:
         """Further errors of half precision in the outputs of few numbers; nothing in fp32, which the gate judges."""
-        names = names_of_few(reference) if PRECISIONS[self.case.precision].judged_by_oracle else ()
+        names = small_outputs(reference) if PRECISIONS[self.case.precision].judged_by_oracle else ()
         return self.draws(names) if names else {}
 
 
@@ -148,14 +150,14 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
         trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
-    from harness.parity.references import first_and_again, reference_of, run_twice
+    from harness.parity.references import reference_of, run_twice, split_runs
     from harness.parity.trace import run_trace
 
     run = reference_of(PRECISIONS[case.precision]).run
     return TracedWorkload(
         programs,
         trace,
-        reference=lambda: first_and_again(run_twice(lambda: run_trace(programs, trace, run))),
+        reference=lambda: split_runs(run_twice(lambda: run_trace(programs, trace, run))),
         oracle=lambda: run_trace(programs, trace, oracle),
         case=case,
     )

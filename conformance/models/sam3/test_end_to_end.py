@@ -51,14 +51,14 @@ def upstreams(case: Case) -> Iterator[Answer]:
 
 def test_the_threshold_decides_something_in_every_answer(whole_fp32_case: Case) -> None:
     for answer in upstreams(whole_fp32_case):
-        kept = answer.truth.found.queries
+        kept = answer.truth.first.queries
         assert 0 < kept.sum() < kept.size, answer.name
         raw = {name: array.astype(np.float64) for name, array in (answer.oracle or answer.reference).items()}
         scores = sigmoid(raw["logits"][0, :, 0]) * sigmoid(raw["presence"][0])
         assert np.array_equal(scores > 0.5, kept), answer.name
         # Twice what a score may be off: no correct model decides otherwise.
         assert np.abs(scores - 0.5).min() > 2 * SCORE, answer.name
-        masks = answer.truth.found.masks
+        masks = answer.truth.first.masks
         assert 0.1 < masks.mean() < 0.9, answer.name
         assert answer.truth.undecided.mean() < 0.001, answer.name
 
@@ -76,7 +76,7 @@ def first(case: Case) -> Answer:
 
 def as_compiled(answer: Answer) -> Arrays:
     """Upstream's own answer, in the form of the compiled model's."""
-    found = answer.truth.found
+    found = answer.truth.first
     return {name: answer.reference[name].copy() for name in RAW} | {
         "found/queries": found.queries.copy(),
         "found/masks": found.masks.copy(),
@@ -164,7 +164,7 @@ def in_half(precision: str) -> tuple[Answer, Arrays]:
         for _ in range(2)
     )
     with upstream():
-        truth, found = decided(reference, SIZE), decided(actual, SIZE).found
+        truth, found = decided(reference, SIZE), decided(actual, SIZE).first
     answer = Answer("text", reference, reference, exact, truth)
     return answer, actual | {f"found/{name}": array for name, array in vars(found).items()}
 

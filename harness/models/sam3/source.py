@@ -18,7 +18,7 @@ from harness.core.weights import Weights
 from harness.lowering.symbolic import takes_symbolic_axes
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.groups import note_groups
-from harness.parity.references import first_and_again, reference_of, run_twice
+from harness.parity.references import reference_of, run_twice, split_runs
 from harness.parity.trace import independent_calls, run_trace
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 BUILT_BY = "harness.models.sam3.build"
 ORACLE = "harness.parity.oracle"
-SHARED = "harness.parity.shared"
-DRAWS = "harness.parity.draws"
+SHARED = "harness.parity.part_cache"
+DRAWS = "harness.parity.monte_carlo"
 
 
 class Source:
@@ -96,7 +96,7 @@ class Source:
             with nullcontext() if half else self._shared_trunk(self.module):
                 return run_twice(lambda: run_trace(self.programs, self.trace, by.run))
 
-        return first_and_again(self._cache.get_or_make(key, make))
+        return split_runs(self._cache.get_or_make(key, make))
 
     def oracle(self) -> Arrays:
         """PyTorch float64 on the CPU."""
@@ -109,15 +109,15 @@ class Source:
         return self._cache.get_or_make(self._key(f"oracle {self.component.name}", (*self._made_by, ORACLE)), make)
 
     def draws(self, names: Sequence[str]) -> Arrays:
-        """Further errors of PyTorch in some outputs, see `harness.parity.draws`."""
-        from harness.parity.draws import drawn_errors
+        """Further errors of PyTorch in some outputs, see `harness.parity.monte_carlo`."""
+        from harness.parity.monte_carlo import draw_errors
 
         by = self._reference
 
         def make() -> Arrays:
             precision = PRECISIONS[self._case.precision]
             run = partial(run_trace, self.programs, run=by.run)
-            (errors,) = drawn_errors(self.programs, self.trace, names, [run], precision, self._case.seed)
+            (errors,) = draw_errors(self.programs, self.trace, names, [run], precision, self._case.seed)
             return errors
 
         code = (*self._made_by, by.code, ORACLE, DRAWS)
@@ -217,12 +217,12 @@ def shared_trunk(
     """Within the context, the module's vision transformer is not run again on what any case has run it on."""
     from sam3.model.vitdet import ViT
 
-    from harness.parity.shared import shared
+    from harness.parity.part_cache import cache_part
 
     trunk = next((part for part in module.modules() if isinstance(part, ViT)), None)
     if trunk is None:
         return nullcontext()
-    return shared(trunk, cache, _model_key("trunk", case, settings, (BUILT_BY, ORACLE, SHARED)))
+    return cache_part(trunk, cache, _model_key("trunk", case, settings, (BUILT_BY, ORACLE, SHARED)))
 
 
 def _model_key(kind: str, case: Case, settings: Settings, code: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
 from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED, build, cache_key, shared_trunk
 from harness.parity.detections import Detections, ReferenceDetections
-from harness.parity.references import Reference, first_and_again, reference_of, run_twice
+from harness.parity.references import Reference, reference_of, run_twice, split_runs
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +108,7 @@ class EndToEndSource:
         exact: Arrays = {}
         if question.float64:
             exact = {name: arrays.pop(f"{_EXACT}{name}") + arrays[name].astype(np.float64) for name in RAW}
-        first, again = first_and_again(arrays)
+        first, again = split_runs(arrays)
         raw, raw_again = self._raw(question, first, again)
         size = load_image(question.image).size
         for index, name in enumerate(question.answers):
@@ -117,7 +117,7 @@ class EndToEndSource:
             )
             oracle = _raw(exact, index) if question.float64 else None
             if oracle is not None:
-                kept = truth.found.queries
+                kept = truth.first.queries
                 scores = _sigmoid(oracle["logits"])[0, :, 0] * _sigmoid(oracle["presence"])[0]
                 truth = replace(truth, boxes=_pixels(oracle["boxes"], size)[kept], scores=scores[kept])
             yield Answer(name, _raw(raw, index), _raw(raw_again, index), oracle, truth)
@@ -128,7 +128,7 @@ class EndToEndSource:
         if by.kind == _FP32.kind:
             return first, again
         key = self._key(f"answer {by.kind}", question, by)
-        return first_and_again(self._cache.get_or_make(key, lambda: self._asked_half(question)))
+        return split_runs(self._cache.get_or_make(key, lambda: self._asked_half(question)))
 
     def _key(self, kind: str, question: Question, by: Reference) -> dict[str, Any]:
         prompt = repr(asdict(replace(question, image=Path(question.image.name))))

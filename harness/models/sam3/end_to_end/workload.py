@@ -21,8 +21,8 @@ from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
 from harness.parity.detections import Detections, ReferenceDetections, judge_detections
-from harness.parity.distribution import with_distributions
-from harness.parity.saved import load_outputs, save_outputs, saved_folder
+from harness.parity.distribution import add_distributions
+from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.manifest import DEFAULT_CAPACITY
 from harness.runtime.sam3.found import Found as Segmented
@@ -104,11 +104,11 @@ def judged(
         raw = judge_by_gate(named(actual), reference, again)
     found = Detections(*(actual[f"found/{name}"] for name in ("queries", "masks", "boxes", "scores")))
     truth = _decided(actual, answer) if precision.judged_by_oracle else answer.truth
-    raw = with_distributions(raw, named(actual), reference)
+    raw = add_distributions(raw, named(actual), reference)
     prefix = f"{answer.name}/found/"
     masks = f"{prefix}masks"
-    return raw + with_distributions(
-        judge_detections(prefix, found, truth), {masks: found.masks}, {masks: truth.found.masks}
+    return raw + add_distributions(
+        judge_detections(prefix, found, truth), {masks: found.masks}, {masks: truth.first.masks}
     )
 
 
@@ -130,7 +130,7 @@ def _presence_beside_logits(arrays: Arrays) -> Arrays:
 
 def _decided(actual: Arrays, answer: Answer) -> ReferenceDetections:
     """Decides on raw outputs as upstream does, or on upstream's own where the actual ones have other shapes."""
-    _, height, width = answer.truth.found.masks.shape
+    _, height, width = answer.truth.first.masks.shape
     raw = actual if _alike(actual, answer.reference) else answer.reference
     return decided({name: raw[name] for name in RAW}, (width, height))
 

@@ -21,7 +21,7 @@ from harness.core.program import Arrays
 from harness.core.settings import Settings
 from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.source import ORACLE, SHARED, build, cache_key, shared_trunk
-from harness.parity.references import first_and_again, reference_of, run_twice
+from harness.parity.references import reference_of, run_twice, split_runs
 
 if TYPE_CHECKING:
     from harness.parity.trace import RunModule
@@ -96,7 +96,7 @@ class InteractiveSource:
         parts, asked = (NUMBERS, self._asked_half) if self._half else (PARTS, self._asked)
         arrays = self._cache.get_or_make(self._key(question), lambda: asked(question))
         exact = {name.removeprefix(_EXACT): arrays.pop(name) for name in list(arrays) if name.startswith(_EXACT)}
-        first, again = first_and_again(arrays)
+        first, again = split_runs(arrays)
         size = load_image(question.image).size
         refined = None
         for name in question.answers:

@@ -22,8 +22,8 @@ from harness.models.sam3.interactive import CAPACITY
 from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.source import NUMBERS, Answer, InteractiveSource
 from harness.parity.detections import judge_masks
-from harness.parity.distribution import with_distributions
-from harness.parity.saved import load_outputs, save_outputs, saved_folder
+from harness.parity.distribution import add_distributions
+from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.model import Sam3
@@ -100,13 +100,13 @@ def judged_by_oracle(actual: Sequence[Arrays], answers: Sequence[Answer]) -> tup
         logits, masks = f"{answer.name}/logits", f"{answer.name}/masks"
         exact = {} if answer.oracle is None else {logits: answer.oracle["logits"]}
         ours, theirs = {logits: arrays["logits"]}, {logits: answer.reference["logits"]}
-        verdicts += with_distributions(
+        verdicts += add_distributions(
             judge(ours, theirs, exact, reference_again={logits: answer.again["logits"]}, by_oracle=True), ours, theirs
         )
         fitting = arrays["logits"].shape == answer.reference["logits"].shape
         right, near = decided(arrays["logits"] if fitting else answer.reference["logits"], answer.size)
         judged_masks = judge_masks(masks, arrays["masks"], right, right, near)
-        verdicts += with_distributions((judged_masks,), {masks: arrays["masks"]}, {masks: right})
+        verdicts += add_distributions((judged_masks,), {masks: arrays["masks"]}, {masks: right})
 
     def together(each: Iterable[Arrays]) -> Arrays:
         return {"iou": np.concatenate([numbers["iou"] for numbers in each])}
@@ -115,7 +115,7 @@ def judged_by_oracle(actual: Sequence[Arrays], answers: Sequence[Answer]) -> tup
     again = together(answer.again for answer in answers)
     exact = together(answer.oracle for answer in answers if answer.oracle is not None)
     all_ious = judge(ious, reference, exact, reference_again=again, by_oracle=True)
-    return (*verdicts, *with_distributions(all_ious, ious, reference))
+    return (*verdicts, *add_distributions(all_ious, ious, reference))
 
 
 def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = None) -> tuple[Verdict, ...]:
@@ -144,7 +144,7 @@ def judged(actual: Arrays, answer: Answer, expectation: Expectation | None = Non
         answer.reference["undecided"],
     )
     ours, theirs = numbers | {name: actual["masks"]}, reference | {name: answer.reference["masks"]}
-    return with_distributions((*verdicts, masks), ours, theirs)
+    return add_distributions((*verdicts, masks), ours, theirs)
 
 
 def _asked(model: Sam3, questions: tuple[Question, ...], given: Given) -> Iterator[tuple[str, Arrays]]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
-from harness.parity.verdict import MAX_R_RMS, unmeasured
+from harness.parity.verdict import MAX_R_RMS, unmeasured_verdict
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16
 
 Array = npt.NDArray[Any]
@@ -76,7 +76,7 @@ def judge_drift(prefix: str, actual: Arrays, reference: Arrays, exact: Arrays) -
         try:
             verdicts.append(_judged(f"{prefix}/drift/{name}", drift(actual, reference, exact, name)))
         except ValueError as error:
-            verdicts.append(unmeasured(f"{prefix}/drift/{name}", np.zeros(0), str(error)))
+            verdicts.append(unmeasured_verdict(f"{prefix}/drift/{name}", np.zeros(0), str(error)))
     return tuple(verdicts)
 
 
@@ -87,7 +87,7 @@ def _judged(name: str, found: Drift) -> Verdict:
     )
     passed = found.ratio <= MAX_R_RMS
     kind = VerdictKind.STRICT if passed else VerdictKind.FAILED
-    verdict = unmeasured(name, np.zeros(len(found.frames)), said)
+    verdict = unmeasured_verdict(name, np.zeros(len(found.frames)), said)
     return replace(verdict, kind=kind, outside=int(not passed), r_rms=found.ratio)
 
 

@@ -15,7 +15,7 @@ from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import judge_drift
 from harness.models.sam3.video.shown import FramePixels, answers_in, judge_by_frame, judge_shown, shown_ids
 from harness.models.sam3.video.source import Answer, AskedStep
-from harness.parity.verdict import judge, unmeasured
+from harness.parity.verdict import judge, unmeasured_verdict
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 
 Array = npt.NDArray[Any]
@@ -127,7 +127,7 @@ def _judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
     least, most = (_ordered(to_bfloat16((values + sign * gate).astype(np.float32))) for sign in (-1, 1))
     ours, theirs = _ordered(bits), _ordered(to_bfloat16(exact))
     wrong = int(np.count_nonzero((ours < least) | (ours > most)))
-    verdict = replace(unmeasured(name, bits, ""), outside=wrong)
+    verdict = replace(unmeasured_verdict(name, bits, ""), outside=wrong)
     if wrong:
         return replace(verdict, reason=f"{wrong} of {bits.size} elements are not rounded from a value in the gate")
     apart = np.abs(ours - theirs)

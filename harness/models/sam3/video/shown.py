@@ -14,7 +14,7 @@ import numpy.typing as npt
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
 from harness.models.sam3.video.undecided import leeway
-from harness.parity.verdict import judge, judge_by_gate, unmeasured
+from harness.parity.verdict import judge, judge_by_gate, unmeasured_verdict
 from harness.runtime.sam3.resizing import resized
 from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
 from harness.runtime.sam3.video.occlusion import PRESENT_LOGIT
@@ -163,7 +163,7 @@ def _judge_scores_and_boxes(
         boxes = actual[f"{number}/boxes"]
         outside += int(np.count_nonzero((boxes < lower - 1e-2) | (boxes > upper + 1e-2)))
         count += boxes.size
-    verdict = unmeasured(f"{name}/boxes", np.zeros((count // 4, 4), np.float32), "")
+    verdict = unmeasured_verdict(f"{name}/boxes", np.zeros((count // 4, 4), np.float32), "")
     if outside:
         return (*verdicts, replace(verdict, outside=outside, reason=f"{outside} of {count} coordinates are elsewhere"))
     return (*verdicts, replace(verdict, outside=0, kind=VerdictKind.STRICT))
@@ -185,7 +185,7 @@ def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: Mapping
     for number in answers_in(reference):
         ours, theirs = actual[f"{number}/masks"], reference[f"{number}/masks"]
         if ours.shape != theirs.shape:
-            return unmeasured(name, ours, f"shape {list(ours.shape)} instead of {list(theirs.shape)}")
+            return unmeasured_verdict(name, ours, f"shape {list(ours.shape)} instead of {list(theirs.shape)}")
         frame = expected[number]
         undecided = np.logical_or.reduce([*frame.undecided.values(), np.zeros(theirs.shape[1:], bool)])
         exchanged = frame.in_the_order_of(ours, reference[f"{number}/ids"].tolist(), theirs)
@@ -196,7 +196,7 @@ def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: Mapping
         differing += ours.size
         pixels += undecided.size
         doubtful += int(np.count_nonzero(undecided))
-    verdict = unmeasured(name, np.zeros((0,), bool), "")
+    verdict = unmeasured_verdict(name, np.zeros((0,), bool), "")
     verdict = replace(verdict, shape=(differing,), elements=differing, outside=different)
     if different:
         return replace(verdict, reason=f"{different} of {differing} pixels differ, and are not undecided")

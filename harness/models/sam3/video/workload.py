@@ -19,7 +19,7 @@ from harness.models.sam3.video.sessions import judging as sessions
 from harness.models.sam3.video.sessions.scripts import load_scripts
 from harness.models.sam3.video.source import Answer, AskedStep, VideoSource
 from harness.models.sam3.video.tracked import answered, stepped
-from harness.parity.saved import load_outputs, save_outputs, saved_folder
+from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 
 if TYPE_CHECKING:
     from harness.execution.run import Run

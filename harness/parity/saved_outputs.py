@@ -1,4 +1,4 @@
-"""Saved outputs: running and judging are separate, so what ran once can be judged again."""
+"""Saves and loads the outputs of runs, so that a run can be judged again."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def saved_root() -> Path:
 
 
 def saved_folder(case: Case) -> Path:
-    """Returns the folder of a case's outputs."""
+    """Returns the folder of a case's saved outputs."""
     return saved_root() / f"{case.id}-{case.seed}"
 
 
 def save_outputs(
     directory: Path, arrays: Mapping[str, npt.NDArray[np.generic]], limit_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> Path:
-    """Writes the outputs of one run into the folder, all or nothing, and returns the file.
+    """Writes the outputs of one run into the folder, completely or not at all, and returns the file.
 
     Args:
         directory: The folder.
         arrays: The outputs.
-        limit_bytes: Above this size of all saved outputs those that were not used for longest are deleted.
+        limit_bytes: Limit on the size of all saved outputs, beyond which the least recently used are deleted.
 
     Raises:
-        HarnessError: If it cannot be written.
+        HarnessError: The file cannot be written.
     """
     path = directory / _FILE
     write_arrays(path, arrays)
@@ -50,10 +50,10 @@ def save_outputs(
 
 
 def load_outputs(directory: Path) -> dict[str, npt.NDArray[Any]]:
-    """Reads what `save_outputs` wrote, in the same order.
+    """Reads a file that `save_outputs` wrote, in the same order.
 
     Raises:
-        HarnessError: If there is nothing or it was damaged.
+        HarnessError: There is no file, or it is damaged.
     """
     path = directory / _FILE
     try:
@@ -63,5 +63,5 @@ def load_outputs(directory: Path) -> dict[str, npt.NDArray[Any]]:
     except CorruptFile as error:
         raise HarnessError(f"the saved outputs are damaged: {error}; run the case again") from error
     with contextlib.suppress(OSError):
-        os.utime(path)  # the date of the last use, which the limit goes by
+        os.utime(path)  # the time of the last use, by which files are deleted
     return arrays
