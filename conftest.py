@@ -26,7 +26,7 @@ from harness.processes import Template
 from harness.processes.memory import keep_freed_memory
 from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.targets import HOST, TARGETS
-from harness.verify.runner import libraries_loaded
+from harness.verify.runner import library_template
 
 pytest_plugins = ["conformance.layers", "conformance.skips"]
 
@@ -188,7 +188,7 @@ def verification_settings(request: pytest.FixtureRequest) -> Settings:
 @pytest.fixture(scope="module")
 def verifying_process() -> Iterator[Template]:
     """What the processes that verify a case are forked off; for as long as it is needed, because of its memory."""
-    with closing(libraries_loaded()) as template:
+    with closing(library_template()) as template:
         yield template
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from harness.cli.doctor import render
-from harness.doctor.diagnosis import Finding, bf16_products, diagnose, probed
+from harness.doctor.diagnosis import Finding, bf16_products, diagnose, run_probe
 from harness.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
 from harness.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cpu import features_of_linux as linux
@@ -53,7 +53,7 @@ BAD = {
 def test_each_bad_combination_is_named_with_its_fix(versions, fix):
     (entry,) = known_bad(versions)
     assert entry.fix == fix
-    assert entry.what
+    assert entry.problem
 
 
 def test_every_entry_of_the_table_is_covered():
@@ -111,7 +111,7 @@ def test_what_multiplies_bf16_is_told_and_why_a_matrix_unit_is_refused():
 
 
 def test_a_probe_that_crashes_is_a_finding():
-    (finding,) = probed("TVM", "conformance.support.misbehaviour:read_through_a_null_pointer", lambda value: [])
+    (finding,) = run_probe("TVM", "conformance.support.misbehaviour:read_through_a_null_pointer", lambda value: [])
     assert finding.problem
     assert finding.topic == "TVM"
     assert "SIGSEGV" in finding.text
@@ -120,7 +120,7 @@ def test_a_probe_that_crashes_is_a_finding():
 
 
 def test_a_probe_that_fails_is_a_finding():
-    (finding,) = probed("TVM", "conformance.support.misbehaviour:fail_without_argument", lambda value: [])
+    (finding,) = run_probe("TVM", "conformance.support.misbehaviour:fail_without_argument", lambda value: [])
     assert finding.problem
     assert "failed in 'looking': no such library" in finding.text
 

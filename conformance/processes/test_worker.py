@@ -25,7 +25,7 @@ import pytest
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.processes import DETAILS_BYTES, OUTPUT_BYTES, Stopped, Template, WorkerEnd, WorkerResult, run_isolated
-from harness.verify.runner import Limits, libraries_loaded, verify_case
+from harness.verify.runner import Limits, library_template, verify_case
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -383,7 +383,7 @@ def test_what_verification_loads_leaves_no_thread_that_a_fork_would_miss():
 
 @forks
 def test_a_case_that_may_use_a_gpu_is_not_forked():
-    with closing(libraries_loaded()) as template:
+    with closing(library_template()) as template:
         for target, forked in (("cuda", False), ("metal", False), ("llvm", True)):
             verify_case(Case("box_head", "real", target), limits=Limits(timeout=0.1), template=template)
             assert template.is_running is forked

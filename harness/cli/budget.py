@@ -71,8 +71,8 @@ def budget_command(
     where it was stopped, and with another limit it uses what was measured.
     """
     require_compiler()
-    from harness.budget.budgeting import Rates, find_budget
     from harness.budget.log import ADVICE
+    from harness.budget.search import Rates, find_budget
     from harness.budget.table import front_table, groups_table, summary
     from harness.processes.threads import configure_threads
 

@@ -123,7 +123,7 @@ def verify(
     from harness.report import ADVICE, Result, write_report
     from harness.report.verification.writer import PAGE_NAME
     from harness.runtime.sam3.images import load_image
-    from harness.verify.progress import diagnosis_told, show
+    from harness.verify.progress import diagnosis_sentence, show_progress
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
     if model is not None and judge_saved:
@@ -202,15 +202,15 @@ def verify(
                 float32=float32.get(result.case.component, NO_GROUPS),
             )
 
-    results = show(
+    results = show_progress(
         console,
         cases,
         verified,
         lambda so_far: write_report(so_far, machine, installed, report, flags=flags),
     )
     for result in results:
-        if told := diagnosis_told(result):
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
+        if sentence := diagnosis_sentence(result):
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {report / PAGE_NAME}, and VERIFICATION_REPORT.md beside it", soft_wrap=True)
     if compiled := sum(result.compiled_only for result in results):
         console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.budget.measuring import Bench
+from harness.budget.measurement import Bench
 from harness.core.case import Case, Scale
 from harness.core.program import Program
 from harness.core.settings import SEEDED

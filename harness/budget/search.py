@@ -1,4 +1,4 @@
-"""From a case and a limit to the groups that stay float32: measured alone, chosen together, and measured again."""
+"""Searches for the groups that must stay float32 to hold a limit: measures each alone, then chosen groups together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.budget.choice import Contribution, choose, predicted
+from harness.budget.choice import Contribution, choose, predict_errors
 from harness.core.budget import NO_GROUPS, Budget, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -22,44 +22,44 @@ from harness.targets import TARGETS
 
 if TYPE_CHECKING:
     from harness.budget.log import Log
-    from harness.budget.measuring import Bench, Measurement
+    from harness.budget.measurement import Bench, Measurement
 
 STEPS = 6
-"""Points of the curve of error over time, those of float32 and of half precision throughout among them."""
+"""Number of points of the curve of error over time, including float32 and half precision throughout."""
 
 _STEP = 0.9
-"""How much lower the next choice aims at most, where one exceeds the limit when it is measured."""
+"""Smallest factor by which the next choice aims lower, if a choice exceeds the limit when it is measured."""
 
-_BELOW = 1 - 1e-9
-"""Makes a capacity too small for the choice that has just been refused."""
+_SLIGHTLY_LESS = 1 - 1e-9
+"""Makes a capacity too small for the choice that was just refused."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Speeds of products by which time is counted.
+    """Speeds of products, from which time is estimated.
 
     Attributes:
-        fp32: 10⁹ operations a second in float32.
-        half: The same in half precision.
+        fp32: 10⁹ operations per second in float32.
+        half: 10⁹ operations per second in half precision.
     """
 
     fp32: float
     half: float
 
     def seconds(self, operations: int, *, half: bool) -> float:
-        """Returns the time of products."""
+        """Returns the estimated time of products."""
         return operations / (self.half if half else self.fp32) / 1e9
 
 
 @dataclass(frozen=True)
 class GroupError:
-    """One group in half precision, everything else in float32.
+    """The error of one group in half precision, with everything else in float32.
 
     Attributes:
-        name: Its name.
-        operations: Operations of its products with half operands, in one run of all samples.
-        r_rms: By output: the error that it adds, the square root of what the squared error is larger by.
-        float32: Whether it stays float32.
+        name: Name of the group.
+        operations: Number of operations of its products with half operands, in one run of all samples.
+        r_rms: By output, the error that the group adds: the square root of the increase of the squared error.
+        float32: Whether the group stays float32.
     """
 
     name: str
@@ -70,13 +70,13 @@ class GroupError:
 
 @dataclass(frozen=True)
 class Point:
-    """One choice, a point of the curve of error over time.
+    """One choice of groups, a point of the curve of error over time.
 
     Attributes:
-        half: Number of the groups in half precision.
-        seconds: Time of all groups' products, counted.
-        predicted: Largest r_rms of an output, predicted from each group alone.
-        measured: The same, measured.
+        half: Number of groups in half precision.
+        seconds: Estimated time of all groups' products.
+        predict_errors: Largest r_rms of an output, predicted from the errors of single groups.
+        measured: Largest measured r_rms of an output.
     """
 
     half: int
@@ -87,21 +87,21 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """What `sam3-tvm budget` found.
+    """The result of `sam3-tvm budget`.
 
     Attributes:
-        budget: The choice.
-        groups: What was measured of each group.
-        untouched: Groups that are float32 on the target in any case.
+        budget: The chosen budget.
+        groups: The measured error of each group.
+        untouched: Groups that are always float32 on the target.
         front: The curve, from float32 to half precision throughout.
-        chosen: The point of the choice.
-        outputs: By output: r_rms in float32, in half precision throughout, and of the choice.
-        rates: By which time is counted.
+        chosen: The point of the chosen groups.
+        outputs: By output, r_rms in float32, in half precision throughout, and of the choice.
+        rates: Speeds from which time is estimated.
         cpu: LLVM's name of the processor that code was compiled for; empty for a GPU.
-        gains: Whether it multiplies linear layers faster in bfloat16 than in fp32; None for a GPU.
-        refused: Number of choices that exceeded the limit when they were measured, although not as predicted.
-        reused: Number of measurements that an earlier run had made.
-        made: Number of measurements that this run made.
+        gains: Whether the processor multiplies linear layers faster in bfloat16 than in fp32; None for a GPU.
+        refused: Number of choices that held the limit as predicted, but exceeded it when they were measured.
+        reused_count: Number of measurements of earlier runs.
+        new_count: Number of measurements of this run.
     """
 
     budget: Budget
@@ -114,12 +114,14 @@ class Result:
     cpu: str
     gains: bool | None
     refused: int
-    reused: int
-    made: int
+    reused_count: int
+    new_count: int
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what the file has: the choice, and what was measured."""
-        measured = {name: value for name, value in asdict(self).items() if name not in ("budget", "reused", "made")}
+        """Returns the contents of the file: the budget and the measurements."""
+        measured = {
+            name: value for name, value in asdict(self).items() if name not in ("budget", "reused_count", "new_count")
+        }
         return self.budget.to_json() | {"measured": measured}
 
 
@@ -131,18 +133,18 @@ def find_budget(
     log: Path,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Result:
-    """Measures the groups of a component and chooses which stay float32, in a process of its own.
+    """Measures the groups of a component and chooses which stay float32, in a separate process.
 
     Args:
         case: The component; its precision is half.
         settings: Weights, schedules and processors.
         limit: Largest r_rms of every output.
-        rates: Speeds of products by which time is counted.
-        log: File of the measurements, which an interrupted run has left and this one goes on with.
-        on_stage: Called with what is done, as it begins.
+        rates: Speeds of products, from which time is estimated.
+        log: File of measurements, which continues that of an interrupted run.
+        on_stage: Called with the name of each step as it begins.
 
     Raises:
-        HarnessError: The options make no sense, the case does not get as far as running, or no choice holds the limit.
+        HarnessError: The options make no sense, the case does not run, or no choice holds the limit.
     """
     from harness.processes import WorkerEnd, run_isolated
 
@@ -158,28 +160,28 @@ def find_budget(
     if subjects()[case.component].whole:
         raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
     request = (case, settings, limit, rates, log)
-    ended = run_isolated("harness.budget.budgeting:budget_request", request, on_stage=on_stage)
+    ended = run_isolated("harness.budget.search:budget_request", request, on_stage=on_stage)
     if ended.kind is not WorkerEnd.OK:
         line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
         raise HarnessError(f"no budget for {case.id}: {ended.stage}: {line}")
-    result: Result = ended.value
-    return result
+    budget_result: Result = ended.value
+    return budget_result
 
 
 def budget_request(request: tuple[Case, Settings, float, Rates, Path], on_stage: Callable[[str], None]) -> Result:
-    """Calls `find_budget` as `harness.processes` calls functions, in this process."""
+    """Searches for a budget in this process, with the signature that `harness.processes` needs."""
     from harness.budget.log import Log
-    from harness.budget.measuring import Bench
+    from harness.budget.measurement import Bench
 
     case, settings, limit, rates, file = request
     with models()[subjects()[case.component].model].context():
         log = Log(file, conditions_of(case, settings))
         on_stage(Stage.BUILD)
-        return Search(Bench(case, settings), log, rates, on_stage).found(case, settings, limit)
+        return Search(Bench(case, settings), log, rates, on_stage).find(case, settings, limit)
 
 
 def conditions_of(case: Case, settings: Settings) -> str:
-    """Returns a digest of all that the errors of a case depend on: weights, code, processor, versions, schedules."""
+    """Returns a digest of everything that a case's errors depend on: weights, code, CPU, versions, schedules."""
     from harness.machine import versions
     from harness.parity.closure import closure_digest
     from harness.runtime.weights import file_digest
@@ -189,7 +191,7 @@ def conditions_of(case: Case, settings: Settings) -> str:
     described = {
         "case": case.to_json(),
         "checkpoint": checkpoint,
-        "code": closure_digest("harness.budget.measuring"),
+        "code": closure_digest("harness.budget.measurement"),
         "target": str(TARGETS[case.target].tvm_target(settings.processors)),
         "schedules": describe_database(settings.database, case.target, settings.processors),
         "versions": versions(),
@@ -198,27 +200,29 @@ def conditions_of(case: Case, settings: Settings) -> str:
 
 
 class Search:
-    """The measurements of one component, and the choices among its groups."""
+    """The measurements of one component, and choices among its groups."""
 
     def __init__(self, bench: Bench, log: Log, rates: Rates, on_stage: Callable[[str], None]) -> None:
         """Measures float32, half precision throughout, and each group alone."""
         self._bench, self._log, self._rates, self._on_stage = bench, log, rates, on_stage
         groups = bench.groups
-        self._base = self._measured(NO_GROUPS, "float32")
-        self._whole = self._measured(frozenset(groups), "half precision")
-        alone = [self._measured(frozenset([name]), f"group {n} of {len(groups)}") for n, name in enumerate(groups, 1)]
-        self._contributions = tuple(map(self._contribution, groups, alone))
+        self._base = self._measure(NO_GROUPS, "float32")
+        self._half = self._measure(frozenset(groups), "half precision")
+        single_groups = [
+            self._measure(frozenset([name]), f"group {n} of {len(groups)}") for n, name in enumerate(groups, 1)
+        ]
+        self._contributions = tuple(map(self._contribution, groups, single_groups))
 
-    def found(self, case: Case, settings: Settings, limit: float) -> Result:
-        """Returns the choice that holds a limit, and the curve.
+    def find(self, case: Case, settings: Settings, limit: float) -> Result:
+        """Returns the choice that holds a limit, and the curve of error over time.
 
         Raises:
-            HarnessError: Not even float32 throughout holds the limit.
+            HarnessError: Even float32 throughout does not hold the limit.
         """
         from harness.schedules.cpu.bf16 import has_instruction
         from harness.schedules.cpu.vpmaddwd import multiplies_integers
 
-        chosen, refused = self._within(limit)
+        chosen, refused = self._fastest_within(limit)
         half = frozenset(chosen.half)
         names = self._bench.groups
         target = TARGETS[case.target].tvm_target(settings.processors)
@@ -234,71 +238,75 @@ class Search:
             ),
             tuple(
                 GroupError(
-                    each.group,
-                    self._bench.operations(each.group),
-                    {output: math.sqrt(square) for output, square in each.squares.items()},
-                    each.group not in half,
+                    contribution.group,
+                    self._bench.operations(contribution.group),
+                    {output: math.sqrt(square) for output, square in contribution.squares.items()},
+                    contribution.group not in half,
                 )
-                for each in self._contributions
+                for contribution in self._contributions
             ),
             self._bench.untouched,
             self._front(),
             self._point(chosen),
             {
-                output: {"fp32": self._base.r_rms[output], "half": self._whole.r_rms[output], "chosen": error}
+                output: {"fp32": self._base.r_rms[output], "half": self._half.r_rms[output], "chosen": error}
                 for output, error in chosen.r_rms.items()
             },
             self._rates,
             str(target.attrs.get("mcpu", "")),
             has_instruction(target) or multiplies_integers(target) if "cpu" in target.keys else None,
             refused,
-            self._log.reused,
-            self._log.made,
+            self._log.reused_count,
+            self._log.new_count,
         )
 
-    def _within(self, limit: float) -> tuple[Measurement, int]:
-        """Returns the fastest choice whose measured errors hold a limit, and how many others did not hold it."""
+    def _fastest_within(self, limit: float) -> tuple[Measurement, int]:
+        """Returns the fastest choice whose measured errors hold a limit, and the number of refused choices."""
         aim, refused = limit, 0
         while True:
-            half = self._chosen(aim)
-            chosen = self._measured(half, f"choice {refused + 1}")
+            half = self._choose(aim)
+            chosen = self._measure(half, f"choice {refused + 1}")
             if chosen.worst <= limit and not chosen.failed:
                 return chosen, refused
             if not half:
                 reason = chosen.failed or f"r_rms {chosen.worst:.3g} in float32 throughout"
                 raise HarnessError(f"--limit {limit:g} cannot be held: {reason}; give a larger one")
-            # Errors are not quite independent: aim lower by what was missed, in steps, and at another choice at least.
-            aim = min(aim * max(limit / chosen.worst, _STEP), self._worst(half)) * _BELOW
+            # Errors are not quite independent: aim lower by the excess, in steps, and at least at another choice.
+            aim = min(aim * max(limit / chosen.worst, _STEP), self._worst(half)) * _SLIGHTLY_LESS
             refused += 1
 
     def _front(self) -> tuple[Point, ...]:
         low, high = self._base.worst, self._worst(frozenset(self._bench.groups))
         aims = [low + (high - low) * n / (STEPS - 1) for n in range(1, STEPS - 1)]
-        choices = dict.fromkeys([NO_GROUPS, *map(self._chosen, aims), frozenset(self._bench.groups)])
-        return tuple(self._point(self._measured(half, f"point {n} of the curve")) for n, half in enumerate(choices, 1))
+        choices = dict.fromkeys([NO_GROUPS, *map(self._choose, aims), frozenset(self._bench.groups)])
+        return tuple(self._point(self._measure(half, f"point {n} of the curve")) for n, half in enumerate(choices, 1))
 
-    def _chosen(self, limit: float) -> Groups:
+    def _choose(self, limit: float) -> Groups:
         capacities = {output: limit**2 - error**2 for output, error in self._base.r_rms.items()}
         return choose(self._contributions, capacities)
 
-    def _measured(self, half: Groups, what: str) -> Measurement:
-        if not self._log.knows(half):
-            self._on_stage(what)
-        return self._log.measured(half, self._bench.measure)
+    def _measure(self, half: Groups, step: str) -> Measurement:
+        if not self._log.contains(half):
+            self._on_stage(step)
+        return self._log.get_or_measure(half, self._bench.measure)
 
-    def _contribution(self, group: str, alone: Measurement) -> Contribution:
+    def _contribution(self, group: str, measurement: Measurement) -> Contribution:
         operations = self._bench.operations(group)
-        saved = self._rates.seconds(operations, half=False) - self._rates.seconds(operations, half=True)
-        squares = {output: max(alone.r_rms[output] ** 2 - error**2, 0.0) for output, error in self._base.r_rms.items()}
-        return Contribution(group, saved, squares)
+        saved_seconds = self._rates.seconds(operations, half=False) - self._rates.seconds(operations, half=True)
+        squares = {
+            output: max(measurement.r_rms[output] ** 2 - error**2, 0.0) for output, error in self._base.r_rms.items()
+        }
+        return Contribution(group, saved_seconds, squares)
 
     def _worst(self, half: Groups) -> float:
-        inside: Sequence[Contribution] = [each for each in self._contributions if each.group in half]
-        return max(predicted(self._base.r_rms, inside).values(), default=0.0)
+        contributions: Sequence[Contribution] = [
+            contribution for contribution in self._contributions if contribution.group in half
+        ]
+        return max(predict_errors(self._base.r_rms, contributions).values(), default=0.0)
 
-    def _point(self, measured: Measurement) -> Point:
-        half = frozenset(measured.half)
+    def _point(self, measurement: Measurement) -> Point:
+        half = frozenset(measurement.half)
         seconds = math.fsum(
             self._rates.seconds(self._bench.operations(group), half=group in half) for group in self._bench.groups
         )
-        return Point(len(half), seconds, self._worst(half), measured.worst)
+        return Point(len(half), seconds, self._worst(half), measurement.worst)
