@@ -610,7 +610,7 @@ def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):
     """TVM starts one pool per calling thread, so a new thread sees a new setting."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.setattr("harness.processes.threads._chosen", None)
+    monkeypatch.setattr("harness.processes.threads._thread_count", None)
     before = torch.get_num_threads()
     counts = {1, usable_cpus()}
     seen = {}

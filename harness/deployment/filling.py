@@ -8,17 +8,17 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.deployment.imported import OnStage
-from harness.files import replaced_folder
+from harness.files import replace_folder
 from harness.runtime.manifest import MANIFEST, VARIANTS
 
 
 def replaced(artifact: Path) -> AbstractContextManager[Path]:
-    """Gives a folder to fill, which takes the place of a compiled model or of nothing; see `replaced_folder`."""
+    """Gives a folder to fill, which takes the place of a compiled model or of nothing; see `replace_folder`."""
 
     def is_compiled(folder: Path) -> bool:
         return any((folder / name).is_file() for name in (MANIFEST, VARIANTS))
 
-    return replaced_folder(artifact, is_compiled, "a compiled model")
+    return replace_folder(artifact, is_compiled, "a compiled model")
 
 
 def isolated(function: str, request: tuple[Any, ...], on_stage: OnStage) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.diagnose.diagnosis import Diagnosis
-from harness.files import make_folder, replaced_folder, write_files
+from harness.files import make_folder, replace_folder, write_files
 
 ADVICE = "choose another folder with --reproduce"
 """Advice for the user where the folder cannot be written."""
@@ -36,6 +36,6 @@ def write_folder(diagnosis: Diagnosis, folder: Path) -> str:
         return "Nothing to reproduce: no kernel diverges by itself."
     if not made.files:
         return f"No reproduction was written: {made.told}."
-    with replaced_folder(folder, lambda there: False, "a reproduction") as filling:
+    with replace_folder(folder, lambda there: False, "a reproduction") as filling:
         write_files(filling, made.files, advice=ADVICE)
     return f"Reproduction: {folder}: {made.told}."

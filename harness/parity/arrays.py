@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.files import unfinished, writing
+from harness.files import explain_write_errors, write_file
 
 Array = npt.NDArray[Any]
 
@@ -45,9 +45,9 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], tag: str = "") -> None
     description = [{"name": name, "dtype": a.dtype.name, "shape": list(a.shape)} for name, a in normalized.items()]
     metadata = {"format": _FORMAT, "tag": tag, "arrays": json.dumps(description)}
     metadata["sha256"] = _digest(metadata, normalized)
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished(path) as temporary:
+    with write_file(path) as temporary:
         try:
             save_file({name: _encode(array) for name, array in normalized.items()}, temporary, metadata=metadata)
         except SafetensorError as error:  # raised for a full disk

@@ -20,7 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import keep_within, remove_unfinished
+from harness.files import prune_files, remove_temporary_files
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
 __all__ = ["ArrayCache", "arrays_digest", "versions"]
@@ -77,12 +77,12 @@ class ArrayCache:
             entry = _read(path, tag)
             if entry is not None:
                 return entry
-            remove_unfinished([path])
+            remove_temporary_files([path])
             arrays = dict(make())
             write_arrays(path, arrays, tag)
         finally:
             lock.release()
-        keep_within(self.limit_bytes, self.root.glob("??/*.safetensors"), path)
+        prune_files(self.limit_bytes, self.root.glob("??/*.safetensors"), path)
         return arrays
 
 

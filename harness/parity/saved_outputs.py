@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.files import cache_root, keep_within
+from harness.files import cache_root, prune_files
 from harness.parity.arrays import CorruptFile, read_arrays, write_arrays
 from harness.parity.cache import DEFAULT_LIMIT_BYTES
 
@@ -45,7 +45,7 @@ def save_outputs(
     """
     path = directory / _FILE
     write_arrays(path, arrays)
-    keep_within(limit_bytes, saved_root().rglob(_FILE), path)
+    prune_files(limit_bytes, saved_root().rglob(_FILE), path)
     return path
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.errors import HarnessError
-from harness.files import whole
+from harness.files import replace_file
 from harness.processes.call import DETAILS_BYTES, WorkerEnd
 from harness.processes.threads import configure_threads
 from harness.runtime.errors import Sam3Error
@@ -35,8 +35,8 @@ def answer_and_end(folder: Path) -> NoReturn:
         answer = pickle.dumps(_answer(folder))
     except Exception as error:
         answer = pickle.dumps(_failure(error))
-    with whole(folder / "answer") as unfinished:
-        unfinished.write_bytes(answer)
+    with replace_file(folder / "answer") as temporary:
+        temporary.write_bytes(answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from harness.files import whole
+from harness.files import replace_file
 from harness.processes.child import answer_and_end, import_function
 
 
@@ -64,8 +64,8 @@ def _collect(folders: dict[int, Path]) -> None:
         while (result := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = result
             folder = folders.pop(pid)
-            with contextlib.suppress(FileNotFoundError), whole(folder / "ended") as unfinished:
-                unfinished.write_text(str(os.waitstatus_to_exitcode(status)))
+            with contextlib.suppress(FileNotFoundError), replace_file(folder / "ended") as temporary:
+                temporary.write_text(str(os.waitstatus_to_exitcode(status)))
 
 
 def _become_child(folder: Path) -> NoReturn:

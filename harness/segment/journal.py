@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.files import append_bytes, make_folder, only_writer, remove_unfinished, unfinished
+from harness.files import append_bytes, lock_folder, make_folder, remove_temporary_files, write_file
 
 JOURNAL = ".journal.jsonl"
 LOCK = ".lock"
@@ -33,7 +33,7 @@ def results_folder(folder: Path) -> Iterator[None]:
         HarnessError: It cannot be written, or another command is writing it.
     """
     make_folder(folder)
-    with only_writer(folder, folder / LOCK):
+    with lock_folder(folder, folder / LOCK):
         yield
 
 
@@ -72,11 +72,11 @@ class Journal:
                     f"{path} would be replaced or deleted, and was not written by this command; "
                     "give another folder with --out."
                 )
-        remove_unfinished([self._path, *(folder / name for name in listed)])
+        remove_temporary_files([self._path, *(folder / name for name in listed)])
         self.listed = frozenset(name for name in listed if (folder / name).exists())
         self.is_whole, all_kept = False, True
         # What is kept is written anew, so that the next line does not continue half of one.
-        with unfinished(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        with write_file(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.write(_line({_QUESTION: question}))
             file.write(_line({_FILES: sorted(self.listed)}))
             for entry in entries_of(folder, question):

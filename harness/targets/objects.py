@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import HarnessError
-from harness.files import cache_root, keep_within, write_bytes, writing
+from harness.files import cache_root, explain_write_errors, prune_files, write_bytes
 from harness.schedules.common.code_generation import generate
 from harness.targets.tvm_build import tvm_build
 
@@ -152,7 +152,7 @@ class ObjectCache:
         """Keeps an object; where that is not possible, a warning says so and nothing else changes."""
         path = self._path(key)
         try:
-            with writing(path, ADVICE):
+            with explain_write_errors(path, ADVICE):
                 path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, hashlib.sha256(content).digest() + content, advice=ADVICE)
         except HarnessError as error:
@@ -160,7 +160,7 @@ class ObjectCache:
 
     def trim(self) -> None:
         """Deletes the objects that were not used for longest until the rest is within the limit."""
-        keep_within(self.limit_bytes, self.root.glob("??/*"))
+        prune_files(self.limit_bytes, self.root.glob("??/*"))
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / key

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.files import unfinished
+from harness.files import write_file
 from harness.segment.coco import (
     INFO,
     annotation_entry,
@@ -94,7 +94,7 @@ def write_data_set(
         for frame in frames()
         for entry in frame.annotations
     )
-    with unfinished(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with write_file(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
         # One object of JSON, whose long lists are written entry by entry.
         file.write(_json(head).removesuffix("}"))
         file.write(',\n"images": [')

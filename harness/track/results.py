@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import append_bytes, make_folder, unfinished, write_bytes
+from harness.files import append_bytes, make_folder, write_bytes, write_file
 from harness.segment.journal import Journal, entries_of
 from harness.segment.overlay import draw
 from harness.track import table
@@ -192,7 +192,7 @@ class Results:
 
     def _write_table(self) -> None:
         """Writes the rows of the frames that are done."""
-        with unfinished(self._out / TRACKS) as temporary, temporary.open("wb") as file:
+        with write_file(self._out / TRACKS) as temporary, temporary.open("wb") as file:
             file.write(table.HEADER.encode())
             for frame in self._frames():
                 file.write(table.rows(frame.index, frame.annotations).encode())

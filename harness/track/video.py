@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import unfinished, writing
+from harness.files import explain_write_errors, write_file
 from harness.runtime.errors import reason
 from harness.runtime.sam3.video.video_files import pyav
 
@@ -64,7 +64,7 @@ class VideoWriter:
         self._padding = [(0, size[1] % 2), (0, size[0] % 2), (0, 0)]
         self._count = kept
         # The file gets its name with what is kept in it, and grows afterwards.
-        with unfinished(path) as temporary, self._encoding():
+        with write_file(path) as temporary, self._encoding():
             self._container = av.open(str(temporary), "w", format="mp4", container_options=_FRAGMENTS)
             self._container.flags |= av.container.Flags.flush_packets.value
             name = encoder()
@@ -131,7 +131,7 @@ class VideoWriter:
         """Ends the file with the last fragment that is whole if what follows cannot be written."""
         length = self._path.stat().st_size
         try:
-            with writing(self._path), self._encoding():
+            with explain_write_errors(self._path), self._encoding():
                 yield
         except BaseException:
             self._is_open = False
@@ -170,7 +170,7 @@ def finish_video(path: Path) -> None:
         HarnessError: It cannot be written; the file is as it was.
     """
     av = pyav(path)
-    with unfinished(path) as temporary, av.open(str(path)) as source:
+    with write_file(path) as temporary, av.open(str(path)) as source:
         options = {"movflags": "faststart"}
         with av.open(str(temporary), "w", format="mp4", container_options=options) as target:
             stream = target.add_stream_from_template(source.streams.video[0])

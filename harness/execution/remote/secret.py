@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.files import temporary_name, user_folder, writing
+from harness.files import explain_write_errors, temporary_name, user_folder
 
 VARIABLE = "SAM3_TVM_DEVICE_SECRET"
 """The environment variable that may have the secret itself."""
@@ -96,7 +96,7 @@ def make_secret(file: Path | None) -> Path | None:
     path = file or default_file()
     if path.exists() or (file is None and os.environ.get(VARIABLE)):
         return None
-    with writing(path, _ADVICE):
+    with explain_write_errors(path, _ADVICE):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = temporary_name(path)
         try:

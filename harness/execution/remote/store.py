@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from harness.files import probe, temporary_name
+from harness.files import check_folder, temporary_name
 from harness.runtime.errors import Sam3Error
 
 LIMIT_BYTES = 20 << 30
@@ -33,7 +33,7 @@ class Store:
         """
         self.folder = folder
         with self._writing():
-            probe(folder)
+            check_folder(folder)
 
     def path(self, digest: str) -> Path:
         """Returns where the file with this content is or would be."""
