@@ -14,7 +14,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from conformance.support.known_answers import KnownSegmenter, write_pictures
-from harness.cli import segmenting
+from harness.cli import segment_display
 from harness.cli.console import console, stages
 from harness.cli.main import app
 from harness.core.errors import HarnessError
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("name", ["out[draft]", "[/x]", "[bold]"])
 def test_brackets_in_names_are_printed_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = Segmented(Path(f"{name}.jpg".replace("/", "")), (4, 3), [], (), 1.0)
-    segmenting._tell([result, result], 1.0, Path(name))
+    segment_display._print_results([result, result], 1.0, Path(name))
     with stages(f"Packing into {name}") as on_stage:
         on_stage(name)
     console.print(Text(name))

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from conformance.support.examples import examples
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
-from harness.cli.segmenting import images_table, objects_table
+from harness.cli.segment_display import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
 from harness.runtime.sam3.found import SegmentationHead, SomeMasks

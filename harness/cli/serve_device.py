@@ -1,4 +1,4 @@
-"""`sam3-tvm serve-device`: this machine's devices for others."""
+"""Defines `sam3-tvm serve-device`: lends this machine's devices to other machines."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ def serve_device(
     threads: ThreadsOption = None,
     cpu: CpuOption = None,
 ) -> None:
-    """Let who knows the secret run what they compile on this machine's devices, until Ctrl-C.
+    """Let clients that know the secret run their compiled code on this machine's devices, until Ctrl-C.
 
-    Who knows it can run any code here as this user. It is made where there is none, and never sent; all else is sent as
-    it is, without encryption: docs/REMOTE.md shows the way through SSH.
+    These clients can run any code here as this user. The secret is created if it does not exist, and never sent. All
+    other data are sent without encryption: docs/REMOTE.md shows how to use SSH.
     """
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
     remote, folder = Remote(tracker, key), store or default_store()
-    made = make_secret(secret_file)
+    new_secret = make_secret(secret_file)
     secret = read_secret(secret_file)
     forget_variable()
-    if made is not None:
-        tell(f"Made a secret in {made}: copy that file to the machines of those who may use this one.")
+    if new_secret is not None:
+        print_sentence(f"Made a secret in {new_secret}: copy that file to the machines of those who may use this one.")
     else:
-        tell(f"Clients need the secret in {secret.source}.")
+        print_sentence(f"Clients need the secret in {secret.source}.")
     serve_until_stopped(Serving(remote, folder, secret, host, port, advertise, Processors(cpu)))
 
 
-def tell(sentence: str) -> None:
-    """Prints a sentence as it is."""
+def print_sentence(sentence: str) -> None:
+    """Prints a sentence without markup."""
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def default_store() -> Path:
-    """The folder for what clients send, in the user's cache folder."""
+    """Returns the folder for files that clients send, in the user's cache folder."""
     import platformdirs
 
     return user_folder(platformdirs.user_cache_dir) / "device"
 
 
 def serve_until_stopped(serving: Serving) -> None:
-    """Serves this machine's devices until Ctrl-C, and prints what happens.
+    """Serves this machine's devices until Ctrl-C, and prints events.
 
     Raises:
         HarnessError: There is no tracker, TVM is not installed, or the port or folder cannot be used.
@@ -77,6 +77,6 @@ def serve_until_stopped(serving: Serving) -> None:
     connected(serving.remote.address).close()
     Store(serving.store).trim()
     try:
-        serve(serving, tell)
+        serve(serving, print_sentence)
     except KeyboardInterrupt:
-        tell("Stopped; nobody is served any more.")
+        print_sentence("Stopped; nobody is served any more.")

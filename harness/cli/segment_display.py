@@ -1,4 +1,4 @@
-"""The work of `sam3-tvm segment` as it is watched: progress, what was found, and how fast."""
+"""Runs the job of `sam3-tvm segment`, and displays its progress, results and speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.console import console, progress, tell_untrained
+from harness.cli.console import console, progress, warn_if_untrained
 from harness.cli.loading import load_model
 from harness.core.remote import Remote
 from harness.runtime import Sam3
@@ -20,68 +20,70 @@ from harness.segment.job import Job, Result, Segmented, run
 if TYPE_CHECKING:
     from harness.execution.remote.model import RemoteModel
 
-_MOST_ROWS = 20
+_MAX_ROWS = 20
 
 
-def do(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
-    """Loads the model, does the job, and prints progress, what was found and how fast.
+def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
+    """Loads the model, runs the job, and prints its progress, results and speed.
 
     Args:
-        folder: The compiled model.
-        job: What to do.
-        remote: Devices to run it on; None for this machine.
+        folder: Folder of the compiled model.
+        job: The job.
+        remote: Devices to run the model; None for this machine.
 
     Raises:
         HarnessError: A file cannot be written, or there is no device.
         Sam3Error: The model cannot be loaded, or the prompt makes no sense for any image.
     """
-    model = _loaded(folder, remote)
-    tell_untrained(model.manifest)
+    model = _load(folder, remote)
+    warn_if_untrained(model.manifest)
     start = time.perf_counter()
     with progress("images") as bar:
         task = bar.add_task(job.images[0].name, total=len(job.images))
 
         def on_done(_result: Result) -> None:
             bar.advance(task)
-            following = int(bar.tasks[task].completed)
-            if following < len(job.images):
-                bar.update(task, description=job.images[following].name)
+            next_index = int(bar.tasks[task].completed)
+            if next_index < len(job.images):
+                bar.update(task, description=job.images[next_index].name)
 
         results = run(model, job, on_done)
-    _tell(results, time.perf_counter() - start, job.out)
+    _print_results(results, time.perf_counter() - start, job.out)
     return results
 
 
-def _loaded(folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
+def _load(folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
     if remote is None:
         return load_model(folder)
     from harness.execution.remote.client import registered
     from harness.execution.remote.model import RemoteModel
 
     read_manifest(folder)
-    registered(remote)  # in a sentence and at once, where there is none
+    registered(remote)  # reports at once and in one sentence if there is no device
     with console.status(Text(f"Loading {folder} on {remote}; what is not there yet is sent")):
         model = RemoteModel(remote, folder)
     console.print(f"Runs on {model.description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
     return model
 
 
-def _tell(results: Sequence[Result], seconds: float, out: Path) -> None:
-    done = [result for result in results if isinstance(result, Segmented)]
-    if len(done) == 1:
-        console.print(objects_table(done[0]))
-    elif done:
-        console.print(images_table(done))
-    for note in dict.fromkeys(note for result in done for note in result.notes):
+def _print_results(results: Sequence[Result], seconds: float, out: Path) -> None:
+    segmented = [result for result in results if isinstance(result, Segmented)]
+    if len(segmented) == 1:
+        console.print(objects_table(segmented[0]))
+    elif segmented:
+        console.print(images_table(segmented))
+    for note in dict.fromkeys(note for result in segmented for note in result.notes):
         console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
-    if resumed := sum(result.resumed for result in done):
+    if resumed := sum(result.resumed for result in segmented):
         console.print(f"{_images(resumed)} had been done by an earlier run.", highlight=False, soft_wrap=True)
-    if done and resumed == len(done):
+    if segmented and resumed == len(segmented):
         console.print(f"Done; results in {out}", markup=False, highlight=False, soft_wrap=True)
-    elif done:
-        now = len(done) - resumed
-        speed = f"{now / seconds:.2f} images/s"
-        console.print(f"{_images(now)} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True)
+    elif segmented:
+        count = len(segmented) - resumed
+        speed = f"{count / seconds:.2f} images/s"
+        console.print(
+            f"{_images(count)} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True
+        )
 
 
 def _images(count: int) -> str:
@@ -89,17 +91,17 @@ def _images(count: int) -> str:
 
 
 def objects_table(result: Segmented) -> Table:
-    """What was found in one image, best first."""
+    """Returns a table of the objects found in one image, best first."""
     width, height = result.size
     entries = sorted(result.annotations, key=lambda entry: -float(entry["score"]))
     table = Table("object", "score", "box", "area", title=_title(result), title_justify="left")
-    for entry in entries[:_MOST_ROWS]:
+    for entry in entries[:_MAX_ROWS]:
         x, y, w, h = entry["bbox"]
         box = f"{x:.0f}, {y:.0f}, {x + w:.0f}, {y + h:.0f}"
         share = f"{entry['area'] / (width * height):.1%}"
         table.add_row(Text(str(entry["category"])), f"{entry['score']:.3f}", box, share)
-    if len(entries) > _MOST_ROWS:
-        table.add_row(f"and {len(entries) - _MOST_ROWS} more", "", "", "")
+    if len(entries) > _MAX_ROWS:
+        table.add_row(f"and {len(entries) - _MAX_ROWS} more", "", "", "")
     return table
 
 
@@ -109,10 +111,10 @@ def _title(result: Segmented) -> Text:
     return Text(f"{result.image.name}, {width} x {height}: {count} object{'' if count == 1 else 's'}")
 
 
-def images_table(done: Sequence[Segmented]) -> Table:
-    """How much was found in each image."""
+def images_table(results: Sequence[Segmented]) -> Table:
+    """Returns a table of the number of objects found in each image."""
     table = Table("image", "size", "objects", "best score", "seconds")
-    for result in done[:_MOST_ROWS]:
+    for result in results[:_MAX_ROWS]:
         best = max((float(entry["score"]) for entry in result.annotations), default=None)
         table.add_row(
             Text(result.image.name),
@@ -121,6 +123,6 @@ def images_table(done: Sequence[Segmented]) -> Table:
             "" if best is None else f"{best:.3f}",
             f"{result.seconds:.1f}",
         )
-    if len(done) > _MOST_ROWS:
-        table.add_row(f"and {len(done) - _MOST_ROWS} more", "", "", "", "")
+    if len(results) > _MAX_ROWS:
+        table.add_row(f"and {len(results) - _MAX_ROWS} more", "", "", "", "")
     return table
