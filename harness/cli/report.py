@@ -80,13 +80,13 @@ def _report_verification(path: Path, out: Path | None, summary: Path | None) -> 
     _print_page(page)
 
 
-def _compare(old: Path, new: Path, out: Path | None) -> None:
-    from harness.report.verification.comparison import told
+def _compare(before: Path, after: Path, out: Path | None) -> None:
+    from harness.report.verification.comparison import summary_sentence
     from harness.report.verification.writer import write_comparison
 
-    page, comparison = write_comparison(old, new, out or new.parent)
-    console.print(told(comparison), highlight=False, soft_wrap=True)
-    for case in comparison.ended:
+    page, comparison = write_comparison(before, after, out or after.parent)
+    console.print(summary_sentence(comparison), highlight=False, soft_wrap=True)
+    for case in comparison.outcomes:
         line = f"{case.case}: {case.before or 'not there'} → {case.after or 'not there'}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     _print_page(page)

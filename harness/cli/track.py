@@ -29,7 +29,7 @@ def track(
     no_overlay: Annotated[bool, typer.Option("--no-overlay", help="Write no video, which needs PyAV.")] = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Track objects described by texts, a box or clicks through a video: overlay, masks, data set in COCO's format, table.
+    """Track objects named by texts, a box or clicks through a video: overlay, masks, data set in COCO's format, table.
 
     The model must have been compiled with --video. Results for texts and a box are written 14 frames late, because
     objects found by mistake are removed in that time. The written files are valid whenever a run ends, and the same

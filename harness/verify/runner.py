@@ -103,7 +103,7 @@ def verify_case(
         template=template if TARGETS[case.target].forkable else None,
         stop=stop,
     )
-    return Result.of(case, outcome_of(result), expectation)
+    return Result.from_outcome(case, outcome_of(result), expectation)
 
 
 def verify_cases(
