@@ -80,7 +80,7 @@ def _write_truth(program: Any, case: Any, folder: Path) -> None:
 
     from harness.diagnose.upstream import Upstream
 
-    upstream = Upstream.of(program, case)
+    upstream = Upstream.from_program(program, case)
     for name in RUNS:
         np.savez(folder / TRUTH.format(name), **getattr(upstream, name))
 
@@ -106,7 +106,7 @@ def _diagnosed(program: Any, case: Any, folder: Path, save: Any) -> dict[str, An
         results = Executable(library, HOST.device(), weights).run([value.numpy() for value in program.example.values()])
         np.savez(folder / OUTPUTS, **dict(zip(program.outputs, results, strict=True)))
 
-    found = diagnose_program(program, case, SEEDED, compiled=compiled)
+    found = diagnose_program(program, case, SEEDED, on_compiled=compiled)
     first = None if found.first is None else found.first.boundary
     rewriting = found.rewriting
     cause = rewriting.cause if rewriting else None if found.ablation is None else found.ablation.cause

@@ -161,7 +161,7 @@ def followed(
         on_stage=announce,
         reproduce=reproduce,
         exported=component.exported,
-        compiled=compiled,
+        on_compiled=compiled,
     )
 
 

@@ -172,7 +172,7 @@ def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch)
     found = run_on_tvm_threads(2, block)
     assert cause_of(found) is Cause.LEGALIZATION
     assert found.ablation is not None
-    assert found.ablation.mended is Rerun.ONE_THREAD
+    assert found.ablation.fixed_by is Rerun.ONE_THREAD
     assert "right on one thread: tasks of a parallel loop" in found.ablation.reason
 
 

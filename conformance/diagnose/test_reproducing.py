@@ -65,7 +65,7 @@ def test_a_wrong_import_is_shown_by_tvm_alone_until_it_is_repaired(
     found = block(reproduce=True)
     assert cause_of(found) is Cause.IMPORTER
     assert found.ablation is not None
-    assert found.ablation.whose == "TVM's importer"
+    assert found.ablation.responsible == "TVM's importer"
     texts = written(found, tmp_path / "softmax")
     assert "torch.ops.aten._softmax.default" in texts["reproduce.py"]
     assert "R.nn.softmax" in texts["module.py"]
@@ -92,7 +92,7 @@ def test_a_workaround_that_is_wrong_is_told_from_tvms_importer(monkeypatch: pyte
     found = block()
     assert cause_of(found) is Cause.IMPORTER
     assert found.ablation is not None
-    assert found.ablation.whose == "this project's workarounds"
+    assert found.ablation.responsible == "this project's workarounds"
     assert found.ablation.reason.endswith("the fault is in this project's workarounds")
 
 

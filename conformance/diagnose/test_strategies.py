@@ -66,7 +66,7 @@ def test_a_strategy_fault_is_named_with_the_line_of_the_model_and_of_the_strateg
     found = attention("real")
     assert found.faulty
     assert found.first is None, "the kernels are right"
-    assert list(found.failed) == found.beyond == ["out"]
+    assert list(found.failed) == found.wrong_outputs == ["out"]
     assert found.rewriting is not None
     assert found.rewriting.cause is Cause.STRATEGY
     assert "sam3/model/vitdet.py" in found.rewriting.source

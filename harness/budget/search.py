@@ -75,7 +75,7 @@ class Point:
     Attributes:
         half: Number of groups in half precision.
         seconds: Estimated time of all groups' products.
-        predict_errors: Largest r_rms of an output, predicted from the errors of single groups.
+        predicted: Largest r_rms of an output, predicted from the errors of single groups.
         measured: Largest measured r_rms of an output.
     """
 
@@ -160,11 +160,11 @@ def find_budget(
     if subjects()[case.component].whole:
         raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
     request = (case, settings, limit, rates, log)
-    ended = run_isolated("harness.budget.search:budget_request", request, on_stage=on_stage)
-    if ended.kind is not WorkerEnd.OK:
-        line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
-        raise HarnessError(f"no budget for {case.id}: {ended.stage}: {line}")
-    budget_result: Result = ended.value
+    worker = run_isolated("harness.budget.search:budget_request", request, on_stage=on_stage)
+    if worker.kind is not WorkerEnd.OK:
+        line = worker.error.message.partition("\n")[0] if worker.error else worker.kind.value
+        raise HarnessError(f"no budget for {case.id}: {worker.stage}: {line}")
+    budget_result: Result = worker.value
     return budget_result
 
 

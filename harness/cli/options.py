@@ -105,7 +105,9 @@ SecretFileOption = Annotated[
 ]
 
 
-def chosen_weights(names: Sequence[str], checkpoint: Path | None, known: Sequence[str] = WEIGHTS) -> tuple[str, ...]:
+def chosen_weights(
+    names: Sequence[str], checkpoint: Path | None, available: Sequence[str] = WEIGHTS
+) -> tuple[str, ...]:
     """Returns the distributions of drawn weights: the named ones, or `seeded`.
 
     Raises:
@@ -116,7 +118,7 @@ def chosen_weights(names: Sequence[str], checkpoint: Path | None, known: Sequenc
             "--weights and --checkpoint contradict each other, because a checkpoint has weights of its own: "
             "give one of them"
         )
-    return select_names("weights", names or (Weights.SEEDED.value,), known)
+    return select_names("weights", names or (Weights.SEEDED.value,), available)
 
 
 def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], processors: Processors) -> Path | None:

@@ -24,7 +24,7 @@ Groups = frozenset[str]
 """Names of groups of products."""
 
 NO_GROUPS: Groups = frozenset()
-"""No group: every product that may be half precision is."""
+"""The empty set of groups: every product that may be half precision is."""
 
 
 @dataclass(frozen=True)

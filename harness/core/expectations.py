@@ -117,13 +117,15 @@ class Check:
     sentence: str = ""
 
 
-def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = None) -> tuple[Expectation, ...]:
+def load_expectations(
+    path: Path, registered_names: Mapping[str, Collection[str]] | None = None
+) -> tuple[Expectation, ...]:
     """Reads and validates the file of expectations.
 
     Args:
         path: The TOML file.
-        known: Known names by field (`component`, `strategy`, `target`, `scale`, `precision`, `frontend`, `weights`);
-            other names are refused. None skips this check.
+        registered_names: Known names by field (`component`, `strategy`, `target`, `scale`, `precision`, `frontend`,
+            `weights`); other names are refused. None skips this check.
 
     Raises:
         HarnessError: The file cannot be read, is not TOML, or an entry is wrong or ambiguous; the error names file and
@@ -146,11 +148,13 @@ def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = 
     expectations: list[Expectation] = []
     for index, entry in enumerate(entries):
         line = f"line {lines[index]}" if len(lines) == len(entries) else f"entry {index + 1}"
-        new = _parse(entry, f"{path}, {line}", known or {})
-        for other in expectations:
-            if _overlap(new, other):
-                raise HarnessError(f"{new.where}: names a case that {other.where} names too; make them disjoint")
-        expectations.append(new)
+        expectation = _parse(entry, f"{path}, {line}", registered_names or {})
+        for earlier in expectations:
+            if _overlap(expectation, earlier):
+                raise HarnessError(
+                    f"{expectation.where}: names a case that {earlier.where} names too; make them disjoint"
+                )
+        expectations.append(expectation)
     return tuple(expectations)
 
 
@@ -241,21 +245,21 @@ def _description(outcome: Outcome) -> str:
 
 
 def _overlap(a: Expectation, b: Expectation) -> bool:
-    def intersect(x: tuple[str, ...], y: tuple[str, ...]) -> bool:
-        return ANY in x or ANY in y or bool(set(x) & set(y))
+    def intersect(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
+        return ANY in first or ANY in second or bool(set(first) & set(second))
 
     return all(intersect(getattr(a, field), getattr(b, field)) for field in _FIELDS)
 
 
-def _parse(entry: Mapping[str, Any], where: str, known: Mapping[str, Collection[str]]) -> Expectation:
+def _parse(entry: Mapping[str, Any], where: str, registered_names: Mapping[str, Collection[str]]) -> Expectation:
     unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise HarnessError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
     names = {field: _names({**_DEFAULTS, **entry}, field, where) for field in _FIELDS}
     for field, values in names.items():
         for value in values:
-            if field in known and value != ANY and value not in known[field]:
-                choices = ", ".join(sorted(known[field]))
+            if field in registered_names and value != ANY and value not in registered_names[field]:
+                choices = ", ".join(sorted(registered_names[field]))
                 raise HarnessError(f"{where}: there is no {field} {value!r}; choose from {choices}")
     outputs = _names(entry, "outputs", where) if "outputs" in entry else ()
     why = _text(entry, "why", where)

@@ -175,7 +175,7 @@ class Outcome:
 
     @property
     def compiled(self) -> bool:
-        """Whether code was generated for the target.
+        """Returns whether code was generated for the target.
 
         A case that cannot be compiled here stops before that.
         """

@@ -33,12 +33,12 @@ class Precision:
 
     @property
     def is_half(self) -> bool:
-        """Whether some values are less precise than float32."""
+        """Returns whether some values are less precise than float32."""
         return self.dtype != "float32"
 
     @property
     def judged_by_oracle(self) -> bool:
-        """Whether outputs are compared with the float64 oracle instead of PyTorch's float32 elements."""
+        """Returns whether the float64 oracle judges outputs, instead of PyTorch's float32 elements."""
         return self.is_half
 
 

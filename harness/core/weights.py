@@ -13,7 +13,7 @@ class Weights(StrEnum):
 
     @property
     def ill_conditioned(self) -> bool:
-        """Whether PyTorch fp32 itself may leave the strict gate, so that the oracle decides."""
+        """Returns whether PyTorch fp32 itself may leave the strict gate, so that the oracle decides."""
         return self is Weights.OUTLIERS
 
 

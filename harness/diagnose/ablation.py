@@ -1,4 +1,4 @@
-"""The cause of a divergence: the operators of one kernel are computed again, each time with more of this project."""
+"""Finds the cause of a divergence: runs the operators of one kernel again, each time with more of this project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tvm
 
 from harness.diagnose.compiler import Compiler
 from harness.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, ImportWay, Rerun, Retrial
-from harness.diagnose.pieces import Piece, Pieces
+from harness.diagnose.pieces import Subgraph, SubgraphExtractor
 from harness.lowering.frontends.running import Arrays, run_module
 from harness.processes.threads import run_on_tvm_threads
 
@@ -21,108 +21,116 @@ if TYPE_CHECKING:
     from harness.diagnose.fault import Fault
 
 
-def ablate(pieces: Pieces, before: Pieces, compiler: Compiler, fault: Fault | None, unsteady: bool = False) -> Ablation:
-    """Computes the operators of a kernel in ways that have more and more of this project in them, until one is wrong.
+def ablate(
+    extractor: SubgraphExtractor,
+    larger_extractor: SubgraphExtractor,
+    compiler: Compiler,
+    fault: Fault | None,
+    unsteady: bool = False,
+) -> Ablation:
+    """Computes the operators of a kernel with more and more of this project, until the result is wrong.
 
-    It must be wrong as the program is: TVM alone may be too inaccurate where this project's kernels are not. If none is
-    wrong in the same way, the first that is wrong decides.
-    What is wrong runs again on one thread, and without LLVM's optimizations: loops whose tasks disturb each other and
-    faults of code generation are told apart so. What is wrong without any of this project is imported in other ways;
-    where fusing makes it wrong, the pass is looked for.
-    Loops are fused otherwise where a kernel begins with the end of an operator before it: these are added at last.
+    The result must be wrong in the same way as in the program: TVM alone may be too inaccurate where this project's
+    kernels are not. If no experiment is wrong in the same way, the first wrong one decides. The wrong experiment runs
+    again on one thread, and without LLVM's optimizations, to recognize loops whose tasks disturb each other and faults
+    of code generation. If it contains nothing of this project, the nodes are imported in other ways. If fusion makes it
+    wrong, the responsible pass is searched. Finally, the operators before the kernel are added, because loops are fused
+    differently if a kernel begins with the end of an earlier operator.
 
     Args:
-        pieces: Cuts out the operators of the kernel.
-        before: Cuts out these and those of the calls that make its inputs.
-        compiler: What the program is compiled for.
-        fault: What is wrong with the result of the kernel in the program; None if that is not known.
-        unsteady: Whether the kernel does not always make the same bits of the same values; an experiment may be right
-            by chance then.
+        extractor: Extracts the operators of the kernel.
+        larger_extractor: Extracts these and the operators of the calls that compute its inputs.
+        compiler: Compiler of the program.
+        fault: Fault of the kernel's result in the program; None if it is unknown.
+        unsteady: Whether the kernel's results for the same values do not always have the same bits, so that an
+            experiment may be right by chance.
     """
-    piece = pieces.cut()
-    ways = [(cause, pieces) for cause in WAYS]
-    ways += [(Cause.FUSION, before)] if before.sources != pieces.sources else []
+    subgraph = extractor.extract()
+    ways = [(cause, extractor) for cause in WAYS]
+    ways += [(Cause.FUSION, larger_extractor)] if larger_extractor.sources != extractor.sources else []
     experiments: list[Experiment] = []
-    other: tuple[list[Experiment], Pieces, Piece] | None = None
-    for cause, cutting in ways:
-        piece = piece if cutting is pieces else cutting.cut()
-        result, problem, found = _tried(piece, partial(compiler.result, piece, cause))
-        made = Experiment(cause, result, problem, with_before=cutting is not pieces)
-        if found is not None and (fault is None or fault.same(found)):
-            return _decided([*experiments, made], cutting, piece, compiler)
-        if found is not None and other is None:
-            other = [*experiments, made], cutting, piece
-        experiments.append(replace(made, otherwise=found is not None))
-    if other is not None:
-        return _decided(*other, compiler)
+    differently_wrong: tuple[list[Experiment], SubgraphExtractor, Subgraph] | None = None
+    for cause, chosen in ways:
+        subgraph = subgraph if chosen is extractor else chosen.extract()
+        result, problem, fault_found = _try(subgraph, partial(compiler.result, subgraph, cause))
+        experiment = Experiment(cause, result, problem, with_before=chosen is not extractor)
+        if fault_found is not None and (fault is None or fault.same(fault_found)):
+            return _examine([*experiments, experiment], chosen, subgraph, compiler)
+        if fault_found is not None and differently_wrong is None:
+            differently_wrong = [*experiments, experiment], chosen, subgraph
+        experiments.append(replace(experiment, otherwise=fault_found is not None))
+    if differently_wrong is not None:
+        return _examine(*differently_wrong, compiler)
     undecided = experiments[len(WAYS) - 1].result is None
     return Ablation(tuple(experiments), None if undecided else Cause.SCHEDULE if unsteady else Cause.RUNTIME)
 
 
-def _decided(experiments: list[Experiment], pieces: Pieces, piece: Piece, compiler: Compiler) -> Ablation:
-    """Looks closer at a piece with which the last experiment is wrong."""
+def _examine(
+    experiments: list[Experiment], extractor: SubgraphExtractor, subgraph: Subgraph, compiler: Compiler
+) -> Ablation:
+    """Examines a subgraph whose last experiment is wrong."""
     cause = experiments[-1].decides
-    found = Ablation(tuple(experiments), cause, tuple(_reruns(piece, cause, compiler)))
-    if found.mended is Rerun.UNOPTIMIZED:
-        return replace(found, cause=Cause.CODE_GENERATION)
+    ablation = Ablation(tuple(experiments), cause, tuple(_rerun(subgraph, cause, compiler)))
+    if ablation.fixed_by is Rerun.UNOPTIMIZED:
+        return replace(ablation, cause=Cause.CODE_GENERATION)
     if cause is Cause.IMPORTER:
-        return replace(found, imports=tuple(_imports(pieces, piece, compiler)))
-    return replace(found, passes=_passes(piece, compiler)) if cause is Cause.FUSION else found
+        return replace(ablation, imports=tuple(_import_again(extractor, subgraph, compiler)))
+    return replace(ablation, passes=_wrong_passes(subgraph, compiler)) if cause is Cause.FUSION else ablation
 
 
-def _reruns(piece: Piece, way: Cause, compiler: Compiler) -> Iterator[Retrial]:
-    """Makes an experiment that is wrong again, until it is right."""
+def _rerun(subgraph: Subgraph, way: Cause, compiler: Compiler) -> Iterator[Retrial]:
+    """Repeats a wrong experiment in other ways, until it is right."""
     runs = {
-        Rerun.ONE_THREAD: lambda: run_on_tvm_threads(1, partial(compiler.result, piece, way)),
-        Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().result(piece, way),
+        Rerun.ONE_THREAD: lambda: run_on_tvm_threads(1, partial(compiler.result, subgraph, way)),
+        Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().result(subgraph, way),
     }
-    for how, run in runs.items():
-        result, problem, _ = _tried(piece, run)
-        yield Retrial(how, result, problem)
+    for rerun, run in runs.items():
+        result, problem, _ = _try(subgraph, run)
+        yield Retrial(rerun, result, problem)
         if result is not None and result.excess <= 1:
             return
 
 
-def _tried(piece: Piece, run: Callable[[], Arrays]) -> tuple[Deviation | None, str, Fault | None]:
-    """Returns the error of the first result and what is wrong with it, or why there is none: that decides nothing."""
+def _try(subgraph: Subgraph, run: Callable[[], Arrays]) -> tuple[Deviation | None, str, Fault | None]:
+    """Returns error and fault of the first result, or why there is no result, which decides nothing."""
     try:
         result = run()[0]
-        return piece.judged(result), "", piece.fault(result)
-    except Exception as error:  # what TVM cannot import or compile in this way
+        return subgraph.deviation(result), "", subgraph.fault(result)
+    except Exception as error:  # TVM cannot import or compile the subgraph in this way
         return None, (str(error).strip() or type(error).__name__).splitlines()[-1], None
 
 
-def _imports(pieces: Pieces, piece: Piece, compiler: Compiler) -> Iterator[Retrial]:
+def _import_again(extractor: SubgraphExtractor, subgraph: Subgraph, compiler: Compiler) -> Iterator[Retrial]:
     from harness.lowering.frontends import onnx
     from harness.lowering.frontends.torch_export.running import import_raw
 
-    program, values = pieces.program(piece.sources)
-    given = tuple(values.values())
+    program, values = extractor.torch_module(subgraph.sources)
+    inputs = tuple(values.values())
 
-    def raw() -> Arrays:
-        return _run(import_raw(program, given), given, compiler)
+    def run_raw() -> Arrays:
+        return _run(import_raw(program, inputs), inputs, compiler)
 
-    def by_onnx() -> Arrays:
-        module, weights = onnx.import_module(program, given)
-        return _run(module, (*given, *map(torch.from_numpy, weights.values())), compiler)
+    def run_onnx() -> Arrays:
+        module, weights = onnx.import_module(program, inputs)
+        return _run(module, (*inputs, *map(torch.from_numpy, weights.values())), compiler)
 
-    yield Retrial(ImportWay.RAW, *_tried(piece, raw)[:2])
-    yield Retrial(ImportWay.ONNX, *_tried(piece, by_onnx)[:2])
-
-
-def _run(module: tvm.IRModule, given: tuple[torch.Tensor, ...], compiler: Compiler) -> Arrays:
-    return run_module(module, [value.detach().numpy() for value in given], compiler.tvm_target)
+    yield Retrial(ImportWay.RAW, *_try(subgraph, run_raw)[:2])
+    yield Retrial(ImportWay.ONNX, *_try(subgraph, run_onnx)[:2])
 
 
-def _passes(piece: Piece, compiler: Compiler) -> tuple[str, ...]:
-    """Returns the pass before which a piece is right and after which it is wrong; see `Ablation.passes`."""
-    since: list[str] = []
-    for name, run in compiler.after_each_pass(piece):
-        since.append(name)
-        result, _, _ = _tried(piece, run)
+def _run(module: tvm.IRModule, inputs: tuple[torch.Tensor, ...], compiler: Compiler) -> Arrays:
+    return run_module(module, [value.detach().numpy() for value in inputs], compiler.tvm_target)
+
+
+def _wrong_passes(subgraph: Subgraph, compiler: Compiler) -> tuple[str, ...]:
+    """Returns the pass before which a subgraph is right and after which it is wrong; see `Ablation.passes`."""
+    names: list[str] = []
+    for name, run in compiler.after_each_pass(subgraph):
+        names.append(name)
+        result, _, _ = _try(subgraph, run)
         if result is None:
             continue
         if result.excess > 1:
-            return tuple(since)
-        since = []
-    return tuple(since)
+            return tuple(names)
+        names = []
+    return tuple(names)

@@ -1,4 +1,4 @@
-"""The ways to compile a piece of a program and run it: with nothing of this project, with more, with all of it."""
+"""Compiles and runs subgraphs of a program with none, some or all of this project."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import tvm
 from tvm import ir, relax
 
 from harness.diagnose.diagnosis import Cause
-from harness.diagnose.flow import BeforeMemory
-from harness.diagnose.pieces import Piece, module_of, unsaid_extents, values_read, without_weights
-from harness.diagnose.unwritten import filling, results_of
+from harness.diagnose.flow import ModuleBeforeMemoryPlanning
+from harness.diagnose.pieces import Subgraph, free_extents, read_variables, replace_main, weights_to_inputs
+from harness.diagnose.unwritten import fill_instrument, result_counts
 from harness.files import temporary_folder
 from harness.runtime.executable import Executable
 from harness.schedules.common.origins import bindings_of
@@ -36,12 +36,12 @@ Run = Callable[[tvm.IRModule, Sequence["Array"]], list["Array"]]
 
 @dataclass(frozen=True)
 class Compiler:
-    """What a program is compiled for.
+    """The target and schedules that a program is compiled for.
 
     Attributes:
         target: The target.
-        tvm_target: The same as TVM's.
-        schedules: What tuning found.
+        tvm_target: TVM's target.
+        schedules: Tuned schedules.
     """
 
     target: Target
@@ -49,93 +49,97 @@ class Compiler:
     schedules: Schedules
 
     def unoptimized(self) -> Compiler:
-        """Returns a compiler that makes the same modules and generates code from them without LLVM's optimizations."""
+        """Returns a compiler that builds the same modules, without LLVM's optimizations."""
         return replace(self, tvm_target=tvm.target.Target({**self.tvm_target.export(), "opt-level": 0}))
 
-    def result(self, piece: Piece, way: Cause) -> list[Array]:
-        """Compiles a piece as the experiment that decides for a cause does, and returns its one result in a list."""
+    def result(self, subgraph: Subgraph, way: Cause) -> list[Array]:
+        """Compiles a subgraph as the experiment on a cause does, and returns its one result in a list."""
         if way is Cause.IMPORTER:
-            return self.run_plainly(piece.module, piece.arguments)
+            return self.run_with_defaults(subgraph.module, subgraph.arguments)
         if way is Cause.LEGALIZATION:
-            return self._run(self.legalized(piece.module), lower_to_vm(), piece.arguments, len(piece.arguments))
+            return self._run(self.legalize(subgraph.module), lower_to_vm(), subgraph.arguments, len(subgraph.arguments))
         if way is Cause.SCHEDULE:
-            return _one_by_one(piece, self.run)
-        return self.run(piece.module, piece.arguments)
+            return _run_separately(subgraph, self.run)
+        return self.run(subgraph.module, subgraph.arguments)
 
-    def run_plainly(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
-        """Compiles a module as TVM does by default."""
+    def run_with_defaults(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
+        """Compiles a module with TVM's default pipeline, and runs it."""
         return self._run(
-            without_weights(module), relax.get_default_pipeline(self.tvm_target), arguments, len(arguments)
+            weights_to_inputs(module), relax.get_default_pipeline(self.tvm_target), arguments, len(arguments)
         )
 
-    def legalized(self, module: tvm.IRModule) -> tvm.IRModule:
-        """Returns a module after this project's legalizations, loops as they come, its weights ordinary inputs."""
+    def legalize(self, module: tvm.IRModule) -> tvm.IRModule:
+        """Returns a module after this project's legalizations, with unscheduled loops and weights as inputs."""
         from harness.schedules.cpu.pipeline import LEGALIZE
 
-        return relax.transform.LegalizeOps(dict(LEGALIZE))(without_weights(module))
+        return relax.transform.LegalizeOps(dict(LEGALIZE))(weights_to_inputs(module))
 
     def run(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
-        """Compiles a module as the program is compiled."""
+        """Compiles a module as the program is compiled, and runs it."""
         pipeline = self.target.pipeline(self.tvm_target, self.schedules)
         return self._run(module, pipeline, arguments, int(module["main"].attrs["num_input"]))
 
     def _run(
-        self, module: tvm.IRModule, pipeline: tvm.transform.Pass, arguments: Sequence[Array], inputs: int
+        self, module: tvm.IRModule, pipeline: tvm.transform.Pass, arguments: Sequence[Array], num_inputs: int
     ) -> list[Array]:
-        """Lowers a module, generates code and runs it; the arguments after the first `inputs` are weights."""
-        kept = BeforeMemory()
-        with self.tvm_target, tvm.transform.PassContext(opt_level=3, instruments=[kept]):
+        """Lowers a module, generates code and runs it; the arguments after the first `num_inputs` are weights."""
+        before_memory = ModuleBeforeMemoryPlanning()
+        with self.tvm_target, tvm.transform.PassContext(opt_level=3, instruments=[before_memory]):
             lowered = pipeline(module)
         with temporary_folder("diagnose") as folder:
             library = Path(folder) / f"piece{LIBRARY_SUFFIX}"
             build_library(lowered, self.tvm_target, library)
-            instrument = filling(results_of(kept.module))
-            return Executable(library, self.target.device(), arguments[inputs:], instrument).run(arguments[:inputs])
+            instrument = fill_instrument(result_counts(before_memory.module))
+            return Executable(library, self.target.device(), arguments[num_inputs:], instrument).run(
+                arguments[:num_inputs]
+            )
 
-    def after_each_pass(self, piece: Piece) -> Iterator[tuple[str, Callable[[], list[Array]]]]:
-        """Yields the passes of the pipeline by name, each with what runs a piece after it and with none of the others.
+    def after_each_pass(self, subgraph: Subgraph) -> Iterator[tuple[str, Callable[[], list[Array]]]]:
+        """Yields each pass of the pipeline by name, with a function that runs a subgraph without the later passes.
 
-        What is left to do is done by this project's legalizations and TVM's own passes.
+        This project's legalizations and TVM's own passes replace the later passes.
         """
         from harness.schedules.cpu.pipeline import LEGALIZE, loop_passes
 
-        module = piece.module
-        rest = tvm.transform.Sequential([relax.transform.LegalizeOps(dict(LEGALIZE)), lower_to_vm()])
-        for made in loop_passes(module, self.tvm_target, self.schedules):
+        module = subgraph.module
+        remaining = tvm.transform.Sequential([relax.transform.LegalizeOps(dict(LEGALIZE)), lower_to_vm()])
+        for next_pass in loop_passes(module, self.tvm_target, self.schedules):
             with self.tvm_target, tvm.transform.PassContext(opt_level=3):
-                module = made(module)
-            yield str(made.info.name), partial(self._run_after, rest, module, piece)
-        yield "PlanMemory", lambda: self.run(piece.module, piece.arguments)
+                module = next_pass(module)
+            yield str(next_pass.info.name), partial(self._run_after, remaining, module, subgraph)
+        yield "PlanMemory", lambda: self.run(subgraph.module, subgraph.arguments)
 
-    def _run_after(self, rest: tvm.transform.Pass, module: tvm.IRModule, piece: Piece) -> list[Array]:
-        return self._run(module, rest, piece.arguments, piece.inputs)
+    def _run_after(self, remaining: tvm.transform.Pass, module: tvm.IRModule, subgraph: Subgraph) -> list[Array]:
+        return self._run(module, remaining, subgraph.arguments, subgraph.num_inputs)
 
 
-def _one_by_one(piece: Piece, run: Run) -> list[Array]:
-    """Computes each operator in a module of its own, from the results of those before."""
-    main = piece.module["main"]
-    weights = {parameter.name for parameter in main.params[piece.inputs :]}
-    values: dict[relax.Var, Any] = dict(zip(main.params, piece.arguments, strict=True))
+def _run_separately(subgraph: Subgraph, run: Run) -> list[Array]:
+    """Computes each operator in a separate module, from the results of the operators before."""
+    main = subgraph.module["main"]
+    weights = {parameter.name for parameter in main.params[subgraph.num_inputs :]}
+    values: dict[relax.Var, Any] = dict(zip(main.params, subgraph.arguments, strict=True))
     for binding in bindings_of(main):
         value, variable = binding.value, binding.var
         if isinstance(value, ir.Call):
-            parameters = sorted(values_read(value), key=lambda used: used.name in weights)
-            unsaid = unsaid_extents([binding], parameters)
-            varies = any(used.name not in weights for used in parameters)
-            single = module_of(piece.module, [binding], variable, [*unsaid, *parameters], weights if varies else ())
-            weights |= set() if varies else {variable.name}
-            sizes = [np.zeros(piece.extents[extent.name], np.uint8) for extent in unsaid]
-            outputs = run(single, [*sizes, *(values[used] for used in parameters)])
+            parameters = sorted(read_variables(value), key=lambda read: read.name in weights)
+            free = free_extents([binding], parameters)
+            depends_on_inputs = any(read.name not in weights for read in parameters)
+            single = replace_main(
+                subgraph.module, [binding], variable, [*free, *parameters], weights if depends_on_inputs else ()
+            )
+            weights |= set() if depends_on_inputs else {variable.name}
+            sizes = [np.zeros(subgraph.extents[extent.name], np.uint8) for extent in free]
+            outputs = run(single, [*sizes, *(values[read] for read in parameters)])
             values[variable] = outputs if isinstance(variable.ty, relax.TupleType) else outputs[0]
         else:
-            values[variable] = _taken(value, values)
+            values[variable] = _evaluate(value, values)
     return list(values[main.body.body])
 
 
-def _taken(value: Any, values: dict[relax.Var, Any]) -> Any:
-    """Returns the value of a tuple, of a part of one, of a variable or of a constant."""
+def _evaluate(value: Any, values: dict[relax.Var, Any]) -> Any:
+    """Returns the value of a tuple, of a member of one, of a variable or of a constant."""
     if isinstance(value, relax.Tuple):
-        return [_taken(part, values) for part in value.fields]
+        return [_evaluate(member, values) for member in value.fields]
     if isinstance(value, relax.TupleGetItem):
         return values[value.tuple_value][value.index]
     return value.value.numpy() if isinstance(value, ir.GenericConst) else values[value]

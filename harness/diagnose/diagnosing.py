@@ -1,4 +1,4 @@
-"""From a case to its diagnosis: lowered and compiled as it always is, run, and compared call by call."""
+"""Diagnoses a case: lowers and compiles it as usual, runs it, and compares it call by call."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
     from harness.core.expectations import Expectation
     from harness.core.program import Program
-    from harness.diagnose.comparing import Compared, Result
+    from harness.diagnose.comparing import OutputComparison, RunComparison
     from harness.diagnose.compiler import Compiler
     from harness.diagnose.fault import Fault
     from harness.diagnose.flow import Flow
-    from harness.diagnose.pieces import Pieces
+    from harness.diagnose.pieces import SubgraphExtractor
     from harness.diagnose.upstream import Upstream
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
 
 
-Compiled = Callable[["tvm.IRModule", Path, "Sequence[npt.NDArray[Any]]"], None]
-"""Takes the lowered module of a program, its library, and the values of its weights as imported."""
+OnCompiled = Callable[["tvm.IRModule", Path, "Sequence[npt.NDArray[Any]]"], None]
+"""Takes the lowered module of a program, its library, and the imported values of its weights."""
 
 
 def diagnose(
@@ -62,20 +62,20 @@ def diagnose(
     memory_limit_bytes: int | None = None,
     float32: Groups = NO_GROUPS,
 ) -> Diagnosis:
-    """Diagnoses the main program of a component, in a process of its own.
+    """Diagnoses the main program of a component, in a separate process.
 
     Args:
-        case: What to diagnose; its target runs on this CPU.
+        case: The case; its target must run on this CPU.
         settings: Weights, inputs, schedules and processors.
-        output: Name of an output: only the calls on which it depends are reported. None for all.
-        on_stage: Called with the name of each stage, soon after it was entered.
-        reproduce: Whether to make what shows the fault of the first divergent kernel without this project.
-        timeout: Seconds until it is given up; None for no limit.
-        memory_limit_bytes: Resident bytes above which it is given up; None for no limit.
-        float32: Groups of products that stay float32 in a half precision.
+        output: Name of an output, to report only the calls on which it depends; None for all.
+        on_stage: Called with the name of each stage, soon after the process has entered it.
+        reproduce: Whether to build a reproduction of the first divergent kernel without this project.
+        timeout: Time limit in seconds; None for no limit.
+        memory_limit_bytes: Limit on resident bytes; None for no limit.
+        float32: Groups of products that stay float32 in half precision.
 
     Raises:
-        HarnessError: The case cannot be diagnosed, or does not get as far as running.
+        HarnessError: The case cannot be diagnosed, or does not run.
     """
     from harness.processes import WorkerEnd, run_isolated
 
@@ -87,29 +87,31 @@ def diagnose(
     if reproduce and PRECISIONS[case.precision].is_half:
         raise HarnessError(f"a kernel in {case.precision} is named and not cut out: leave out --reproduce")
     if case.frontend not in EXPORTING_PROGRAMS:
-        others = " or ".join(EXPORTING_PROGRAMS)
-        raise HarnessError(f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {others}")
+        alternatives = " or ".join(EXPORTING_PROGRAMS)
+        raise HarnessError(
+            f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {alternatives}"
+        )
     if output is not None and output not in subject.outputs:
         raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
     request = (case, settings, output, reproduce, float32)
-    ended = run_isolated(
+    result = run_isolated(
         "harness.diagnose.diagnosing:diagnose_request",
         request,
         timeout=timeout,
         memory_limit_bytes=memory_limit_bytes,
         on_stage=on_stage,
     )
-    if ended.kind is not WorkerEnd.OK:
-        line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
-        raise HarnessError(f"cannot diagnose {case.id}: {ended.stage} {ended.kind.value.replace('_', ' ')}: {line}")
-    diagnosis: Diagnosis = ended.value
+    if result.kind is not WorkerEnd.OK:
+        line = result.error.message.partition("\n")[0] if result.error else result.kind.value
+        raise HarnessError(f"cannot diagnose {case.id}: {result.stage} {result.kind.value.replace('_', ' ')}: {line}")
+    diagnosis: Diagnosis = result.value
     return diagnosis
 
 
 def diagnose_request(
     request: tuple[Case, Settings, str | None, bool, Groups], on_stage: Callable[[str], None]
 ) -> Diagnosis:
-    """Calls `diagnose` as `harness.processes` calls functions, in this process."""
+    """Diagnoses a case in this process, with the signature that `harness.processes` needs."""
     case, settings, output, reproduce, float32 = request
     subject = subjects()[case.component]
     with models()[subject.model].context():
@@ -127,24 +129,24 @@ def diagnose_program(
     *,
     reproduce: bool = False,
     exported: Any = None,
-    compiled: Compiled = lambda code, library, weights: None,
+    on_compiled: OnCompiled = lambda code, library, weights: None,
     float32: Groups = NO_GROUPS,
 ) -> Diagnosis:
     """Diagnoses one program on its example inputs, in this process.
 
     Args:
-        program: What to lower and run.
-        case: How it is lowered.
+        program: The program.
+        case: Strategy, precision and other parameters of the lowering.
         settings: Schedules and processors.
         output: As for `diagnose`.
         on_stage: Called with the name of each stage as it begins.
         reproduce: As for `diagnose`.
-        exported: What `Route.export` has made of the program; it is exported if there is none.
-        compiled: Called with what is to be followed, before it runs; what it raises ends the diagnosis.
+        exported: Result of `Route.export`; None to export the program.
+        on_compiled: Called with the compiled program before it runs; its exceptions end the diagnosis.
         float32: As for `diagnose`.
     """
     from harness.diagnose.compiler import Compiler
-    from harness.diagnose.rewriting import rewriting
+    from harness.diagnose.rewriting import find_rewriting
     from harness.diagnose.upstream import Upstream
     from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.route import Route
@@ -152,7 +154,7 @@ def diagnose_program(
 
     route = Route.of(case, float32)
     inputs = tuple(program.example.values())
-    truth = Upstream.of(program, case)
+    upstream = Upstream.from_program(program, case)
     if exported is None:
         on_stage(Stage.EXPORT)
         exported = route.export(program.module, inputs, program.axes)
@@ -161,7 +163,7 @@ def diagnose_program(
     lowered = route.lower(exported, program.module)
     check_groups(float32, [lowered.float32], case.component)
     target = TARGETS[case.target]
-    imported = _Imported(
+    imported = _ImportedProgram(
         lowered,
         inputs,
         graph,
@@ -172,162 +174,180 @@ def diagnose_program(
             chosen_schedules(settings.database, case.target, settings.processors).schedules,
         ),
     )
-    code, flow, compared = _run(imported, PRECISIONS[case.precision], on_stage, compiled)
-    found = _diagnosis(program, case, imported, flow, compared, output, truth, settings.expectation)
+    code, flow, comparison = _run(imported, PRECISIONS[case.precision], on_stage, on_compiled)
+    diagnosis = _diagnosis(program, case, imported, flow, comparison, output, upstream, settings.expectation)
     if PRECISIONS[case.precision].is_half:
-        return found
+        return diagnosis
     on_stage("cause")
-    if found.beyond:
-        found = replace(found, rewriting=rewriting(program, route, graph, inputs, truth))
-    if found.first is None:
-        return found
-    told, pieces = _with_cause(found, imported, flow, compared)
+    if diagnosis.wrong_outputs:
+        diagnosis = replace(diagnosis, rewriting=find_rewriting(program, route, graph, inputs, upstream))
+    if diagnosis.first is None:
+        return diagnosis
+    with_cause, extractor = _add_cause(diagnosis, imported, flow, comparison)
     if not reproduce:
-        return told
+        return with_cause
     on_stage("reproduction")
-    return replace(told, reproduction=_reproduction(told, pieces, flow, compared, code, imported.compiler))
+    return replace(
+        with_cause, reproduction=_reproduction(with_cause, extractor, flow, comparison, code, imported.compiler)
+    )
 
 
 @dataclass(frozen=True)
-class _Imported:
-    """An imported program, and what it is compiled for.
+class _ImportedProgram:
+    """An imported program, and its compiler.
 
     Attributes:
-        lowered: Its module.
-        inputs: Its inputs.
-        graph: Its nodes.
-        holding: The variable that holds each node's value (`nodes_of`).
-        compiler: What it is compiled for.
+        lowered: Imported module and weights.
+        inputs: Inputs of the program.
+        graph: Nodes of the program.
+        variable_of: The variable of each node's value (`nodes_of`).
+        compiler: Target and schedules.
     """
 
     lowered: Lowered
     inputs: Sequence[torch.Tensor]
     graph: Graph
-    holding: Mapping[str, str]
+    variable_of: Mapping[str, str]
     compiler: Compiler
 
 
 def _run(
-    imported: _Imported, precision: Precision, on_stage: Callable[[str], None], compiled: Compiled
-) -> tuple[tvm.IRModule, Flow, Compared]:
+    imported: _ImportedProgram, precision: Precision, on_stage: Callable[[str], None], on_compiled: OnCompiled
+) -> tuple[tvm.IRModule, Flow, RunComparison]:
     from harness.diagnose.comparing import compare
-    from harness.diagnose.flow import BeforeMemory, flow_of
+    from harness.diagnose.flow import ModuleBeforeMemoryPlanning, read_flow
     from harness.schedules.common.origins import tagged
     from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 
     on_stage(Stage.COMPILE)
-    module, compiler, kept = imported.lowered.module, imported.compiler, BeforeMemory()
-    code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [kept])
-    flow = flow_of(kept.module, code, module, imported.holding, imported.graph.nodes)
+    module, compiler, before_memory = imported.lowered.module, imported.compiler, ModuleBeforeMemoryPlanning()
+    code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [before_memory])
+    flow = read_flow(before_memory.module, code, module, imported.variable_of, imported.graph.nodes)
     weights = list(imported.lowered.parameters().values())
     with temporary_folder("diagnose") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
         build_library(code, compiler.tvm_target, library)
         on_stage(Stage.RUN)
-        compiled(code, library, weights)
+        on_compiled(code, library, weights)
         device = compiler.target.device()
         return code, flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)
 
 
-def _with_cause(found: Diagnosis, imported: _Imported, flow: Flow, compared: Compared) -> tuple[Diagnosis, Pieces]:
-    """Says why the first kernel diverges; returns also what cuts out operators that show it."""
+def _add_cause(
+    diagnosis: Diagnosis, imported: _ImportedProgram, flow: Flow, comparison: RunComparison
+) -> tuple[Diagnosis, SubgraphExtractor]:
+    """Adds the cause of the first divergence; returns also the extractor of operators that show it."""
     from harness.diagnose.ablation import ablate
-    from harness.diagnose.pieces import Pieces
+    from harness.diagnose.pieces import SubgraphExtractor
 
-    assert found.first is not None
-    wrong = found.first.boundary
+    assert diagnosis.first is not None
+    boundary = diagnosis.first.boundary
 
-    def pieces(sources: Iterable[str]) -> Pieces:
-        module, holding, graph = imported.lowered.module, imported.holding, imported.graph
-        return Pieces(module, holding, graph, imported.inputs, wrong.node, sources)
+    def make_extractor(sources: Iterable[str]) -> SubgraphExtractor:
+        module, variable_of, graph = imported.lowered.module, imported.variable_of, imported.graph
+        return SubgraphExtractor(module, variable_of, graph, imported.inputs, boundary.node, sources)
 
-    kernel, before = pieces(flow.sources(wrong.position)[0]), pieces(flow.before(wrong.position))
-    fault = _fault(compared, wrong.position)
-    ablation = ablate(kernel, before, imported.compiler, fault, wrong.function in found.unsteady)
-    return replace(found, ablation=ablation), pieces(imported.graph.inputs) if ablation.takes_before else kernel
+    kernel, larger = (
+        make_extractor(flow.sources(boundary.position)[0]),
+        make_extractor(flow.earlier_sources(boundary.position)),
+    )
+    fault = _fault(comparison, boundary.position)
+    ablation = ablate(kernel, larger, imported.compiler, fault, boundary.function in diagnosis.unsteady)
+    return replace(diagnosis, ablation=ablation), make_extractor(
+        imported.graph.inputs
+    ) if ablation.needs_context else kernel
 
 
-def _fault(compared: Compared, position: int) -> Fault | None:
-    (fault,) = (made.fault for made in compared.comparisons if made.position == position)
+def _fault(comparison: RunComparison, position: int) -> Fault | None:
+    (fault,) = (call.fault for call in comparison.comparisons if call.position == position)
     return fault
 
 
 def _reproduction(
-    found: Diagnosis, pieces: Pieces, flow: Flow, compared: Compared, code: tvm.IRModule, compiler: Compiler
+    diagnosis: Diagnosis,
+    extractor: SubgraphExtractor,
+    flow: Flow,
+    comparison: RunComparison,
+    code: tvm.IRModule,
+    compiler: Compiler,
 ) -> Reproduction:
     from harness.diagnose.reproducing import reproduce
 
-    assert found.first is not None
-    position = found.first.boundary.position
-    fault = _fault(compared, position)
+    assert diagnosis.first is not None
+    position = diagnosis.first.boundary.position
+    fault = _fault(comparison, position)
     assert fault is not None
-    assert compared.wrong is not None
-    calls = compared.wrong.piece(code, flow.nodes, flow.sources(position)[0])
-    return reproduce(found, pieces, calls, fault, compiler)
+    assert comparison.wrong is not None
+    calls = comparison.wrong.subgraph(code, flow.nodes, flow.sources(position)[0])
+    return reproduce(diagnosis, extractor, calls, fault, compiler)
 
 
 def _diagnosis(
     program: Program,
     case: Case,
-    imported: _Imported,
+    imported: _ImportedProgram,
     flow: Flow,
-    compared: Compared,
+    run: RunComparison,
     output: str | None,
-    truth: Upstream,
+    upstream: Upstream,
     expectation: Expectation | None,
 ) -> Diagnosis:
-    from harness.diagnose.reference import needed
+    from harness.diagnose.reference import needed_calls
     from harness.lowering.frontends.torch_export.rewriting import source_line
 
     graph = imported.graph
     results = dict(zip(program.outputs, map(graph.nodes.__getitem__, graph.outputs), strict=True))
-    outputs = dict(zip(program.outputs, compared.outputs, strict=True))
-    deviations, failed = truth.deviations(outputs), truth.failed(outputs, expectation)
+    outputs = dict(zip(program.outputs, run.outputs, strict=True))
+    deviations, failed = upstream.deviations(outputs), upstream.failed(outputs, expectation)
     if output is not None:
         results, deviations = {output: results[output]}, {output: deviations[output]}
         failed = {name: reason for name, reason in failed.items() if name == output}
-    calls = frozenset[int]().union(*(flow.needed(flow.results[program.outputs.index(name)]) for name in results))
-    nodes = {node.name: node for node in needed(results.values())}
+    calls = frozenset[int]().union(*(flow.needed_calls(flow.results[program.outputs.index(name)]) for name in results))
+    nodes = {node.name: node for node in needed_calls(results.values())}
     boundaries = tuple(
         Boundary(
-            position=found.position,
-            function=flow.calls[found.position].function,
-            at_load=flow.calls[found.position].at_load,
-            node=found.node,
-            source=source_line(nodes[found.node]),
-            operators=tuple(dict.fromkeys(_operator(nodes[name]) for name in found.inside if name in nodes)),
-            inside=found.inside,
-            between=tuple(dict.fromkeys(flow.calls[n].function for n in found.between)),
-            shape=found.shape,
-            local=found.local,
-            accumulated=found.accumulated,
+            position=call.position,
+            function=flow.calls[call.position].function,
+            at_load=flow.calls[call.position].at_load,
+            node=call.node,
+            source=source_line(nodes[call.node]),
+            operators=tuple(dict.fromkeys(_operator(nodes[name]) for name in call.inside if name in nodes)),
+            inside=call.inside,
+            between=tuple(dict.fromkeys(flow.calls[n].function for n in call.between)),
+            shape=call.shape,
+            local=call.local,
+            accumulated=call.accumulated,
         )
-        for found in compared.comparisons
-        if found.node in nodes
+        for call in run.comparisons
+        if call.node in nodes
     )
-    inside = {name for found in compared.comparisons for name in found.inside}
-    inside |= {name for result in compared.results for name in result.inside}
-    own = {found.node for found in compared.comparisons}
+    inner_nodes = {name for call in run.comparisons for name in call.inside}
+    inner_nodes |= {name for result in run.results for name in result.inside}
+    compared_nodes = {call.node for call in run.comparisons}
     coverage = Coverage(
-        compared=sum(name in own for name in nodes),
-        covered=sum(name in inside - own for name in nodes),
-        skipped={name: "no call that was compared depends on it" for name in nodes if name not in inside | own},
-        unnamed=dict(Counter(flow.calls[n].function for n in compared.unnamed if n in calls)),
+        compared=sum(name in compared_nodes for name in nodes),
+        covered=sum(name in inner_nodes - compared_nodes for name in nodes),
+        skipped={
+            name: "no call that was compared depends on it"
+            for name in nodes
+            if name not in inner_nodes | compared_nodes
+        },
+        unnamed=dict(Counter(flow.calls[n].function for n in run.unnamed if n in calls)),
     )
-    changed = tuple(flow.calls[n].function for n in compared.changed if n in calls)
-    altered = tuple(node for node, n in compared.altered.items() if n in calls)
+    changed_functions = tuple(flow.calls[n].function for n in run.changed if n in calls)
+    altered = tuple(node for node, n in run.altered.items() if n in calls)
     misshapen = tuple(
         _misshapen(name, result, imported)
-        for name, result in zip(program.outputs, compared.results, strict=True)
+        for name, result in zip(program.outputs, run.results, strict=True)
         if name in results and result.shape != result.expected
     )
-    unsteady = tuple(dict.fromkeys(flow.calls[n].function for n in compared.unsteady if n in calls))
-    shapes = {name: result.shape for name, result in zip(program.outputs, compared.results, strict=True)}
+    unsteady = tuple(dict.fromkeys(flow.calls[n].function for n in run.unsteady if n in calls))
+    shapes = {name: result.shape for name, result in zip(program.outputs, run.results, strict=True)}
     luck: tuple[str, ...] = ()
     luck_of_outputs: tuple[str, ...] = ()
     if PRECISIONS[case.precision].is_half:
         luck = tuple(boundary.node for boundary in boundaries if _is_luck(boundary.local, boundary.shape))
-        luck_of_outputs = tuple(name for name, found in deviations.items() if _is_luck(found, shapes[name]))
+        luck_of_outputs = tuple(name for name, error in deviations.items() if _is_luck(error, shapes[name]))
     first = first_divergence([boundary for boundary in boundaries if boundary.node not in luck])
     return Diagnosis(
         case,
@@ -336,7 +356,7 @@ def _diagnosis(
         deviations,
         coverage,
         first,
-        changed,
+        changed_functions,
         altered,
         misshapen,
         unsteady,
@@ -346,30 +366,31 @@ def _diagnosis(
     )
 
 
-def _is_luck(made: Deviation, shape: Sequence[int]) -> bool:
-    """Returns whether an error beyond the limits is of so few numbers that it says nothing."""
-    return made.excess > 1 and math.prod(shape) < SMALL_SIZE
+def _is_luck(error: Deviation, shape: Sequence[int]) -> bool:
+    """Returns whether an error exceeds the limits, but belongs to too few numbers to mean anything."""
+    return error.excess > 1 and math.prod(shape) < SMALL_SIZE
 
 
-def _misshapen(output: str, result: Result, imported: _Imported) -> Misshapen:
-    """Looks for the first node whose value is imported in another shape, among those that an output of one needs."""
-    from harness.diagnose.reference import needed
+def _misshapen(output: str, result: OutputComparison, imported: _ImportedProgram) -> Misshapen:
+    """Finds the first node whose value is imported in another shape, among those that the output needs."""
+    from harness.diagnose.reference import needed_calls
     from harness.lowering.frontends.torch_export.rewriting import source_line
     from harness.schedules.common.origins import bindings_of
 
     types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.lowered.module["main"])}
-    wrong = (
+    misshapen_nodes = (
         node
-        for node in needed([imported.graph.nodes[result.node]])
-        if node.name in imported.holding and not _has_shape(types.get(imported.holding[node.name]), node.meta["val"])
+        for node in needed_calls([imported.graph.nodes[result.node]])
+        if node.name in imported.variable_of
+        and not _has_shape(types.get(imported.variable_of[node.name]), node.meta["val"])
     )
-    first = next(wrong, None)
+    first = next(misshapen_nodes, None)
     name, line = ("", "") if first is None else (first.name, source_line(first))
     return Misshapen(output, result.shape, result.expected, name, line)
 
 
 def _has_shape(ty: Any, value: Any) -> bool:
-    """Returns whether a type has the shape of a node's value, complex numbers as pairs; True where it is not known."""
+    """Returns whether a type has the shape of a node's value, with complex numbers as pairs; True if unknown."""
     import torch
     from tvm import relax, tirx
 
@@ -377,9 +398,9 @@ def _has_shape(ty: Any, value: Any) -> bool:
         return True
     shape = (*value.shape, 2) if value.is_complex() else tuple(value.shape)
     return len(shape) == len(ty.shape) and all(
-        int(mine) == its
-        for mine, its in zip(ty.shape, shape, strict=True)
-        if isinstance(mine, tirx.IntImm) and isinstance(its, int)
+        int(extent) == expected
+        for extent, expected in zip(ty.shape, shape, strict=True)
+        if isinstance(extent, tirx.IntImm) and isinstance(expected, int)
     )
 
 

@@ -1,4 +1,4 @@
-"""The JSON of a diagnosis: what `diagnose --json` writes, and what a verification report holds of a diagnosed case.
+"""Writes the JSON of a diagnosis, for `diagnose --json` and for the report of a diagnosed case.
 
     {"case": {"component", "strategy", "target", "scale", "seed", "precision", "frontend", "weights"},
      "program",
@@ -39,32 +39,32 @@ from typing import Any
 
 from harness import files
 from harness.diagnose.diagnosis import Diagnosis, budget
-from harness.diagnose.table import shown, summary
+from harness.diagnose.table import main_boundaries, summary
 from harness.report.verification.numbers import jsonable
 
 ADVICE = "choose another file with --json"
-"""Advice for the user where the file cannot be written."""
+"""Advice for the user if the file cannot be written."""
 
 
 def document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Returns all that was found as data that JSON can hold."""
-    found = asdict(replace(diagnosis, reproduction=None))
-    del found["reproduction"]
-    for plain, boundary in zip(found["boundaries"], diagnosis.boundaries, strict=True):
+    """Returns the whole diagnosis as JSON-able data."""
+    data = asdict(replace(diagnosis, reproduction=None))
+    del data["reproduction"]
+    for plain, boundary in zip(data["boundaries"], diagnosis.boundaries, strict=True):
         plain["own_share"] = boundary.own_share
     if diagnosis.first is not None:
-        found["first"]["boundary"]["own_share"] = diagnosis.first.boundary.own_share
+        data["first"]["boundary"]["own_share"] = diagnosis.first.boundary.own_share
     if diagnosis.ablation is not None:
-        found["ablation"] |= {"reason": diagnosis.ablation.reason, "whose": diagnosis.ablation.whose}
-    found["shown"] = [boundary.position for boundary in shown(diagnosis)]
-    found |= {"told": summary(diagnosis), "faulty": diagnosis.faulty, "budget": budget(diagnosis)}
-    plain = _plain(found)
+        data["ablation"] |= {"reason": diagnosis.ablation.reason, "whose": diagnosis.ablation.responsible}
+    data["shown"] = [boundary.position for boundary in main_boundaries(diagnosis)]
+    data |= {"told": summary(diagnosis), "faulty": diagnosis.faulty, "budget": budget(diagnosis)}
+    plain = _plain(data)
     assert isinstance(plain, dict)
     return plain
 
 
 def write_json(diagnoses: Sequence[Diagnosis], path: Path) -> None:
-    """Writes the documents of diagnoses, complete or not at all.
+    """Writes the documents of diagnoses, completely or not at all.
 
     Raises:
         HarnessError: The file cannot be written.

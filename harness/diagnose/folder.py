@@ -1,4 +1,4 @@
-"""The folder of a reproduction: there as a whole, after its script has shown the fault by itself, or not at all."""
+"""Writes the folder of a reproduction, completely or not at all, after its script has shown the fault."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from harness.core.errors import HarnessError
 from harness.diagnose.diagnosis import Diagnosis
 from harness.files import make_folder, replace_folder, write_files
 
-ADVICE = "choose another folder with --reproduce"
-"""Advice for the user where the folder cannot be written."""
+ADVICE_ON_FOLDER = "choose another folder with --reproduce"
+"""Advice for the user if the folder cannot be written."""
 
 
 def check_folder(folder: Path, cases: int) -> None:
-    """Makes sure, before the work, that a reproduction can be written.
+    """Checks before the work that a reproduction can be written.
 
     Raises:
-        HarnessError: Something is there already, it cannot be written, or there is not exactly one case.
+        HarnessError: The folder exists, it cannot be written, or there is not exactly one case.
     """
     if cases != 1:
         raise HarnessError(f"--reproduce takes one case, and {cases} were asked for: name one with --component")
     if folder.exists():
-        raise HarnessError(f"{folder} exists: {ADVICE}")
-    make_folder(folder.resolve().parent, advice=ADVICE)
+        raise HarnessError(f"{folder} exists: {ADVICE_ON_FOLDER}")
+    make_folder(folder.resolve().parent, advice=ADVICE_ON_FOLDER)
 
 
 def write_folder(diagnosis: Diagnosis, folder: Path) -> str:
-    """Writes the folder of a reproduction, if there is one, and says what became of it.
+    """Writes the folder of a reproduction, if there is one, and returns a sentence on the outcome.
 
     Raises:
-        HarnessError: It cannot be written.
+        HarnessError: The folder cannot be written.
     """
-    made = diagnosis.reproduction
-    if made is None:
+    reproduction = diagnosis.reproduction
+    if reproduction is None:
         return "Nothing to reproduce: no kernel diverges by itself."
-    if not made.files:
-        return f"No reproduction was written: {made.told}."
-    with replace_folder(folder, lambda there: False, "a reproduction") as filling:
-        write_files(filling, made.files, advice=ADVICE)
-    return f"Reproduction: {folder}: {made.told}."
+    if not reproduction.files:
+        return f"No reproduction was written: {reproduction.description}."
+    with replace_folder(folder, lambda existing: False, "a reproduction") as new_folder:
+        write_files(new_folder, reproduction.files, advice=ADVICE_ON_FOLDER)
+    return f"Reproduction: {folder}: {reproduction.description}."

@@ -1,4 +1,4 @@
-"""The part of an imported module that one kernel computes, cut out with PyTorch's values around it."""
+"""Extracts the part of an imported module that one kernel computes, with PyTorch's values as inputs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_FEW = 16
-"""Operators up to which leaving out each number of them is tried."""
+_EXHAUSTIVE_LIMIT = 16
+"""Number of operators up to which leaving out every number of them is tried."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The operators between some nodes and another.
+class Subgraph:
+    """The operators between some nodes and one other node.
 
     Attributes:
-        module: Its `main` takes the values of some nodes, then weights, and returns a tuple of one tensor.
-        names: The nodes whose values its parameters are; of what only says a symbolic extent, the name of that.
-        arguments: These values, PyTorch's own.
-        sources: Names of the nodes that it is computed from; placeholders need not be among them.
+        module: Module whose `main` takes the values of some nodes, then weights, and returns a tuple of one tensor.
+        names: Names of the nodes whose values are its parameters; for a parameter that only gives a symbolic extent,
+            the extent's name.
+        arguments: Values of the parameters, which are PyTorch's.
+        sources: Names of the nodes that the result is computed from; placeholders may be missing.
         torch_value: PyTorch's value of the result.
         exact: The float64 value that follows from the same arguments.
-        extents: The numbers that symbolic extents stand for, by name.
+        extents: Values of the symbolic extents, by name.
     """
 
     module: tvm.IRModule
@@ -52,62 +53,64 @@ class Piece:
     extents: Mapping[str, int]
 
     @property
-    def inputs(self) -> int:
-        """How many of the parameters are no weights."""
+    def num_inputs(self) -> int:
+        """Number of parameters that are not weights."""
         return int(self.module["main"].attrs["num_input"])
 
     @property
-    def operators(self) -> int:
-        """The number of Relax operators."""
+    def num_operators(self) -> int:
+        """Number of Relax operators."""
         return sum(not isinstance(binding.value, relax.Tuple) for binding in bindings_of(self.module["main"]))
 
-    def judged(self, output: Array) -> Deviation:
+    def deviation(self, output: Array) -> Deviation:
         """Returns the error of a result."""
         return deviation(output.reshape(self.torch_value.shape), self.torch_value, self.exact)
 
     def fault(self, output: Array) -> Fault | None:
-        """Returns what is wrong with a result; None if its error is within the limits."""
+        """Returns the fault of a result; None if its error is within the limits."""
         output = output.reshape(self.torch_value.shape)
-        return Fault.of(self.judged(output), output, self.torch_value, self.exact)
+        return Fault.from_value(self.deviation(output), output, self.torch_value, self.exact)
 
 
-class Pieces:
-    """Cuts the operators between some nodes and one other out of an imported module, from several places on."""
+class SubgraphExtractor:
+    """Extracts the operators between some nodes and one other node from an imported module."""
 
     def __init__(
         self,
         module: tvm.IRModule,
-        holding: Mapping[str, str],
+        variable_of: Mapping[str, str],
         graph: Graph,
         inputs: Sequence[torch.Tensor],
         node: str,
         sources: Iterable[str],
     ) -> None:
-        """Computes nothing yet.
+        """Computes no value yet.
 
         Args:
-            module: As imported.
-            holding: The variable that holds each node's value (`nodes_of`).
-            graph: The nodes.
-            inputs: The program's inputs.
+            module: The imported module.
+            variable_of: The variable of each node's value (`nodes_of`).
+            graph: Nodes of the program.
+            inputs: Inputs of the program.
             node: Name of the node to compute.
-            sources: Names of the nodes to compute it from.
+            sources: Names of the nodes that it is computed from.
         """
         self.node = node
         self.sources = frozenset(sources) - {node}
         self._graph = graph
-        self._holding = holding
+        self._variable_of = variable_of
         self._node_of = {
             variable: name
-            for name, variable in reversed(list(holding.items()))
+            for name, variable in reversed(list(variable_of.items()))
             if name in graph.nodes and isinstance(graph.nodes[name].meta.get("val"), torch.Tensor)
         }
         self._module = module
         self._main = relax.transform.CanonicalizeBindings()(module)["main"]
-        self._bound = {binding.var.name: binding for binding in bindings_of(self._main)}
-        self._extents = _extents(self._main, inputs)
+        self._bindings = {binding.var.name: binding for binding in bindings_of(self._main)}
+        self._symbolic_extents = _symbolic_extents(self._main, inputs)
         self._weights = {parameter.name for parameter in self._main.params[int(self._main.attrs["num_input"]) :]}
-        read = {name for part in self.nodes for name in (part.name, *(other.name for other in part.all_input_nodes))}
+        read = {
+            name for inner in self.nodes for name in (inner.name, *(operand.name for operand in inner.all_input_nodes))
+        }
         self._reference = Reference(graph, inputs, [*self.sources, *read, node], [])
 
     @cached_property
@@ -116,137 +119,143 @@ class Pieces:
         return region(self._graph.nodes[self.node], [self._graph.nodes[name] for name in self.sources])
 
     @cached_property
-    def _fixed(self) -> frozenset[str]:
+    def _weight_nodes(self) -> frozenset[str]:
         """Names of the nodes that depend on weights alone."""
-        fixed = set(self._graph.weights)
+        weight_nodes = set(self._graph.weights)
         for node in self._graph.nodes.values():
-            if node.op == "call_function" and all(part.name in fixed for part in node.all_input_nodes):
-                fixed.add(node.name)
-        return frozenset(fixed)
+            if node.op == "call_function" and all(operand.name in weight_nodes for operand in node.all_input_nodes):
+                weight_nodes.add(node.name)
+        return frozenset(weight_nodes)
 
-    def cut(self, sources: Iterable[str] | None = None) -> Piece:
-        """Cuts the operators out.
+    def extract(self, sources: Iterable[str] | None = None) -> Subgraph:
+        """Extracts the operators.
 
         Args:
-            sources: Names of nodes to compute it from, nearer to the result than those of all pieces.
+            sources: Names of nodes to compute the result from, nearer to it than the extractor's sources.
         """
         limits = self.sources if sources is None else frozenset(sources) - {self.node}
-        result = self._bound[self._holding[self.node]].var
-        stops = {self._holding[name] for name in limits if name in self._holding}
-        kept: set[str] = set()
+        result = self._bindings[self._variable_of[self.node]].var
+        stops = {self._variable_of[name] for name in limits if name in self._variable_of}
+        included: set[str] = set()
         read: dict[str, relax.Var] = {}
-        waiting: list[relax.Var] = [result]
-        while waiting:
-            variable = waiting.pop()
-            if variable.name in self._bound and variable.name not in stops:
-                if variable.name not in kept:
-                    kept.add(variable.name)
-                    waiting.extend(values_read(self._bound[variable.name].value))
+        pending: list[relax.Var] = [result]
+        while pending:
+            variable = pending.pop()
+            if variable.name in self._bindings and variable.name not in stops:
+                if variable.name not in included:
+                    included.add(variable.name)
+                    pending.extend(read_variables(self._bindings[variable.name].value))
             else:
                 read[variable.name] = variable
-        weights = {name for name in read if name in self._weights or self._node_of[name] in self._fixed}
-        if len(weights) == len(read):  # nothing would be left to do with every input
+        weights = {name for name in read if name in self._weights or self._node_of[name] in self._weight_nodes}
+        if len(weights) == len(read):  # otherwise everything would be computed at load
             weights = set()
         parameters = sorted(read.values(), key=lambda variable: variable.name in weights)
-        bindings = [binding for name, binding in self._bound.items() if name in kept]
-        unsaid = unsaid_extents(bindings, parameters)
+        bindings = [binding for name, binding in self._bindings.items() if name in included]
+        free = free_extents(bindings, parameters)
         names = tuple(self._node_of[variable.name] for variable in parameters)
-        values = [array_of(self._reference.own(name)) for name in names]
-        return Piece(
-            module_of(self._module, bindings, result, [*unsaid, *parameters], weights),
-            (*(extent.name for extent in unsaid), *names),
+        values = [array_of(self._reference.torch_value(name)) for name in names]
+        return Subgraph(
+            replace_main(self._module, bindings, result, [*free, *parameters], weights),
+            (*(extent.name for extent in free), *names),
             (
-                *(np.zeros(self._extents[extent.name], np.uint8) for extent in unsaid),
+                *(np.zeros(self._symbolic_extents[extent.name], np.uint8) for extent in free),
                 *(value.reshape(_shape(variable)) for value, variable in zip(values, parameters, strict=True)),
             ),
             limits,
-            array_of(self._reference.own(self.node)),
-            array_of(self._reference.locally_exact(self.node, limits)),
-            self._extents,
+            array_of(self._reference.torch_value(self.node)),
+            array_of(self._reference.locally_exact_value(self.node, limits)),
+            self._symbolic_extents,
         )
 
-    def shorter(self) -> list[frozenset[str]]:
-        """Returns sources for `cut` that leave out leading operators: most of them first, and none last.
+    def smaller_sources(self) -> list[frozenset[str]]:
+        """Returns sources for `extract` that leave out leading operators: most of them first, none of them last.
 
-        Of many operators, the number that is left doubles.
+        For many operators, the number of remaining operators doubles each time.
         """
-        named = [
-            part.name in self._holding and part.name not in self._fixed and isinstance(part.meta["val"], torch.Tensor)
-            for part in self.nodes
+        is_source = [
+            inner.name in self._variable_of
+            and inner.name not in self._weight_nodes
+            and isinstance(inner.meta["val"], torch.Tensor)
+            for inner in self.nodes
         ]
         count = len(self.nodes)
-        left = range(1, count) if count <= _FEW else (2**n for n in range(count.bit_length()))
+        remaining = range(1, count) if count <= _EXHAUSTIVE_LIMIT else (2**n for n in range(count.bit_length()))
         nearer = [
-            self.sources | {part.name for part, known in zip(self.nodes[:end], named, strict=False) if known}
-            for end in (count - n for n in left if n < count)
+            self.sources | {inner.name for inner, usable in zip(self.nodes[:end], is_source, strict=False) if usable}
+            for end in (count - n for n in remaining if n < count)
         ]
         return [*dict.fromkeys(nearer), self.sources]
 
-    def program(self, sources: Collection[str]) -> tuple[GraphModule, dict[str, torch.Tensor]]:
-        """Returns the nodes of a piece as a module of PyTorch, and the values that it takes, by name and in order."""
-        parts = region(self._graph.nodes[self.node], [self._graph.nodes[name] for name in sources])
-        own = set(parts)
+    def torch_module(self, sources: Collection[str]) -> tuple[GraphModule, dict[str, torch.Tensor]]:
+        """Returns the nodes as a PyTorch module, and its inputs by name, in order."""
+        calls = region(self._graph.nodes[self.node], [self._graph.nodes[name] for name in sources])
+        inner_nodes = set(calls)
         graph = torch.fx.Graph()
-        outside = dict.fromkeys(read for part in parts for read in part.all_input_nodes if read not in own)
+        external = dict.fromkeys(read for call in calls for read in call.all_input_nodes if read not in inner_nodes)
         copies: dict[Node, Node] = {}
-        for node in outside:
+        for node in external:
             copies[node] = graph.placeholder(node.name)
-        for part in parts:
-            copies[part] = graph.node_copy(part, copies.__getitem__)
-        graph.output((copies[parts[-1]],))
-        return GraphModule(torch.nn.Module(), graph), {node.name: self._reference.own(node.name) for node in outside}
+        for call in calls:
+            copies[call] = graph.node_copy(call, copies.__getitem__)
+        graph.output((copies[calls[-1]],))
+        return GraphModule(torch.nn.Module(), graph), {
+            node.name: self._reference.torch_value(node.name) for node in external
+        }
 
 
-def module_of(
+def replace_main(
     module: tvm.IRModule,
     bindings: Sequence[relax.VarBinding],
     result: relax.Var,
     parameters: Sequence[relax.Var],
     weights: Collection[str],
 ) -> tvm.IRModule:
-    """Returns the module with another `main`: bindings of its own, whose free variables are parameters.
+    """Returns the module with another `main` of some bindings, whose free variables become parameters.
 
     Args:
-        module: Where functions that are called are from.
-        bindings: What it computes, in order.
-        result: What it returns, in a tuple.
+        module: Module with the called functions.
+        bindings: Bindings of the function, in order.
+        result: Result of the function, returned in a tuple.
         parameters: The free variables, weights last.
-        weights: Names of those that are weights.
+        weights: Names of the free variables that are weights.
     """
-    given = [relax.Var(variable.name, variable.ty) for variable in parameters]
+    new_parameters = [relax.Var(variable.name, variable.ty) for variable in parameters]
     single = result if isinstance(result.ty, relax.TupleType) else relax.Tuple([result])
     output = relax.Var("outputs", single.ty if isinstance(single, relax.Var) else relax.TupleType([result.ty]))
     block = relax.DataflowBlock(
         [
-            *(relax.VarBinding(variable, new) for variable, new in zip(parameters, given, strict=True)),
+            *(relax.VarBinding(variable, new) for variable, new in zip(parameters, new_parameters, strict=True)),
             *bindings,
             relax.VarBinding(output, single),
         ]
     )
-    function = relax.Function(given, relax.SeqExpr([block], output), output.ty).with_attr("global_symbol", "main")
-    cut = module.clone()
-    cut["main"] = function.with_attr("num_input", sum(variable.name not in weights for variable in parameters))
-    return relax.transform.CanonicalizeBindings()(cut)
+    function = relax.Function(new_parameters, relax.SeqExpr([block], output), output.ty).with_attr(
+        "global_symbol", "main"
+    )
+    new_module = module.clone()
+    new_module["main"] = function.with_attr("num_input", sum(variable.name not in weights for variable in parameters))
+    return relax.transform.CanonicalizeBindings()(new_module)
 
 
-def values_read(expression: Any) -> list[relax.Var]:
-    """Returns the variables that an expression reads; a symbolic extent is none."""
+def read_variables(expression: Any) -> list[relax.Var]:
+    """Returns the variables that an expression reads, without symbolic extents."""
     return [variable for variable in relax.analysis.free_vars(expression) if not isinstance(variable.ty, ir.PrimType)]
 
 
-def unsaid_extents(bindings: Iterable[relax.VarBinding], parameters: Iterable[relax.Var]) -> list[relax.Var]:
-    """Returns parameters that say by their shapes what symbolic extents are that no other parameter says.
+def free_extents(bindings: Iterable[relax.VarBinding], parameters: Iterable[relax.Var]) -> list[relax.Var]:
+    """Returns extra parameters whose shapes give the symbolic extents that no other parameter gives.
 
-    They are vectors of bytes, which nothing reads, named after the extents.
+    They are vectors of bytes that nothing reads, with the names of the extents.
     """
-    said = {extent for parameter in parameters for extent in parameter.ty.shape if isinstance(extent, tirx.Var)}
+    bound = {extent for parameter in parameters for extent in parameter.ty.shape if isinstance(extent, tirx.Var)}
     read = (variable for binding in bindings for variable in relax.analysis.free_vars(binding.value))
-    unsaid = [extent for extent in dict.fromkeys(read) if isinstance(extent.ty, ir.PrimType) and extent not in said]
-    return [relax.Var(extent.name, relax.TensorType([extent], "uint8")) for extent in unsaid]
+    free = [extent for extent in dict.fromkeys(read) if isinstance(extent.ty, ir.PrimType) and extent not in bound]
+    return [relax.Var(extent.name, relax.TensorType([extent], "uint8")) for extent in free]
 
 
-def _extents(main: relax.Function, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Returns the numbers that the symbolic extents of a function's inputs stand for, by name."""
+def _symbolic_extents(main: relax.Function, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+    """Returns the values of the symbolic extents of a function's inputs, by name."""
     return {
         extent.name: size
         for parameter, value in zip(main.params, inputs, strict=False)
@@ -255,11 +264,11 @@ def _extents(main: relax.Function, inputs: Sequence[torch.Tensor]) -> dict[str, 
     }
 
 
-def without_weights(module: tvm.IRModule) -> tvm.IRModule:
+def weights_to_inputs(module: tvm.IRModule) -> tvm.IRModule:
     """Returns the module with weights as ordinary inputs."""
-    changed = module.clone()
-    changed["main"] = module["main"].without_attr("num_input")
-    return changed
+    new_module = module.clone()
+    new_module["main"] = module["main"].without_attr("num_input")
+    return new_module
 
 
 def _shape(variable: relax.Var) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Makes the piece that shows a fault smaller: fewer operators, then fewer rows, for as long as it is the same fault."""
+"""Reduces a subgraph that shows a fault: fewer operators, then smaller extents, as long as the fault stays the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm import ir, relax, tirx
 
 from harness.diagnose.deviation import deviation
 from harness.diagnose.fault import Fault
-from harness.diagnose.pieces import Piece, Pieces
+from harness.diagnose.pieces import Subgraph, SubgraphExtractor
 from harness.schedules.common.graph import is_call
 from harness.schedules.common.origins import bindings_of
 
@@ -20,106 +20,114 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-Result = Callable[[Piece], "Array"]
-"""Compiles a piece, and returns what it computes."""
+RunSubgraph = Callable[[Subgraph], "Array"]
+"""Compiles a subgraph, and returns its result."""
 
 
 @dataclass(frozen=True)
-class Reduced:
-    """A piece that shows a fault, and nothing smaller that was tried does.
+class ReducedSubgraph:
+    """A subgraph that shows a fault, while no smaller one that was tried does.
 
     Attributes:
-        piece: The piece.
-        fault: What is wrong with its result.
-        halved: How often an extent was halved.
+        subgraph: The subgraph.
+        fault: Fault of its result.
+        halvings: Number of times that an extent was halved.
     """
 
-    piece: Piece
+    subgraph: Subgraph
     fault: Fault
-    halved: int = 0
+    halvings: int = 0
 
 
-def reduced(pieces: Pieces, fault: Fault, result: Result, right: Result | None) -> Reduced | None:
-    """Returns the smallest piece that shows a fault; None if none does.
+def reduce_subgraph(
+    extractor: SubgraphExtractor, fault: Fault, result: RunSubgraph, correct_result: RunSubgraph | None
+) -> ReducedSubgraph | None:
+    """Returns the smallest subgraph that shows a fault; None if none does.
 
-    A piece shows it if its result is wrong in the same way and at the same elements (`Fault.same`). A piece that cannot
-    be compiled, or is wrong otherwise, does not.
+    A subgraph shows the fault if its result is wrong in the same way and at the same elements (`Fault.same`). A
+    subgraph that cannot be compiled, or is wrong in another way, does not show it.
 
     Args:
-        pieces: Cuts pieces of the program, all with one result.
-        fault: What is wrong with that in the program.
-        result: Compiles a piece in the way that is wrong.
-        right: Compiles it in one that is right, to tell whether fewer rows are still rows of the same result; None if
-            there is none: then the wrong result must stay what it was.
+        extractor: Extracts subgraphs of the program, all with one result.
+        fault: Fault of this result in the program.
+        result: Compiles a subgraph in the way that is wrong.
+        correct_result: Compiles it in a way that is right, to tell whether fewer rows are still rows of the same
+            result. If there is none (None), the wrong result must stay the same.
     """
-    for sources in pieces.shorter():
+    for sources in extractor.smaller_sources():
         try:
-            piece = pieces.cut(sources)
-            actual = result(piece)
-        except Exception:  # a piece that cannot be compiled by itself is no smaller one
+            subgraph = extractor.extract(sources)
+            actual = result(subgraph)
+        except Exception:  # a subgraph that cannot be compiled is skipped
             continue
-        if fault.same(piece.fault(actual)):
-            return _with_fewer_rows(Reduced(piece, fault), actual, result, right)
+        if fault.same(subgraph.fault(actual)):
+            return _reduce_extents(ReducedSubgraph(subgraph, fault), actual, result, correct_result)
     return None
 
 
-def _with_fewer_rows(whole: Reduced, actual: Array, result: Result, right: Result | None) -> Reduced:
-    """Halves extents, the first axes first, for as long as the fault stays."""
-    found = whole
+def _reduce_extents(
+    subgraph: ReducedSubgraph, actual: Array, result: RunSubgraph, correct_result: RunSubgraph | None
+) -> ReducedSubgraph:
+    """Halves extents, the first axes first, as long as the fault stays."""
+    smallest = subgraph
     while True:
-        for half, slices in _halves(found.piece):
-            expected = found.fault.part(slices)
+        for half, slices in _halved_subgraphs(smallest.subgraph):
+            expected = smallest.fault.part(slices)
             try:
-                wrong = result(half).reshape(half.torch_value.shape)
-                honest = half.judged(right(half)).excess <= 1 if right else _alike(wrong, _part(actual, found, slices))
-            except Exception:  # shapes that do not fit are no smaller piece
+                output = result(half).reshape(half.torch_value.shape)
+                is_part = (
+                    half.deviation(correct_result(half)).excess <= 1
+                    if correct_result
+                    else _equal_up_to_rounding(output, _part(actual, smallest, slices))
+                )
+            except Exception:  # shapes that do not fit are skipped
                 continue
-            if honest and expected.same(half.fault(wrong)):
-                found, actual = Reduced(half, expected, found.halved + 1), wrong
+            if is_part and expected.same(half.fault(output)):
+                smallest, actual = ReducedSubgraph(half, expected, smallest.halvings + 1), output
                 break
         else:
-            return found
+            return smallest
 
 
-def _part(actual: Array, found: Reduced, slices: tuple[slice, ...]) -> Array:
-    part: Array = actual.reshape(found.piece.torch_value.shape)[slices]
-    return part
+def _part(actual: Array, reduced: ReducedSubgraph, slices: tuple[slice, ...]) -> Array:
+    values: Array = actual.reshape(reduced.subgraph.torch_value.shape)[slices]
+    return values
 
 
-def _alike(value: Array, other: Array) -> bool:
+def _equal_up_to_rounding(value: Array, reference: Array) -> bool:
     """Returns whether two values differ by rounding at most."""
-    return deviation(value, other, other).excess <= 1
+    return deviation(value, reference, reference).excess <= 1
 
 
-def _halves(piece: Piece) -> Iterator[tuple[Piece, tuple[slice, ...]]]:
-    """Yields the piece with half of an extent of its result, the last axis aside, and the part of the result it is.
+def _halved_subgraphs(subgraph: Subgraph) -> Iterator[tuple[Subgraph, tuple[slice, ...]]]:
+    """Yields the subgraph with half of one extent of its result, except the last axis, and that part of the result.
 
-    Whether it computes that part is not known.
+    The halved subgraph may or may not compute this part.
     """
-    shape = piece.torch_value.shape
-    if any(is_call(binding.value, "relax.call_tir") for binding in bindings_of(piece.module["main"])):
-        return  # loops have extents of their own
+    shape = subgraph.torch_value.shape
+    if any(is_call(binding.value, "relax.call_tir") for binding in bindings_of(subgraph.module["main"])):
+        return  # loops contain extents too
     for extent in dict.fromkeys(shape[:-1] or shape):
         if not extent or extent % 2:
             continue
         for flattened in (False, True):
             halve = _Halving(extent, flattened)
             try:
-                module = halve.module(piece)
+                module = halve.module(subgraph)
             except Exception:  # TVM refuses shapes that do not fit
                 continue
             arguments = [
-                array[halve.slices(array.shape)] if n < piece.inputs else array
-                for n, array in enumerate(piece.arguments)
+                array[halve.slices(array.shape)] if n < subgraph.num_inputs else array
+                for n, array in enumerate(subgraph.arguments)
             ]
             slices = halve.slices(shape)
             yield (
                 replace(
-                    piece,
+                    subgraph,
                     module=module,
                     arguments=tuple(arguments),
-                    torch_value=piece.torch_value[slices],
-                    exact=piece.exact[slices],
+                    torch_value=subgraph.torch_value[slices],
+                    exact=subgraph.exact[slices],
                 ),
                 slices,
             )
@@ -127,65 +135,65 @@ def _halves(piece: Piece) -> Iterator[tuple[Piece, tuple[slice, ...]]]:
 
 @dataclass(frozen=True)
 class _Halving:
-    """Takes the first half of an extent, wherever it is.
+    """Takes the first half of an extent, wherever it occurs.
 
     Attributes:
         extent: The extent, even.
-        flattened: Whether its multiples are halved, too: axes that were joined.
+        flattened: Whether multiples of the extent are halved too, for axes that were joined.
     """
 
     extent: int
     flattened: bool
 
-    def module(self, piece: Piece) -> tvm.IRModule:
-        """Returns the module with its inputs and the shapes in its operators halved.
+    def module(self, subgraph: Subgraph) -> tvm.IRModule:
+        """Returns the module with halved inputs and halved shapes in its operators.
 
         Raises:
-            Exception: TVM's own, where shapes do not fit.
+            Exception: TVM raised it because shapes do not fit.
         """
-        main = piece.module["main"]
+        main = subgraph.module["main"]
         parameters = [
             relax.Var(parameter.name, relax.TensorType(self._shape(parameter.ty.shape), str(parameter.ty.dtype)))
-            if n < piece.inputs
+            if n < subgraph.num_inputs
             else parameter
             for n, parameter in enumerate(main.params)
         ]
-        new: dict[relax.Var, Any] = dict(zip(main.params, parameters, strict=True))
+        replacements: dict[relax.Var, Any] = dict(zip(main.params, parameters, strict=True))
         builder = relax.BlockBuilder()
         with builder.function("main", parameters):
             with builder.dataflow():
                 *bindings, last = bindings_of(main)
                 for binding in bindings:
-                    new[binding.var] = builder.emit(self._expression(binding.value, new))
-                output = builder.emit_output(self._expression(last.value, new))
+                    replacements[binding.var] = builder.emit(self._expression(binding.value, replacements))
+                output = builder.emit_output(self._expression(last.value, replacements))
             builder.emit_func_output(output)
-        changed = piece.module.clone()
-        changed["main"] = builder.get()["main"].with_attr("num_input", piece.inputs)
-        return changed
+        halved = subgraph.module.clone()
+        halved["main"] = builder.get()["main"].with_attr("num_input", subgraph.num_inputs)
+        return halved
 
     def slices(self, shape: Sequence[int]) -> tuple[slice, ...]:
-        """Returns the part of a tensor that stays."""
-        return tuple(slice(0, self._halved(extent)) for extent in shape)
+        """Returns the remaining part of a tensor."""
+        return tuple(slice(0, self._halve(extent)) for extent in shape)
 
-    def _halved(self, extent: int) -> int:
+    def _halve(self, extent: int) -> int:
         multiple = extent > 0 and extent % self.extent == 0
         return extent // 2 if extent == self.extent or (self.flattened and multiple) else extent
 
     def _shape(self, shape: Any) -> list[int]:
         if not all(isinstance(extent, tirx.IntImm) for extent in shape):
             raise ValueError("symbolic extents have no half")
-        return [self._halved(int(extent)) for extent in shape]
+        return [self._halve(int(extent)) for extent in shape]
 
-    def _expression(self, value: Any, new: dict[relax.Var, Any]) -> Any:
+    def _expression(self, value: Any, replacements: dict[relax.Var, Any]) -> Any:
         if isinstance(value, relax.Var):
-            return new.get(value, value)
+            return replacements.get(value, value)
         if isinstance(value, relax.ShapeExpr):
             return relax.ShapeExpr(self._shape(value.values))
         if isinstance(value, relax.Tuple):
-            return relax.Tuple([self._expression(part, new) for part in value.fields])
+            return relax.Tuple([self._expression(member, replacements) for member in value.fields])
         if isinstance(value, relax.TupleGetItem):
-            return relax.TupleGetItem(self._expression(value.tuple_value, new), value.index)
+            return relax.TupleGetItem(self._expression(value.tuple_value, replacements), value.index)
         if isinstance(value, ir.Call):
-            arguments = [self._expression(argument, new) for argument in value.args]
+            arguments = [self._expression(argument, replacements) for argument in value.args]
             return ir.Call(value.op, arguments, value.attrs, value.ty_args)
         return value

@@ -1,4 +1,4 @@
-"""A folder that shows the fault of one kernel with TVM alone: module, tensors, a script, and what it is about."""
+"""Builds a folder that shows the fault of one kernel with TVM alone: module, tensors, script and description."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tvm import ir, relax
 
 from harness.diagnose.compiler import Compiler
 from harness.diagnose.diagnosis import Cause, Diagnosis, Reproduction
-from harness.diagnose.pieces import Piece, Pieces, without_weights
-from harness.diagnose.reducing import Reduced, reduced
+from harness.diagnose.pieces import Subgraph, SubgraphExtractor, weights_to_inputs
+from harness.diagnose.reducing import ReducedSubgraph, reduce_subgraph
 from harness.diagnose.reference import array_of
 from harness.files import temporary_folder, write_files
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 SCRIPT = "reproduce.py"
 _TEMPLATES = Path(__file__).parent / "templates"
 _PACKAGES = ("apache-tvm", "torch", "numpy")
-_NOT_OF_TARGET = ("tag", "keys", "host", "num-cores")
-"""What the script does not say of the target: TVM finds it out by itself."""
-_LONGEST = 30
-"""Nodes up to which the script computes the expected value itself."""
+_OMITTED_TARGET_KEYS = ("tag", "keys", "host", "num-cores")
+"""Keys of the target that the script omits, because TVM determines them by itself."""
+_MAX_REFERENCE_NODES = 30
+"""Number of nodes up to which the script computes the expected value itself."""
 _TIME_LIMIT = 600
-"""Seconds that the script may take."""
-_ALONE = (
+"""Time limit of the script in seconds."""
+_RUN_WITHOUT_PROJECT = (
     "import runpy, sys; sys.modules['harness'] = None; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')"
 )
@@ -58,97 +58,106 @@ _CONTENT = {
 }
 
 
-def reproduce(found: Diagnosis, pieces: Pieces, calls: Piece | None, fault: Fault, compiler: Compiler) -> Reproduction:
-    """Makes the files of a folder that shows what is wrong with the first divergent kernel.
+def reproduce(
+    diagnosis: Diagnosis, extractor: SubgraphExtractor, calls: Subgraph | None, fault: Fault, compiler: Compiler
+) -> Reproduction:
+    """Builds the files of a folder that shows the fault of the first divergent kernel.
 
-    Operators are made fewer and smaller for as long as the fault is the same, then written as what TVM alone can
-    compile, and run once in a process that cannot import this project. Where operators are right outside of the
-    program, its compiled functions are written.
+    Operators are removed and shrunk as long as the fault stays the same. The rest is written in a form that TVM alone
+    can compile, and runs once in a process that cannot import this project. If the operators are right outside the
+    program, its compiled functions are written instead.
 
     Args:
-        found: What diverges, and why.
-        pieces: Cuts out the operators of the kernel; those before it as well, where the kernel is right by itself.
-        calls: The calls of the program's own functions; None if they cannot be written.
-        fault: What is wrong with its result in the program.
-        compiler: What the program is compiled for.
+        diagnosis: Diagnosis of the divergence.
+        extractor: Extracts the operators of the kernel, and those before it if the kernel is right by itself.
+        calls: Calls of the program's functions; None if they cannot be written.
+        fault: Fault of the result in the program.
+        compiler: Compiler of the program.
     """
-    assert found.ablation is not None
-    wrong = found.ablation.wrong
+    assert diagnosis.ablation is not None
+    wrong = diagnosis.ablation.wrong
     way = wrong if wrong in (Cause.IMPORTER, Cause.LEGALIZATION) else Cause.FUSION
-    small = reduced(
-        pieces,
+    reduced = reduce_subgraph(
+        extractor,
         fault,
-        lambda piece: compiler.result(piece, way)[0],
-        None if way is Cause.IMPORTER else lambda piece: compiler.result(piece, Cause.IMPORTER)[0],
+        lambda subgraph: compiler.result(subgraph, way)[0],
+        None if way is Cause.IMPORTER else lambda subgraph: compiler.result(subgraph, Cause.IMPORTER)[0],
     )
-    problems = [] if small else ["it could not be cut out: its operators are not wrong in the same way by themselves"]
-    forms = [] if small is None else [(small, *form) for form in _forms(small, way, compiler)]
+    problems = [] if reduced else ["it could not be cut out: its operators are not wrong in the same way by themselves"]
+    forms = [] if reduced is None else [(reduced, *form) for form in _forms(reduced, way, compiler)]
     if calls is not None:
-        forms.append((Reduced(calls, fault), "calls", without_weights(calls.module)))
-    for shown, form, module in forms:
-        files = _files(found, pieces, shown, form, module, compiler)
-        problem = _problem(files, shown)
+        forms.append((ReducedSubgraph(calls, fault), "calls", weights_to_inputs(calls.module)))
+    for candidate, form, module in forms:
+        files = _files(diagnosis, extractor, candidate, form, module, compiler)
+        problem = _problem(files, candidate)
         if not problem:
-            return Reproduction(files, f"{_smaller(shown)}; {_CONTENT[form]}")
+            return Reproduction(files, f"{_size_sentence(candidate)}; {_CONTENT[form]}")
         problems.append(f"with TVM alone, {_CONTENT[form]} do not fail alike: {problem}")
     return Reproduction({}, "; ".join(problems))
 
 
-def _forms(small: Reduced, way: Cause, compiler: Compiler) -> Iterator[tuple[str, tvm.IRModule]]:
-    """Yields the module as TVM alone can compile it: the form that is easiest to read first."""
+def _forms(reduced: ReducedSubgraph, way: Cause, compiler: Compiler) -> Iterator[tuple[str, tvm.IRModule]]:
+    """Yields the module in forms that TVM alone can compile, most readable first."""
     from harness.schedules.cpu.pipeline import to_loops
     from harness.targets.compiling import lower_module
 
-    module = relax.transform.DeadCodeElimination(["main"])(small.piece.module)
+    module = relax.transform.DeadCodeElimination(["main"])(reduced.subgraph.module)
     if way is Cause.IMPORTER:
-        yield "relax", without_weights(module)
+        yield "relax", weights_to_inputs(module)
     elif way is Cause.LEGALIZATION:
-        yield "loops", compiler.legalized(module)
+        yield "loops", compiler.legalize(module)
     else:
         yield "loops", to_loops(module, compiler.tvm_target, compiler.schedules)
         yield "lowered", lower_module(module, compiler.target, compiler.tvm_target, compiler.schedules)
 
 
 def _files(
-    found: Diagnosis, pieces: Pieces, small: Reduced, form: str, module: tvm.IRModule, compiler: Compiler
+    diagnosis: Diagnosis,
+    extractor: SubgraphExtractor,
+    reduced: ReducedSubgraph,
+    form: str,
+    module: tvm.IRModule,
+    compiler: Compiler,
 ) -> dict[str, bytes]:
-    assert found.first is not None
-    assert found.ablation is not None
-    piece, boundary = small.piece, found.first.boundary
+    assert diagnosis.first is not None
+    assert diagnosis.ablation is not None
+    subgraph, boundary = reduced.subgraph, diagnosis.first.boundary
     text = module.script(show_meta=True)
     as_json = not _parses(text, module)
-    reference = _reference(pieces, piece)
-    tensors = dict(zip(piece.names, piece.arguments, strict=True))
+    reference = _torch_reference(extractor, subgraph)
+    tensors = dict(zip(subgraph.names, subgraph.arguments, strict=True))
     tensors |= {} if reference is None else reference.values
-    tensors |= {"pytorch": piece.torch_value, "float64": piece.exact}
+    tensors |= {"pytorch": subgraph.torch_value, "float64": subgraph.exact}
     names = [variable.name_hint for variable in module.get_global_vars()]
     target = {
-        str(key): _plain(value) for key, value in compiler.tvm_target.export().items() if key not in _NOT_OF_TARGET
+        str(key): _to_python(value)
+        for key, value in compiler.tvm_target.export().items()
+        if key not in _OMITTED_TARGET_KEYS
     }
     values = {
-        "title": f"{found.case.component}: {_operators(small)} of {boundary.function} is wrong",
+        "title": f"{diagnosis.case.component}: {_operators(reduced)} of {boundary.function} is wrong",
         "form": form,
         "content": _CONTENT[form],
         "as_json": as_json,
         "target": target,
-        "arguments": list(piece.names),
-        "inputs": piece.inputs,
+        "arguments": list(subgraph.names),
+        "inputs": subgraph.num_inputs,
         "at_load": LOAD if LOAD in names else "",
         "limit_rms": ORACLE_R_RMS,
         "limit_inf": ORACLE_R_INF,
         "reference": "" if reference is None else reference.source,
         "reference_arguments": [] if reference is None else list(reference.arguments),
-        "wide": reference is not None and reference.wide,
-        "component": found.case.component,
+        "wide": reference is not None and reference.runs_in_float64,
+        "component": diagnosis.case.component,
         "node": boundary.node,
         "aten": ", ".join(boundary.operators),
-        "operators": _operators(small),
+        "operators": _operators(reduced),
         "source": boundary.source.rpartition("site-packages/")[2],
         "versions": f"{', '.join(f'{name} {version(name)}' for name in _PACKAGES)}, Python {platform.python_version()}",
-        "seen": f"{found.first.reason}.",
-        "cause": found.ablation.cause or "undecided",
-        "reason": found.ablation.reason,
-        "smaller": _smaller(small),
+        "seen": f"{diagnosis.first.reason}.",
+        "cause": diagnosis.ablation.cause or "undecided",
+        "reason": diagnosis.ablation.reason,
+        "smaller": _size_sentence(reduced),
     }
     files = {
         "module.py": text.encode(),
@@ -159,64 +168,69 @@ def _files(
     return files | ({"module.json": tvm.ir.save_json(module).encode()} if as_json else {})
 
 
-def _plain(value: Any) -> bool | int | str | list[str]:
-    """Returns an attribute of a target as Python writes it."""
+def _to_python(value: Any) -> bool | int | str | list[str]:
+    """Returns an attribute of a target as a Python value."""
     if isinstance(value, bool | int | str):
         return value
-    return [str(each) for each in value]
+    return [str(item) for item in value]
 
 
 def _parses(text: str, module: tvm.IRModule) -> bool:
-    """Returns whether TVM makes the same module of TVMScript again."""
+    """Returns whether TVM parses TVMScript to the same module."""
     try:
         tvm.ir.assert_structural_equal(tvm.script.from_source(text), module, map_free_vars=True)
-    except Exception:  # whatever the parser cannot read
+    except Exception:  # the parser cannot read the script
         return False
     return True
 
 
 @dataclass(frozen=True)
-class _Reference:
+class _TorchReference:
     """PyTorch's own computation of a result.
 
     Attributes:
-        source: A function `reference` in Python.
-        arguments: Names of the tensors that it takes.
-        values: Those of them that the compiled module does not take.
-        wide: Whether it computes the float64 value from float64 tensors.
+        source: Python source of a function `reference`.
+        arguments: Names of the tensors that the function takes.
+        values: Those of the tensors that the compiled module does not take.
+        runs_in_float64: Whether the function computes the float64 value from float64 tensors.
     """
 
     source: str
     arguments: tuple[str, ...]
     values: Mapping[str, Array]
-    wide: bool
+    runs_in_float64: bool
 
 
-def _reference(pieces: Pieces, piece: Piece) -> _Reference | None:
-    """Returns the nodes as a function of PyTorch, if there are few and it computes what the piece is held to."""
-    program, values = pieces.program(piece.sources)
+def _torch_reference(extractor: SubgraphExtractor, subgraph: Subgraph) -> _TorchReference | None:
+    """Returns the nodes as a PyTorch function, if they are few and it computes the expected value of the subgraph."""
+    program, values = extractor.torch_module(subgraph.sources)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
-    if len(calls) > _LONGEST or not all(isinstance(value, torch.Tensor) for value in values.values()):
+    if len(calls) > _MAX_REFERENCE_NODES or not all(isinstance(value, torch.Tensor) for value in values.values()):
         return None
-    given = dict(zip(piece.names, piece.arguments, strict=True))
-    tensors = {name: torch.from_numpy(given[name]) if name in given else value for name, value in values.items()}
+    known_tensors = dict(zip(subgraph.names, subgraph.arguments, strict=True))
+    tensors = {
+        name: torch.from_numpy(known_tensors[name]) if name in known_tensors else value
+        for name, value in values.items()
+    }
     source = re.sub(r";  [\w ]+ = None[^\n]*", "", program.code).strip()
     source = re.sub(r"return \((\w+),\)", r"return \1", source.replace("def forward(self, ", "def reference("))
-    known: dict[str, Any] = {"torch": torch}
+    namespace: dict[str, Any] = {"torch": torch}
     try:
-        exec(source, known)
-        fp32 = _numbers(known["reference"](*tensors.values()))
-        if fp32.shape != piece.torch_value.shape or piece.judged(fp32).excess > 1:
+        exec(source, namespace)
+        fp32 = _numbers(namespace["reference"](*tensors.values()))
+        if fp32.shape != subgraph.torch_value.shape or subgraph.deviation(fp32).excess > 1:
             return None
-    except Exception:  # extents that are no longer those of the piece, operators that PyTorch alone has not
+    except Exception:  # extents differ from those of the subgraph, or PyTorch alone lacks an operator
         return None
     try:
-        exact = _numbers(known["reference"](*map(_wide, tensors.values())))
-        wide = exact.dtype == piece.exact.dtype and np.allclose(exact, piece.exact, rtol=1e-9, atol=1e-12)
-    except Exception:  # a dtype that is written into an operator
-        wide = False
-    own = {name: array_of(value) for name, value in values.items() if name not in given}
-    return _Reference(source, tuple(tensors), own, wide)
+        exact = _numbers(namespace["reference"](*map(_to_double, tensors.values())))
+        runs_in_float64 = exact.dtype == subgraph.exact.dtype and np.allclose(
+            exact, subgraph.exact, rtol=1e-9, atol=1e-12
+        )
+    except Exception:  # an operator contains a dtype
+        runs_in_float64 = False
+    other_values = {name: array_of(value) for name, value in values.items() if name not in known_tensors}
+    return _TorchReference(source, tuple(tensors), other_values, runs_in_float64)
 
 
 def _numbers(value: torch.Tensor) -> Array:
@@ -224,35 +238,37 @@ def _numbers(value: torch.Tensor) -> Array:
     return array
 
 
-def _wide(value: torch.Tensor) -> torch.Tensor:
+def _to_double(value: torch.Tensor) -> torch.Tensor:
     return value.double() if value.is_floating_point() else value
 
 
-def _problem(files: Mapping[str, bytes], small: Reduced) -> str:
-    """Runs the script where this project cannot be imported; returns why it does not fail alike, or nothing."""
-    with temporary_folder("reproduce") as name, temporary_folder("reproduce") as elsewhere:
-        folder, output = Path(name), Path(elsewhere) / "output.npy"
+def _problem(files: Mapping[str, bytes], reduced: ReducedSubgraph) -> str:
+    """Runs the script where this project cannot be imported; returns why it does not fail alike, or an empty string."""
+    with temporary_folder("reproduce") as name, temporary_folder("reproduce") as working_folder:
+        folder, output = Path(name), Path(working_folder) / "output.npy"
         write_files(folder, files)
-        command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT), "--output", str(output)]
+        command = [sys.executable, "-I", "-c", _RUN_WITHOUT_PROJECT, str(folder / SCRIPT), "--output", str(output)]
         try:
-            done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=_TIME_LIMIT)
+            process = subprocess.run(command, cwd=working_folder, capture_output=True, text=True, timeout=_TIME_LIMIT)
         except subprocess.TimeoutExpired:
             return f"it takes more than {_TIME_LIMIT} s"
-        last = (done.stderr if done.returncode == 2 else done.stdout).strip().rpartition("\n")[2]
-        if done.returncode != 1:
-            return f"exit code {done.returncode}: {last}"
-        if not small.fault.same(small.piece.fault(np.load(output))):
-            return f"other elements are wrong: {last}"
+        last_line = (process.stderr if process.returncode == 2 else process.stdout).strip().rpartition("\n")[2]
+        if process.returncode != 1:
+            return f"exit code {process.returncode}: {last_line}"
+        if not reduced.fault.same(reduced.subgraph.fault(np.load(output))):
+            return f"other elements are wrong: {last_line}"
     return ""
 
 
-def _operators(small: Reduced) -> str:
-    """Returns the names of the Relax operators, each once."""
-    calls = [binding.value for binding in bindings_of(small.piece.module["main"]) if isinstance(binding.value, ir.Call)]
+def _operators(reduced: ReducedSubgraph) -> str:
+    """Returns the names of the Relax operators, without repetition."""
+    calls = [
+        binding.value for binding in bindings_of(reduced.subgraph.module["main"]) if isinstance(binding.value, ir.Call)
+    ]
     return ", ".join(dict.fromkeys(callee(call).removeprefix("relax.") for call in calls))
 
 
-def _smaller(small: Reduced) -> str:
-    halved = f", extents halved {small.halved} times" if small.halved else ""
-    shape = " × ".join(map(str, small.piece.torch_value.shape))
-    return f"cut down to {_operators(small)} with a result of {shape}{halved}, and still wrong at the same elements"
+def _size_sentence(reduced: ReducedSubgraph) -> str:
+    halvings = f", extents halved {reduced.halvings} times" if reduced.halvings else ""
+    shape = " × ".join(map(str, reduced.subgraph.torch_value.shape))
+    return f"cut down to {_operators(reduced)} with a result of {shape}{halvings}, and still wrong at the same elements"

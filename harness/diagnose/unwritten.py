@@ -1,4 +1,4 @@
-"""What a call is to write is filled before it: an element that it leaves out must not be right by chance."""
+"""Fills output buffers of calls with NaN, so that an element that a kernel leaves out is not right by chance."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import tvm
 
 
-def tensors_of(arguments: tuple[Any, ...]) -> list[int]:
-    """Returns which arguments of a compiled function are tensors."""
+def tensor_positions(arguments: tuple[Any, ...]) -> list[int]:
+    """Returns the positions of the tensors among a compiled function's arguments."""
     return [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
 
 
-def results_of(module: tvm.IRModule) -> dict[str, int]:
-    """Returns how many tensors each compiled function writes, which are its last ones.
+def result_counts(module: tvm.IRModule) -> dict[str, int]:
+    """Returns the number of tensors that each compiled function writes, which are its last arguments.
 
     Args:
-        module: What `harness.diagnose.flow.BeforeMemory` kept.
+        module: The module that `harness.diagnose.flow.ModuleBeforeMemoryPlanning` kept.
     """
     functions = (function for _, function in module.functions_items() if isinstance(function, relax.Function))
     calls = (binding for function in functions for binding in bindings_of(function) if is_call(binding.value, *CALLS))
@@ -34,16 +34,16 @@ def results_of(module: tvm.IRModule) -> dict[str, int]:
     }
 
 
-def filling(results: Mapping[str, int]) -> Callable[..., None]:
-    """Returns an instrument of TVM's virtual machine that fills what each call is to write.
+def fill_instrument(results: Mapping[str, int]) -> Callable[..., None]:
+    """Returns an instrument of TVM's virtual machine that fills the output buffers of each call.
 
     Args:
-        results: How many tensors each compiled function writes.
+        results: Number of tensors that each compiled function writes.
     """
 
-    def note(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
+    def on_call(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         if before and name in results:
-            for n in tensors_of(arguments)[-results[name] :]:
+            for n in tensor_positions(arguments)[-results[name] :]:
                 fill(arguments[n])
 
-    return note
+    return on_call

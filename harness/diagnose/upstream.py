@@ -1,4 +1,4 @@
-"""What a case is held to: the outputs of the model itself, before a strategy, an export or an import changed it."""
+"""Runs the model itself, before a strategy, an export or an import changes it, and judges outputs against it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _WRONG = (VerdictKind.FAILED, VerdictKind.NOT_JUDGEABLE)
 
 @dataclass(frozen=True)
 class Upstream:
-    """The outputs of a model, complex numbers and all, as a verification has them.
+    """The outputs of a model, including complex ones, as a verification computes them.
 
     Attributes:
-        case: Says by its precision and its weights how strictly outputs are judged.
-        reference: PyTorch's, by name.
-        again: Those of a second run.
-        exact: Float64's.
+        case: Its precision and weights say how strictly outputs are judged.
+        reference: PyTorch's outputs by name.
+        again: PyTorch's outputs of a second run.
+        exact: The float64 outputs.
     """
 
     case: Case
@@ -41,15 +41,15 @@ class Upstream:
     exact: Arrays
 
     @classmethod
-    def of(cls, program: Program, case: Case) -> Upstream:
-        """Runs a program's module on its example inputs, as it is."""
+    def from_program(cls, program: Program, case: Case) -> Upstream:
+        """Runs a program's module, unchanged, on its example inputs."""
         module, inputs, names = program.module, tuple(program.example.values()), program.outputs
         run = reference_of(PRECISIONS[case.precision]).run
-        first, again = split_runs(run_twice(lambda: dict(run(module, inputs, names))))
-        return cls(case, first, again, oracle(module, inputs, names))
+        first, second = split_runs(run_twice(lambda: dict(run(module, inputs, names))))
+        return cls(case, first, second, oracle(module, inputs, names))
 
     def failed(self, outputs: Arrays, expectation: Expectation | None) -> dict[str, str]:
-        """Returns the outputs that a verification does not let pass, each with the reason."""
+        """Returns the outputs that a verification rejects, each with the reason."""
         by_oracle = PRECISIONS[self.case.precision].judged_by_oracle
         verdicts = judge(
             outputs,

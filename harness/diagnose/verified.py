@@ -1,4 +1,4 @@
-"""The diagnosis of a verified case, made after its outputs were judged wrong."""
+"""Adds diagnoses to the results of a verification whose outputs were judged wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.report import Result
 _WRONG = (VerdictKind.FAILED, VerdictKind.NOT_JUDGEABLE)
 
 
-def diagnosed(
+def add_diagnosis(
     result: Result,
     settings: Settings,
     on_stage: Callable[[str], None] = lambda stage: None,
@@ -26,15 +26,15 @@ def diagnosed(
     memory_limit_bytes: int | None = None,
     float32: Groups = NO_GROUPS,
 ) -> Result:
-    """Returns a result with the diagnosis of its case, or why it has none; one that is as expected, as it is.
+    """Returns the result with a diagnosis, or why it has none; a result as expected is unchanged.
 
     Args:
-        result: Of a case that was verified.
-        settings: What it was verified with.
-        on_stage: Called with the name of each stage, soon after it was entered.
-        timeout: Seconds that the diagnosis may take; None for no limit.
-        memory_limit_bytes: Resident bytes that it may take; None for no limit.
-        float32: Groups of products that stay float32 in a half precision.
+        result: Result of a verified case.
+        settings: Settings of the verification.
+        on_stage: Called with the name of each stage, soon after the process has entered it.
+        timeout: Time limit in seconds; None for no limit.
+        memory_limit_bytes: Limit on resident bytes; None for no limit.
+        float32: Groups of products that stay float32 in half precision.
     """
     if result.expected is not False or result.outcome.status is Status.PASSED:
         return result
@@ -42,7 +42,7 @@ def diagnosed(
     if problem:
         return replace(result, not_diagnosed=problem)
     try:
-        found = diagnose(
+        diagnosis = diagnose(
             result.case,
             settings,
             on_stage=lambda stage: on_stage(f"diagnosis: {stage}"),
@@ -52,11 +52,11 @@ def diagnosed(
         )
     except HarnessError as error:
         return replace(result, not_diagnosed=str(error))
-    return replace(result, diagnosis=document(found))
+    return replace(result, diagnosis=document(diagnosis))
 
 
 def _problem(result: Result) -> str:
-    """Returns why a case is not worth a diagnosis, or nothing."""
+    """Returns why a case cannot be diagnosed; empty if it can."""
     wrong = [verdict.name for verdict in result.outcome.verdicts if verdict.kind in _WRONG]
     if not wrong:
         return f"it ended at {result.outcome.stage.value} with no output that could be followed"

@@ -1,7 +1,7 @@
-"""The calls of compiled functions that make the first wrong result, as a module that TVM alone compiles.
+"""Builds a module of the compiled functions that compute the first wrong result, for TVM alone to compile.
 
-What is wrong in the program alone is not wrong in operators that are compiled by themselves. The compiled functions of
-the program are, whatever made them so.
+A fault that only shows in the program does not show in operators that are compiled separately. It does show in the
+program's compiled functions, whatever produced them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax, tirx
 
-from harness.diagnose.pieces import Piece, module_of
+from harness.diagnose.pieces import Subgraph, replace_main
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Written:
-    """A tensor that a call writes: its shape, and TVM's name of its dtype."""
+class WrittenTensor:
+    """Type of a tensor that a call writes: its shape, and TVM's name of its dtype."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,63 +34,65 @@ class Written:
 
 @dataclass(frozen=True)
 class WrongCalls:
-    """The calls that make a wrong result from values of nodes, in order.
+    """The calls that compute a wrong result from values of nodes, in order.
 
     Attributes:
         calls: The calls; the last one writes the result.
-        only_tensors: Whether each takes nothing but tensors.
-        given: What they read and none of them writes, by the number of the value: PyTorch's own values.
-        written: What they write, by the number of the value.
+        only_tensors: Whether all arguments of the calls are tensors.
+        inputs: PyTorch's values, by index, that the calls read and none of them writes.
+        written: Types of the values that the calls write, by index.
         torch_value: PyTorch's value of the result.
-        exact: The float64 value that follows from what is given.
+        exact: The float64 value that follows from the inputs.
     """
 
     calls: Sequence[KernelCall]
     only_tensors: bool
-    given: Mapping[int, Array]
-    written: Mapping[int, Written]
+    inputs: Mapping[int, Array]
+    written: Mapping[int, WrittenTensor]
     torch_value: Array
     exact: Array
 
-    def piece(self, code: tvm.IRModule, nodes: Mapping[int, str], sources: frozenset[str]) -> Piece | None:
-        """Returns a module whose `main` calls the same functions; None if that cannot be said in Relax.
+    def subgraph(self, code: tvm.IRModule, nodes: Mapping[int, str], sources: frozenset[str]) -> Subgraph | None:
+        """Returns a module whose `main` calls the same functions; None if Relax cannot express that.
 
         Args:
-            code: The lowered module, which has the functions.
-            nodes: The node whose value it is, by the number of a value.
-            sources: Names of the nodes from which the result is computed.
+            code: The lowered module, which contains the functions.
+            nodes: By index of a value, the node whose value it is.
+            sources: Names of the nodes that the result is computed from.
         """
         functions = {variable.name_hint: function for variable, function in code.functions_items()}
-        called = {call.function: functions.get(call.function) for call in self.calls}
-        if not self.only_tensors or not all(isinstance(function, tirx.PrimFunc) for function in called.values()):
+        functions_called = {call.function: functions.get(call.function) for call in self.calls}
+        if not self.only_tensors or not all(
+            isinstance(function, tirx.PrimFunc) for function in functions_called.values()
+        ):
             return None
         builder = relax.BlockBuilder()
-        own = {name: builder.add_func(function, name) for name, function in called.items()}
-        names = {value: nodes.get(value, f"constant{value}") for value in self.given}
+        global_vars = {name: builder.add_func(function, name) for name, function in functions_called.items()}
+        names = {value: nodes.get(value, f"constant{value}") for value in self.inputs}
         values: dict[int, Any] = {
             value: relax.Var(names[value], relax.TensorType(array.shape, str(array.dtype)))
-            for value, array in self.given.items()
+            for value, array in self.inputs.items()
         }
         parameters = list(values.values())
         bindings: list[relax.VarBinding] = []
         for call in self.calls:
             types = [relax.TensorType(self.written[value].shape, self.written[value].dtype) for value in call.outputs]
             arguments = relax.Tuple([values[value] for value in call.inputs])
-            made = relax.call_tir(own[call.function], arguments, types if len(types) > 1 else types[0])
+            result_call = relax.call_tir(global_vars[call.function], arguments, types if len(types) > 1 else types[0])
             variable = relax.Var(f"value{len(bindings)}", relax.TupleType(types) if len(types) > 1 else types[0])
-            bindings.append(relax.VarBinding(variable, made))
+            bindings.append(relax.VarBinding(variable, result_call))
             if len(types) == 1:
                 values[call.outputs[0]] = variable
                 continue
             for n, value in enumerate(call.outputs):
-                part = relax.Var(f"value{len(bindings)}", types[n])
-                bindings.append(relax.VarBinding(part, relax.TupleGetItem(variable, n)))
-                values[value] = part
+                member = relax.Var(f"value{len(bindings)}", types[n])
+                bindings.append(relax.VarBinding(member, relax.TupleGetItem(variable, n)))
+                values[value] = member
         result = values[self.calls[-1].outputs[0]]
-        return Piece(
-            module_of(builder.get(), bindings, result, parameters, ()),
+        return Subgraph(
+            replace_main(builder.get(), bindings, result, parameters, ()),
             tuple(names.values()),
-            tuple(np.asarray(array, order="C") for array in self.given.values()),
+            tuple(np.asarray(array, order="C") for array in self.inputs.values()),
             sources,
             self.torch_value,
             self.exact,

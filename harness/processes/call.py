@@ -146,10 +146,10 @@ class _Call:
         clock = time.monotonic()
         pause = _FASTEST_POLL
         while True:
-            ended = self.process.poll() is not None
+            has_ended = self.process.poll() is not None
             self.seconds = time.monotonic() - clock
             self._read_breadcrumbs()
-            if ended:
+            if has_ended:
                 return None
             if stop.is_set():
                 raise Stopped

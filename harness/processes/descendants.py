@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import psutil
 
 LISTED = Path("/proc/thread-self/children").exists()
-"""Whether the system lists the children of each thread."""
+"""True if the system lists the children of each thread."""
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 CAN_FORK = sys.platform == "linux"
-"""Whether processes can be forked: Apple's frameworks, which torch loads on a Mac, fail in a forked process."""
+"""True where processes can be forked; Apple's frameworks, which torch loads on a Mac, fail in a fork."""
 
 _POLL = 0.01
 

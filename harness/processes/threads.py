@@ -26,7 +26,7 @@ OPTION_VARIABLE = "SAM3_TVM_THREADS"
 """The environment variable with the default of the option --threads; only commands and pytest read it."""
 OPENMP_VARIABLE = "OMP_NUM_THREADS"
 SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
-"""How often TVM's idle threads look for work before they sleep; read when the pool starts."""
+"""Variable for how often TVM's idle threads look for work before they sleep; read when the pool starts."""
 
 
 Result = TypeVar("Result")

@@ -181,8 +181,8 @@ def outcome_of(result: WorkerResult) -> Outcome:
 def _seconds(result: WorkerResult) -> dict[str, float]:
     """Computes the time of each finished stage from the breadcrumbs."""
     seconds: dict[str, float] = {}
-    for entered, next_entered in zip(result.breadcrumbs, result.breadcrumbs[1:], strict=False):
-        seconds[entered.stage] = seconds.get(entered.stage, 0.0) + next_entered.seconds - entered.seconds
+    for stage, next_stage in zip(result.breadcrumbs, result.breadcrumbs[1:], strict=False):
+        seconds[stage.stage] = seconds.get(stage.stage, 0.0) + next_stage.seconds - stage.seconds
     return seconds
 
 

@@ -41,7 +41,7 @@ class AccuracyChange:
 
     @property
     def ratio(self) -> float:
-        """The r_rms after divided by that before; NaN if it is undefined."""
+        """The ratio of r_rms after to before; NaN if it is undefined."""
         if self.before is None or self.after is None:
             return math.nan
         before, after = number(self.before["r_rms"]), number(self.after["r_rms"])
@@ -65,7 +65,7 @@ class Durations:
 
     @property
     def ratio(self) -> float:
-        """The duration after divided by that before; NaN if it is undefined."""
+        """The ratio of the duration after to before; NaN if it is undefined."""
         return self.after / self.before if self.before > 0 else math.nan
 
 
