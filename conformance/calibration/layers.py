@@ -456,10 +456,10 @@ class _Repacked:
 
 def _packing(fault: Fault, _prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A weight lies wrongly in memory after it was packed, in the program alone."""
-    from harness.diagnose import comparing
+    from harness.diagnose import comparison
     from harness.runtime import executable
 
-    for module in (comparing, executable):
+    for module in (comparison, executable):
         right = module.load_library
 
         def wrong(library: Any, device: Any, right: Callable[..., Any] = right) -> Any:

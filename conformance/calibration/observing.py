@@ -78,7 +78,7 @@ def observe(component: str, strategy: str, folder: Path, *, trace: bool = False)
 def _write_truth(program: Any, case: Any, folder: Path) -> None:
     import numpy as np
 
-    from harness.diagnose.upstream import Upstream
+    from harness.diagnose.reference import Upstream
 
     upstream = Upstream.from_program(program, case)
     for name in RUNS:
@@ -91,7 +91,7 @@ def _diagnosed(program: Any, case: Any, folder: Path, save: Any) -> dict[str, An
 
     from conformance.calibration.reaching import functions_of
     from harness.core.settings import SEEDED
-    from harness.diagnose.diagnosing import diagnose_program
+    from harness.diagnose.runner import diagnose_program
     from harness.runtime.executable import Executable
     from harness.targets import HOST
 

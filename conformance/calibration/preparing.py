@@ -21,8 +21,8 @@ from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays, Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Diagnosis
+from harness.diagnose.runner import diagnose_program
 from harness.lowering.frontends.torch_export import nodes_of
 from harness.lowering.frontends.torch_export.graph import Graph
 from harness.lowering.route import Lowered, Route

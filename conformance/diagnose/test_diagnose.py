@@ -35,10 +35,10 @@ from harness.core.errors import HarnessError
 from harness.core.processors import Processors
 from harness.core.program import Axis, Program
 from harness.core.settings import SEEDED
-from harness.diagnose import diagnosing
-from harness.diagnose.diagnosing import diagnose, diagnose_program
+from harness.diagnose import runner
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
-from harness.diagnose.table import summary
+from harness.diagnose.report import summary
+from harness.diagnose.runner import diagnose, diagnose_program
 from harness.lowering.route import Lowered
 from harness.parity.monte_carlo import SMALL_SIZE
 from harness.processes.threads import run_on_tvm_threads
@@ -186,12 +186,12 @@ def test_a_kernel_that_makes_other_bits_each_time_is_told(monkeypatch: pytest.Mo
 
 
 def test_a_fault_of_llvms_optimizations_is_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = diagnosing.TARGETS[HOST.name]
+    host = runner.TARGETS[HOST.name]
 
     def without_nan(processors: Processors) -> tvm.target.Target:
         return tvm.target.Target({**host.tvm_target(processors).export(), "fast-math-nnan": True})
 
-    monkeypatch.setitem(diagnosing.TARGETS, HOST.name, replace(host, tvm_target=without_nan))
+    monkeypatch.setitem(runner.TARGETS, HOST.name, replace(host, tvm_target=without_nan))
     found = diagnose_program(WithoutNaN.program(), CASE, SEEDED, reproduce=True)
     assert found.ablation is not None
     assert found.ablation.cause is Cause.CODE_GENERATION

@@ -26,10 +26,10 @@ from harness.cli.main import app
 from harness.core.errors import HarnessError
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
+from harness.diagnose.deviation import Fault, Kind
 from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.diagnose.fault import Fault, Kind
-from harness.diagnose.folder import check_folder, write_folder
+from harness.diagnose.report import check_folder, write_folder
+from harness.diagnose.runner import diagnose_program
 from harness.lowering.frontends.torch_export import defects
 from harness.report import read_report
 from harness.schedules.cpu import epilogue

@@ -12,9 +12,9 @@ import torch
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.diagnose.table import summary
+from harness.diagnose.report import summary
+from harness.diagnose.runner import diagnose_program
 from harness.lowering.frontends.torch_export.complex import arithmetic
 from harness.lowering.rope import real
 from harness.models.sam3.upstream import upstream

@@ -30,8 +30,8 @@ from harness.core.distribution import EDGES, WITHIN
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
-from harness.diagnose.document import document
+from harness.diagnose.report import document
+from harness.diagnose.runner import diagnose_program
 from harness.models.registry import MODELS_VARIABLE, models, subjects
 from harness.report import Result, read_report, write_report
 from harness.report.verification.charts import timeline

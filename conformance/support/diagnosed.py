@@ -13,8 +13,8 @@ from tvm.script.ir_builder import tirx as T
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Cause, Diagnosis
+from harness.diagnose.runner import diagnose_program
 from harness.schedules.common.kernel import Argument, prim_func
 from harness.schedules.cpu.pipeline import LEGALIZE
 

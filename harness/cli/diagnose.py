@@ -72,9 +72,7 @@ def diagnose(
     early. 2: wrong usage or environment. 3: a kernel diverges, and no folder of --reproduce shows that.
     """
     require_compiler()
-    from harness.diagnose.document import ADVICE, write_json
-    from harness.diagnose.folder import check_folder, write_folder
-    from harness.diagnose.table import render, summary
+    from harness.diagnose.report import ADVICE, check_folder, render, summary, write_folder, write_json
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
@@ -108,7 +106,7 @@ def _diagnose(
     case: Case, settings: Settings, output: str | None, reproduce: bool, float32: Mapping[str, Groups]
 ) -> Diagnosis:
     from harness.core.expectations import expectation_for
-    from harness.diagnose.diagnosing import diagnose as diagnose_case
+    from harness.diagnose.runner import diagnose as diagnose_case
     from harness.verify.runner import expectations
 
     settings = replace(settings, expectation=expectation_for(case, expectations()))

@@ -115,7 +115,7 @@ def verify(
     require_compiler()
     from harness.core.settings import Settings
     from harness.deployment.describing import seed_of
-    from harness.diagnose.verified import add_diagnosis
+    from harness.diagnose.runner import add_diagnosis
     from harness.execution.remote.client import registered
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory

@@ -1,6 +1,6 @@
 """Defines the diagnosis of a case: errors over its program, the first kernel that diverges, and its cause.
 
-All of it is plain data, which `harness.diagnose.diagnosing` computes.
+All of it is plain data, which `harness.diagnose.runner` computes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Reads the calls of compiled functions in one run, the values between them, and the nodes that these values belong to.
 
 The calls are read from the module before memory is planned, when every value still has a variable. The virtual machine
-makes the same calls in the same order.
+makes the same calls in the same order. Their output buffers are filled with NaN, so that an element that a kernel
+leaves out is not right by chance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ import tvm
 from tvm import ir, relax, tirx
 
 from harness.core.precision import HALF_DTYPES
+from harness.execution.unwritten import fill
 from harness.schedules.common.graph import is_call
 from harness.schedules.common.origins import LOAD, Role, Site, bindings_of, callee, sites_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import tvm
     from torch.fx import Node
 
     Array = npt.NDArray[Any]
@@ -267,3 +270,36 @@ def _can_hold(ty: Any, value: Any) -> bool:
 
 
 _COMPONENT_DTYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def tensor_positions(arguments: tuple[Any, ...]) -> list[int]:
+    """Returns the positions of the tensors among a compiled function's arguments."""
+    return [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
+
+
+def result_counts(module: tvm.IRModule) -> dict[str, int]:
+    """Returns the number of tensors that each compiled function writes, which are its last arguments.
+
+    Args:
+        module: The module that `harness.diagnose.flow.ModuleBeforeMemoryPlanning` kept.
+    """
+    functions = (function for _, function in module.functions_items() if isinstance(function, relax.Function))
+    calls = (binding for function in functions for binding in bindings_of(function) if is_call(binding.value, *CALLS))
+    return {
+        callee(call.value): len(call.var.ty.fields) if isinstance(call.var.ty, relax.TupleType) else 1 for call in calls
+    }
+
+
+def fill_instrument(results: Mapping[str, int]) -> Callable[..., None]:
+    """Returns an instrument of TVM's virtual machine that fills the output buffers of each call.
+
+    Args:
+        results: Number of tensors that each compiled function writes.
+    """
+
+    def on_call(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
+        if before and name in results:
+            for n in tensor_positions(arguments)[-results[name] :]:
+                fill(arguments[n])
+
+    return on_call

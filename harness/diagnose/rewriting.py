@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from harness.core.program import Program
     from harness.diagnose.deviation import Deviation
-    from harness.diagnose.upstream import Upstream
+    from harness.diagnose.reference import Upstream
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.strategy import Strategy
 

@@ -1,4 +1,4 @@
-"""Reads the diagnosis of a case from JSON as reports show it; `harness.diagnose.document` defines its schema."""
+"""Reads the diagnosis of a case from JSON as reports show it; `harness.diagnose.report` defines its schema."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Schema 1:
                                  `harness.report.verification.distribution`}],
                 "emulated": true where the CPU ran the GPU's kernels,
                 "lost_schedules": a sentence on each schedule that could not be applied, if there are any,
-                "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.diagnose.document`),
+                "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.diagnose.report`),
                 "not_diagnosed": why a case was not, where a diagnosis was asked for,
                 "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
@@ -102,7 +102,7 @@ class Result:
         expected: Whether the outcome was expected; None if the case was skipped as unavailable.
         problem: Why the outcome is not expected, or why the case was skipped.
         why: The cause of a known discrepancy, from the expectations.
-        diagnosis: The diagnosis, as `harness.diagnose.document` writes it; None if the case was not diagnosed.
+        diagnosis: The diagnosis, as `harness.diagnose.report` writes it; None if the case was not diagnosed.
         not_diagnosed: Why a requested diagnosis failed, in a sentence.
     """
 

@@ -1,4 +1,4 @@
-"""Diagnoses a case: lowers and compiles it as usual, runs it, and compares it call by call."""
+"""Diagnoses cases: lowers and compiles a program as usual, runs it, and compares it call by call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.outcome import Stage
+from harness.core.outcome import Stage, Status, VerdictKind
 from harness.core.precision import PRECISIONS, Precision
 from harness.core.settings import Settings
 from harness.diagnose.deviation import Deviation
@@ -24,10 +24,12 @@ from harness.diagnose.diagnosis import (
     Reproduction,
     first_divergence,
 )
+from harness.diagnose.report import document
 from harness.files import temporary_folder
 from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.models.registry import models, subjects
 from harness.parity.monte_carlo import SMALL_SIZE
+from harness.report import Result
 from harness.targets import HOST, TARGETS
 
 if TYPE_CHECKING:
@@ -37,15 +39,14 @@ if TYPE_CHECKING:
 
     from harness.core.expectations import Expectation
     from harness.core.program import Program
-    from harness.diagnose.comparing import OutputComparison, RunComparison
-    from harness.diagnose.compiler import Compiler
-    from harness.diagnose.fault import Fault
+    from harness.diagnose.ablation import Compiler
+    from harness.diagnose.comparison import OutputComparison, RunComparison
+    from harness.diagnose.deviation import Fault
     from harness.diagnose.flow import Flow
-    from harness.diagnose.pieces import SubgraphExtractor
-    from harness.diagnose.upstream import Upstream
+    from harness.diagnose.reference import Upstream
+    from harness.diagnose.subgraph import SubgraphExtractor
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.route import Lowered
-
 
 OnCompiled = Callable[["tvm.IRModule", Path, "Sequence[npt.NDArray[Any]]"], None]
 """Takes the lowered module of a program, its library, and the imported values of its weights."""
@@ -95,7 +96,7 @@ def diagnose(
         raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
     request = (case, settings, output, reproduce, float32)
     result = run_isolated(
-        "harness.diagnose.diagnosing:diagnose_request",
+        "harness.diagnose.runner:diagnose_request",
         request,
         timeout=timeout,
         memory_limit_bytes=memory_limit_bytes,
@@ -145,9 +146,9 @@ def diagnose_program(
         on_compiled: Called with the compiled program before it runs; its exceptions end the diagnosis.
         float32: As for `diagnose`.
     """
-    from harness.diagnose.compiler import Compiler
+    from harness.diagnose.ablation import Compiler
+    from harness.diagnose.reference import Upstream
     from harness.diagnose.rewriting import find_rewriting
-    from harness.diagnose.upstream import Upstream
     from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.route import Route
     from harness.tuned.database import chosen_schedules
@@ -214,7 +215,7 @@ class _ImportedProgram:
 def _run(
     imported: _ImportedProgram, precision: Precision, on_stage: Callable[[str], None], on_compiled: OnCompiled
 ) -> tuple[tvm.IRModule, Flow, RunComparison]:
-    from harness.diagnose.comparing import compare
+    from harness.diagnose.comparison import compare
     from harness.diagnose.flow import ModuleBeforeMemoryPlanning, read_flow
     from harness.schedules.common.origins import tagged
     from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
@@ -238,7 +239,7 @@ def _add_cause(
 ) -> tuple[Diagnosis, SubgraphExtractor]:
     """Adds the cause of the first divergence; returns also the extractor of operators that show it."""
     from harness.diagnose.ablation import ablate
-    from harness.diagnose.pieces import SubgraphExtractor
+    from harness.diagnose.subgraph import SubgraphExtractor
 
     assert diagnosis.first is not None
     boundary = diagnosis.first.boundary
@@ -271,7 +272,7 @@ def _reproduction(
     code: tvm.IRModule,
     compiler: Compiler,
 ) -> Reproduction:
-    from harness.diagnose.reproducing import reproduce
+    from harness.diagnose.reproduction import reproduce
 
     assert diagnosis.first is not None
     position = diagnosis.first.boundary.position
@@ -406,3 +407,57 @@ def _has_shape(ty: Any, value: Any) -> bool:
 
 def _operator(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)).removesuffix(".default")
+
+
+_WRONG = (VerdictKind.FAILED, VerdictKind.NOT_JUDGEABLE)
+
+
+def add_diagnosis(
+    result: Result,
+    settings: Settings,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    *,
+    timeout: float | None = None,
+    memory_limit_bytes: int | None = None,
+    float32: Groups = NO_GROUPS,
+) -> Result:
+    """Returns the result with a diagnosis, or why it has none; a result as expected is unchanged.
+
+    Args:
+        result: Result of a verified case.
+        settings: Settings of the verification.
+        on_stage: Called with the name of each stage, soon after the process has entered it.
+        timeout: Time limit in seconds; None for no limit.
+        memory_limit_bytes: Limit on resident bytes; None for no limit.
+        float32: Groups of products that stay float32 in half precision.
+    """
+    if result.expected is not False or result.outcome.status is Status.PASSED:
+        return result
+    problem = _problem(result)
+    if problem:
+        return replace(result, not_diagnosed=problem)
+    try:
+        diagnosis = diagnose(
+            result.case,
+            settings,
+            on_stage=lambda stage: on_stage(f"diagnosis: {stage}"),
+            timeout=timeout,
+            memory_limit_bytes=memory_limit_bytes,
+            float32=float32,
+        )
+    except HarnessError as error:
+        return replace(result, not_diagnosed=str(error))
+    return replace(result, diagnosis=document(diagnosis))
+
+
+def _problem(result: Result) -> str:
+    """Returns why a case cannot be diagnosed; empty if it can."""
+    wrong = [verdict.name for verdict in result.outcome.verdicts if verdict.kind in _WRONG]
+    if not wrong:
+        return f"it ended at {result.outcome.stage.value} with no output that could be followed"
+    if result.outcome.device is not None:
+        return f"it ran on {result.outcome.device.name}, and kernels are followed on this machine alone"
+    subject = subjects()[result.case.component]
+    if not subject.whole and not set(wrong).intersection(subject.outputs):
+        return f"{wrong[0]} is of another sample than the main one, which alone can be followed"
+    return ""

@@ -1,13 +1,52 @@
-"""Formats the diagnosis of a case for the terminal."""
+"""Writes a diagnosis: a table and sentences for the terminal, JSON, and the folder of a reproduction.
+
+`diagnose --json` writes the JSON, and a verification report contains it for a diagnosed case:
+
+    {"case": {"component", "strategy", "target", "scale", "seed", "precision", "frontend", "weights"},
+     "program",
+     "told": what was found, in sentences separated by newlines,
+     "faulty": whether anything is wrong besides rounding,
+     "boundaries": [{"position", "function", "at_load", "node", "source", "operators", "inside", "between", "shape",
+                     "local": deviation, "accumulated": deviation, "own_share"}],
+     "shown": positions of the boundaries that matter most,
+     "outputs": {name: deviation},
+     "coverage": {"compared", "covered", "skipped": {node: reason}, "unnamed": {function: calls}},
+     "first": {"boundary": as above, "confidence", "reason", "others": [positions]} or null,
+     "changed": [functions],
+     "altered": [nodes of weights and inputs],
+     "misshapen": [{"output", "shape", "expected", "node", "source"}],
+     "unsteady": [functions],
+     "luck": [nodes],
+     "luck_of_outputs": [outputs],
+     "ablation": {"cause": null if it is undecided, "reason": in words,
+                  "experiments": [{"decides": a cause, "result": deviation or null, "problem", "with_before",
+                                   "otherwise"}],
+                  "reruns": [{"way", "result": deviation or null, "problem"}],
+                  "imports": [{"way", "result": deviation or null, "problem"}], "whose": in words, or "",
+                  "passes": [names]} or null,
+     "failed": {output that a verification refuses: reason},
+     "rewriting": {"cause", "source", "by", "result": deviation} or null,
+     "budget": {kind of call: share of the squared errors}}
+
+A deviation is {"r_rms", "r_inf", "error", "torch_error", "wrong"}. Attributes of the same names in
+`harness.diagnose.diagnosis` say what these are. What is not a number is null, infinities are "inf" and "-inf".
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+from harness import files
+from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
 from harness.diagnose.deviation import Deviation
 from harness.diagnose.diagnosis import Boundary, Cause, Diagnosis, Rewriting, budget
+from harness.files import make_folder, replace_folder, write_files
+from harness.report.verification.numbers import jsonable
 
 _TABLE_ROWS = 12
 """Default number of boundaries in the table: those around the first divergence, or the least accurate ones."""
@@ -138,3 +177,74 @@ def _short_source(source: str) -> str:
 
 def _reasons(skipped: dict[str, str]) -> str:
     return "".join(f"; {name}: {why}" for name, why in list(skipped.items())[:3])
+
+
+ADVICE = "choose another file with --json"
+"""Advice for the user if the file cannot be written."""
+
+
+def document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns the whole diagnosis as JSON-able data."""
+    data = asdict(replace(diagnosis, reproduction=None))
+    del data["reproduction"]
+    for plain, boundary in zip(data["boundaries"], diagnosis.boundaries, strict=True):
+        plain["own_share"] = boundary.own_share
+    if diagnosis.first is not None:
+        data["first"]["boundary"]["own_share"] = diagnosis.first.boundary.own_share
+    if diagnosis.ablation is not None:
+        data["ablation"] |= {"reason": diagnosis.ablation.reason, "whose": diagnosis.ablation.responsible}
+    data["shown"] = [boundary.position for boundary in main_boundaries(diagnosis)]
+    data |= {"told": summary(diagnosis), "faulty": diagnosis.faulty, "budget": budget(diagnosis)}
+    plain = _plain(data)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def write_json(diagnoses: Sequence[Diagnosis], path: Path) -> None:
+    """Writes the documents of diagnoses, completely or not at all.
+
+    Raises:
+        HarnessError: The file cannot be written.
+    """
+    files.write_json(path, {"schema": 1, "cases": [document(diagnosis) for diagnosis in diagnoses]}, advice=ADVICE)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return jsonable(value) if isinstance(value, float) else value
+
+
+ADVICE_ON_FOLDER = "choose another folder with --reproduce"
+"""Advice for the user if the folder cannot be written."""
+
+
+def check_folder(folder: Path, cases: int) -> None:
+    """Checks before the work that a reproduction can be written.
+
+    Raises:
+        HarnessError: The folder exists, it cannot be written, or there is not exactly one case.
+    """
+    if cases != 1:
+        raise HarnessError(f"--reproduce takes one case, and {cases} were asked for: name one with --component")
+    if folder.exists():
+        raise HarnessError(f"{folder} exists: {ADVICE_ON_FOLDER}")
+    make_folder(folder.resolve().parent, advice=ADVICE_ON_FOLDER)
+
+
+def write_folder(diagnosis: Diagnosis, folder: Path) -> str:
+    """Writes the folder of a reproduction, if there is one, and returns a sentence on the outcome.
+
+    Raises:
+        HarnessError: The folder cannot be written.
+    """
+    reproduction = diagnosis.reproduction
+    if reproduction is None:
+        return "Nothing to reproduce: no kernel diverges by itself."
+    if not reproduction.files:
+        return f"No reproduction was written: {reproduction.description}."
+    with replace_folder(folder, lambda existing: False, "a reproduction") as new_folder:
+        write_files(new_folder, reproduction.files, advice=ADVICE_ON_FOLDER)
+    return f"Reproduction: {folder}: {reproduction.description}."

@@ -18,11 +18,10 @@ import tvm
 from safetensors.numpy import save
 from tvm import ir, relax
 
-from harness.diagnose.compiler import Compiler
+from harness.diagnose.ablation import Compiler
 from harness.diagnose.diagnosis import Cause, Diagnosis, Reproduction
-from harness.diagnose.pieces import Subgraph, SubgraphExtractor, weights_to_inputs
-from harness.diagnose.reducing import ReducedSubgraph, reduce_subgraph
 from harness.diagnose.reference import array_of
+from harness.diagnose.subgraph import ReducedSubgraph, Subgraph, SubgraphExtractor, reduce_subgraph, weights_to_inputs
 from harness.files import temporary_folder, write_files
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.report.template import rendered
@@ -31,7 +30,7 @@ from harness.schedules.common.origins import LOAD, bindings_of, callee
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from harness.diagnose.fault import Fault
+    from harness.diagnose.deviation import Fault
 
     Array = npt.NDArray[Any]
 
