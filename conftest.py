@@ -249,12 +249,14 @@ def parameter(case: Case, *others: str) -> object:
 
 
 def is_wide(case: Case) -> bool:
-    """Whether a case is for every night: its strategy is held by cheaper tests (`test_rope*.py`) on smaller programs.
+    """Returns whether a case is for every night alone, because cheaper tests see its faults.
 
-    `memory_attention` keeps the control, a strategy that rewrites complex numbers, and one with a kernel of its own.
+    Every output of `vision_backbone` is one of `image_encoder`, computed alike. `test_rope*.py` hold each strategy on
+    smaller programs; `memory_attention` keeps the control, a strategy that rewrites complex numbers, and one with a
+    kernel of its own.
     """
-    kept = ("none", "lowering", "tensorir") if case.component == "memory_attention" else ()
-    return case.strategy not in (DEFAULT_STRATEGY, *kept)
+    strategies = ("none", "lowering", "tensorir") if case.component == "memory_attention" else ()
+    return case.component == "vision_backbone" or case.strategy not in (DEFAULT_STRATEGY, *strategies)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

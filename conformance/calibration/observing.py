@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def observe(component: str, strategy: str, folder: Path, *, trace: bool = False) -> None:
-    """Verifies a case, then diagnoses its main program, and writes what both say and what the program computes.
+    """Verifies a case, diagnoses its main program if it is refused, and writes what both say and what it computes.
 
     Args:
         component: A component of SAM 3.
@@ -47,6 +47,7 @@ def observe(component: str, strategy: str, folder: Path, *, trace: bool = False)
         trace: Whether to write as well which lines of the project a verification runs, and what PyTorch computes.
     """
     from harness.core.case import Case
+    from harness.core.outcome import Status
     from harness.core.settings import SEEDED
     from harness.models.registry import models, subjects
     from harness.processes.threads import configure_threads
@@ -72,7 +73,7 @@ def observe(component: str, strategy: str, folder: Path, *, trace: bool = False)
         program = next(iter(subjects()[component].open(case, SEEDED).programs.values()))
         if trace:
             _write_truth(program, case, folder)
-        save(diagnosis=_diagnosed(program, case, folder, save))
+        save(**_diagnosed(program, case, folder, save, to_the_end=trace or outcome.status != Status.PASSED))
 
 
 def _write_truth(program: Any, case: Any, folder: Path) -> None:
@@ -85,7 +86,12 @@ def _write_truth(program: Any, case: Any, folder: Path) -> None:
         np.savez(folder / TRUTH.format(name), **getattr(upstream, name))
 
 
-def _diagnosed(program: Any, case: Any, folder: Path, save: Any) -> dict[str, Any]:
+class _Enough(Exception):
+    """The program has run, and nobody asks what is wrong."""
+
+
+def _diagnosed(program: Any, case: Any, folder: Path, save: Any, *, to_the_end: bool) -> dict[str, Any]:
+    """Writes what the compiled program computes; returns what the diagnosis says, if it is to go on."""
     import numpy as np
     import tvm
 
@@ -105,12 +111,17 @@ def _diagnosed(program: Any, case: Any, folder: Path, save: Any) -> dict[str, An
         save(functions=contents, program=main)
         results = Executable(library, HOST.device(), weights).run([value.numpy() for value in program.example.values()])
         np.savez(folder / OUTPUTS, **dict(zip(program.outputs, results, strict=True)))
+        if not to_the_end:
+            raise _Enough
 
-    found = diagnose_program(program, case, SEEDED, compiled=compiled)
+    try:
+        found = diagnose_program(program, case, SEEDED, compiled=compiled)
+    except _Enough:
+        return {}
     first = None if found.first is None else found.first.boundary
     rewriting = found.rewriting
     cause = rewriting.cause if rewriting else None if found.ablation is None else found.ablation.cause
-    return {
+    answer = {
         "faulty": found.faulty,
         "failed": dict(found.failed),
         "first": None if first is None else f"{first.function} ({first.node})",
@@ -123,6 +134,7 @@ def _diagnosed(program: Any, case: Any, folder: Path, save: Any) -> dict[str, An
         "source": "" if rewriting is None else rewriting.source,
         "by": "" if rewriting is None else rewriting.by,
     }
+    return {"diagnosis": answer}
 
 
 @contextmanager
