@@ -20,10 +20,6 @@ VARIANT = "variant.json"
 LIBRARY = "model.so"
 PACKING_LIBRARY = "packing.so"
 """Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
-PROBE_LIBRARY = "probe.so"
-"""A linear layer, in the folders of variants of which a matrix unit may be the fastest; `harness.runtime.probing`."""
-PROBED = "probed.json"
-"""Which variant that found to be the fastest."""
 CUDART = "libcudart.so.13"
 """CUDA's runtime library, as TVM 0.27 is linked with it; NVIDIA allows to pass it on (CUDA EULA, attachment A)."""
 RUNTIME_LIBRARIES = (
@@ -31,7 +27,7 @@ RUNTIME_LIBRARIES = (
     CUDART,
 )
 """Libraries in a folder for machines where TVM is not installed."""
-OPTIONAL = (PACKING_LIBRARY, PROBE_LIBRARY, *RUNTIME_LIBRARIES)
+OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
 """Files that a folder may lack and still run."""
 
 Description = TypeVar("Description")

@@ -76,7 +76,6 @@ class Context(Scope):
         unit: The target's vector registers.
         bf16: How the target multiplies bfloat16 with vectors.
         bf16_tiles: How its instructions for whole panels do; None if it has none, or if code may not use them.
-        fp32_tiles: How they multiply fp32 numbers; None if vectors are faster.
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
@@ -86,7 +85,6 @@ class Context(Scope):
     unit: VectorUnit
     bf16: Arithmetic
     bf16_tiles: Arithmetic | None = None
-    fp32_tiles: Arithmetic | None = None
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
     projected_afterwards: frozenset[relax.Var] = frozenset()
@@ -116,11 +114,10 @@ class Context(Scope):
             terms: Those among which the terms of an element are chosen.
             taps: How often there are so many in a sum: pixels of a convolution's kernel.
         """
-        return _worth_it(self.bf16_tiles, rows, terms, taps)
-
-    def fp32_layer(self, operator: ir.Call, rows: int, terms: int) -> Arithmetic:
-        """Returns what a linear layer of fp32 operands multiplies, of so many rows and terms."""
-        return FP32 if self.at_load(operator) else _worth_it(self.fp32_tiles, rows, terms) or FP32
+        arithmetic = self.bf16_tiles
+        if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
+            return None
+        return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None
 
     def at_load(self, operator: ir.Call) -> bool:
         """Returns whether an operator reads weights alone.
@@ -156,10 +153,3 @@ class Context(Scope):
         order = permutation(definition)
         rank = len(order)
         return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None
-
-
-def _worth_it(arithmetic: Arithmetic | None, rows: int, terms: int, taps: int = 1) -> Arithmetic | None:
-    """Returns the arithmetic of whole panels if there is one, and if a product fills its panels."""
-    if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
-        return None
-    return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None
