@@ -119,17 +119,11 @@ class Context(Scope):
             return None
         return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None
 
-    def at_load(self, operator: ir.Call) -> bool:
-        """Returns whether an operator reads weights alone.
-
-        Then it is computed where weights are packed, once, which may be a machine without the target's instructions.
-        """
-        return all(map(self.is_parameter, operator.args))
-
     def multiplied(self, operator: ir.Call, rows: int, terms: int, taps: int = 1, *, panels: bool = True) -> Arithmetic:
         """Returns what the kernel of an operator of fp32 operands multiplies, which it may round: see `rounds`.
 
-        Elements that are scaled are those of linear layers alone. Products of weights alone are fp32: see `at_load`.
+        Elements that are scaled are those of linear layers alone. Products of weights alone are fp32: they are computed
+        where weights are packed, once, which may be a machine without the target's instructions.
 
         Args:
             operator: The operator.
@@ -138,7 +132,7 @@ class Context(Scope):
             taps: Pixels of a convolution's kernel.
             panels: Whether the kernel can multiply whole panels.
         """
-        if self.at_load(operator):
+        if all(map(self.is_parameter, operator.args)):
             return FP32
         tiled = self.in_tiles(rows, terms, taps) if panels and multiplies_half(operator) else None
         if tiled is not None and tiled.scaled is None:
