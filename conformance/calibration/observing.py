@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,12 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("strategy")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trace", action="store_true", help="note the lines of the project that ran, and the truth")
+    parser.add_argument("--program", default="", help="end where the lowered program is this one, by its SHA-256")
     asked = parser.parse_args(arguments)
     asked.folder.mkdir(exist_ok=True)
-    observe(asked.component, asked.strategy, asked.folder, trace=asked.trace)
+    observe(asked.component, asked.strategy, asked.folder, trace=asked.trace, known=asked.program)
 
 
-def observe(component: str, strategy: str, folder: Path, *, trace: bool = False) -> None:
+def observe(component: str, strategy: str, folder: Path, *, trace: bool = False, known: str = "") -> None:
     """Verifies a case, diagnoses its main program if it is refused, and writes what both say and what it computes.
 
     Args:
@@ -45,6 +46,7 @@ def observe(component: str, strategy: str, folder: Path, *, trace: bool = False)
         strategy: A RoPE strategy.
         folder: Gets the files.
         trace: Whether to write as well which lines of the project a verification runs, and what PyTorch computes.
+        known: The SHA-256 of a lowered program of which nothing more is asked, or nothing.
     """
     from harness.core.case import Case
     from harness.core.outcome import Status
@@ -62,7 +64,13 @@ def observe(component: str, strategy: str, folder: Path, *, trace: bool = False)
         found.update(more)
         (folder / OBSERVED).write_text(json.dumps(found))
 
+    def open_program() -> Any:
+        return next(iter(subjects()[component].open(case, SEEDED).programs.values()))
+
     save(verify={"stage": "build"})
+    with suppress(Exception), models()["sam3"].context():  # a verification says at which stage it ends
+        if _run(open_program(), case, folder, save, known):
+            return
     reached: defaultdict[str, set[int]] = defaultdict(set)
     with _tracing(reached) if trace else nullcontext():
         outcome = run_case(case, SEEDED, lambda stage: save(verify={"stage": str(stage)}))
@@ -70,10 +78,10 @@ def observe(component: str, strategy: str, folder: Path, *, trace: bool = False)
     error = outcome.error.message.partition("\n")[0] if outcome.error else ""
     save(verify={"status": str(outcome.status), "stage": str(outcome.stage), "error": error})
     with models()["sam3"].context():
-        program = next(iter(subjects()[component].open(case, SEEDED).programs.values()))
         if trace:
-            _write_truth(program, case, folder)
-        save(**_diagnosed(program, case, folder, save, to_the_end=trace or outcome.status != Status.PASSED))
+            _write_truth(open_program(), case, folder)
+        if trace or outcome.status != Status.PASSED:
+            save(diagnosis=_diagnosed(open_program(), case))
 
 
 def _write_truth(program: Any, case: Any, folder: Path) -> None:
@@ -86,42 +94,49 @@ def _write_truth(program: Any, case: Any, folder: Path) -> None:
         np.savez(folder / TRUTH.format(name), **getattr(upstream, name))
 
 
-class _Enough(Exception):
-    """The program has run, and nobody asks what is wrong."""
-
-
-def _diagnosed(program: Any, case: Any, folder: Path, save: Any, *, to_the_end: bool) -> dict[str, Any]:
-    """Writes what the compiled program computes; returns what the diagnosis says, if it is to go on."""
+def _run(program: Any, case: Any, folder: Path, save: Any, known: str) -> bool:
+    """Writes what is compiled and what that computes; returns whether it is known, so that it does not run."""
     import numpy as np
-    import tvm
 
     from conformance.calibration.reaching import functions_of
+    from harness.lowering.route import Route
+    from harness.runtime.executable import Executable
+    from harness.schedules.common.origins import tagged
+    from harness.targets import HOST
+    from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+
+    route, inputs = Route.of(case), tuple(program.example.values())
+    lowered = route.lower(route.export(program.module, inputs, program.axes), program.module)
+    code = lower_module(tagged(lowered.module), HOST, HOST.tvm_target())
+    functions = {
+        name: _digest(code[variable].without_attr("global_symbol")) for name, variable in functions_of(code).items()
+    }
+    save(functions=functions, program=(digest := _digest(code)))
+    if digest == known:
+        return True
+    library = folder / f"program{LIBRARY_SUFFIX}"
+    build_library(code, HOST.tvm_target(), library)
+    results = Executable(library, HOST.device(), list(lowered.parameters().values())).run([x.numpy() for x in inputs])
+    np.savez(folder / OUTPUTS, **dict(zip(program.outputs, results, strict=True)))
+    return False
+
+
+def _digest(code: Any) -> str:
+    import tvm
+
+    return hashlib.sha256(tvm.ir.save_json(code).encode()).hexdigest()
+
+
+def _diagnosed(program: Any, case: Any) -> dict[str, Any]:
+    """Returns what a diagnosis says."""
     from harness.core.settings import SEEDED
     from harness.diagnose.diagnosing import diagnose_program
-    from harness.runtime.executable import Executable
-    from harness.targets import HOST
 
-    contents: dict[str, str] = {}
-
-    def compiled(code: Any, library: Path, weights: Any) -> None:
-        for name, variable in functions_of(code).items():
-            text = tvm.ir.save_json(code[variable].without_attr("global_symbol"))
-            contents[name] = hashlib.sha256(text.encode()).hexdigest()
-        main = hashlib.sha256(tvm.ir.save_json(code).encode()).hexdigest()
-        save(functions=contents, program=main)
-        results = Executable(library, HOST.device(), weights).run([value.numpy() for value in program.example.values()])
-        np.savez(folder / OUTPUTS, **dict(zip(program.outputs, results, strict=True)))
-        if not to_the_end:
-            raise _Enough
-
-    try:
-        found = diagnose_program(program, case, SEEDED, compiled=compiled)
-    except _Enough:
-        return {}
+    found = diagnose_program(program, case, SEEDED)
     first = None if found.first is None else found.first.boundary
     rewriting = found.rewriting
     cause = rewriting.cause if rewriting else None if found.ablation is None else found.ablation.cause
-    answer = {
+    return {
         "faulty": found.faulty,
         "failed": dict(found.failed),
         "first": None if first is None else f"{first.function} ({first.node})",
@@ -134,7 +149,6 @@ def _diagnosed(program: Any, case: Any, folder: Path, save: Any, *, to_the_end: 
         "source": "" if rewriting is None else rewriting.source,
         "by": "" if rewriting is None else rewriting.by,
     }
-    return {"diagnosis": answer}
 
 
 @contextmanager

@@ -96,12 +96,13 @@ KINDS = (
 
 
 def edits(source: bytes) -> Iterator[tuple[str, Edit]]:
-    """Yields each change that can be made of a source file, with its kind, in the order of the file.
+    """Yields each change that can be made of the functions of a source file, with its kind.
 
     Documentation, annotations and what is raised stay as they are.
     """
     text = _Text(source)
-    for node in _computing(ast.parse(source)):
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, _FUNCTIONS))
+    for node in dict.fromkeys(node for function in functions for node in _computing(function)):
         for kind, change in _CHANGES.items():
             found = change(node, text)
             if found is not None:
@@ -109,6 +110,9 @@ def edits(source: bytes) -> Iterator[tuple[str, Edit]]:
                 edit = Edit(node.lineno, start, end, replacement)
                 if edit.applied(source) != source:
                     yield kind, edit
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class _Text:
