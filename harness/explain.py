@@ -79,7 +79,7 @@ def explain_request(
     request: tuple[Case, Path | None, Processors, Groups], announce: Callable[[str], None]
 ) -> Explanation:
     """Calls `explain` as `harness.processes` calls functions, in this process."""
-    from harness.models.lowered import imported_module
+    from harness.models.importing import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuned.database import schedules_from
 

@@ -107,7 +107,7 @@ def prepare(
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
         reference = workload.reference()[0]
-        check = judge_of(names, reference, workload.oracle(), case, workload.draws_of_few(reference))
+        check = judge_of(names, reference, workload.oracle(), case, workload.draw_small_outputs(reference))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload, reference

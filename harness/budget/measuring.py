@@ -138,7 +138,7 @@ class Bench:
 
         if self._arrays is None:
             reference = self._workload.reference()[0]
-            self._arrays = reference, self._workload.oracle(), self._workload.draws_of_few(reference)
+            self._arrays = reference, self._workload.oracle(), self._workload.draw_small_outputs(reference)
         reference, oracle, draws = self._arrays
         verdicts = judge(actual, reference, oracle, by_oracle=True)
         return judged_by_draws(verdicts, actual, reference, oracle, draws) if draws else verdicts

@@ -1,4 +1,4 @@
-"""The compiled model through a video, as its users drive it, and what its tracker computes on the way."""
+"""Runs the compiled model through a video as its users do, and records the results of its tracker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from harness.core.program import Arrays
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
-from harness.models.sam3.video.source import AskedStep
+from harness.models.sam3.video.source import RecordedStep
 from harness.runtime.artifact import Loaded, Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.model import Sam3
@@ -25,8 +25,8 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(eq=False)
-class _Computed:
-    """What the tracker computes on a frame, bucket by bucket."""
+class _FrameResults:
+    """The tracker's results on a frame, bucket by bucket."""
 
     logits: list[Floats] = field(default_factory=list)
     object_logits: list[Floats] = field(default_factory=list)
@@ -35,7 +35,7 @@ class _Computed:
     births: int = 0
 
     def arrays(self) -> Arrays:
-        """All buckets together; names as in `harness.models.sam3.video.upstream.PARTS`."""
+        """Returns the arrays of all buckets, with the names of `harness.models.sam3.video.upstream.PARTS`."""
         return {
             "logits": np.concatenate([np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32), *self.logits]),
             "object_logits": np.concatenate([np.zeros(0, np.float32), *self.object_logits]),
@@ -46,67 +46,67 @@ class _Computed:
 
 
 class RecordingTracker(Tracker):
-    """The compiled model's tracker, which keeps what it computes.
+    """The compiled model's tracker, which records its results.
 
     Attributes:
-        frame: The frame that is processed.
-        computed: By frame.
+        frame: The frame that is being processed.
+        computed: Results by frame.
     """
 
     def __init__(self, artifact: Loaded) -> None:
-        """Takes a loaded model; see `Tracker`."""
+        """Takes a loaded model."""
         super().__init__(artifact)
         self.frame = 0
-        self.computed: dict[int, _Computed] = {}
+        self.computed: dict[int, _FrameResults] = {}
 
     def track(self, features: Tensors, attended: Attended) -> Tracked:
-        """See `Tracker.track`."""
-        found = super().track(features, attended)
-        self._now.logits.append(found.logits)
-        self._now.object_logits.append(found.object_logits[:, 0])
-        return found
+        """Tracks as `Tracker.track` and records mask and object logits."""
+        tracked = super().track(features, attended)
+        self._results.logits.append(tracked.logits)
+        self._results.object_logits.append(tracked.object_logits[:, 0])
+        return tracked
 
     def memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """See `Tracker.memory`."""
+        """Encodes a memory as `Tracker.memory`, and records it with the objects that it has."""
         bits = super().memory(features, logits, object_logits)
-        self._now.memories.append(bits)
-        self._now.remembered.append(object_logits > 0)
+        self._results.memories.append(bits)
+        self._results.remembered.append(object_logits > 0)
         return bits
 
     def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """See `Tracker.prompted_memory`; here it is that of new objects."""
-        self._now.births += len(logits)
+        """Encodes the memory of new objects as `Tracker.prompted_memory`, and counts the objects."""
+        self._results.births += len(logits)
         return super().prompted_memory(features, logits, object_logits)
 
     @property
-    def _now(self) -> _Computed:
-        return self.computed.setdefault(self.frame, _Computed())
+    def _results(self) -> _FrameResults:
+        return self.computed.setdefault(self.frame, _FrameResults())
 
 
-def answered(model: Sam3, question: Question) -> Arrays:
-    """What the compiled model answers to a question.
+def answer_question(model: Sam3, question: Question) -> Arrays:
+    """Returns the compiled model's answer to a question.
 
     Returns:
-        Arrays by answer and name, as `harness.models.sam3.video.source.Answer` has them, with boxes (x0, y0, x1, y1) in
+        Arrays by answer and name, as in `harness.models.sam3.video.source.Answer`, with boxes (x0, y0, x1, y1) in
         pixels; `births` int64 [1] of each frame; and `left` int64 [1], the number of objects in the end.
     """
     frames = frames_of(question)
     tracker = RecordingTracker(model.artifact)
-    session = Session(model, tracker, _told(frames, tracker))
+    session = Session(model, tracker, _reporting_frames(frames, tracker))
     height, width = frames[0].shape[:2]
     box = None if question.box is None else np.array(question.box) * (width, height, width, height)
-    arrays = _shown(0, session.add_prompt(question.frame, question.text, box))
+    arrays = _answer_arrays(0, session.add_prompt(question.frame, question.text, box))
     tracker.computed.clear()
     for number, frame in enumerate(session.propagate(), start=1):
-        arrays |= _shown(number, frame)
+        arrays |= _answer_arrays(number, frame)
     for number, index in enumerate(range(question.frame, question.length), start=1):
-        computed = tracker.computed.get(index, _Computed()).arrays()
+        computed = tracker.computed.get(index, _FrameResults()).arrays()
         arrays |= {f"{number}/{name}": array for name, array in computed.items()}
     return arrays | {"left": np.array([len(session.objects)])}
 
 
-def stepped(model: Sam3, step: AskedStep, length: int) -> Arrays:
-    """What the compiled model computes from PyTorch's own state, by the names in `STEP`, and `rounded`.
+def compute_step(model: Sam3, step: RecordedStep, length: int) -> Arrays:
+    """Returns the compiled model's outputs from PyTorch's own state, by the names in `STEP`, and `rounded`.
 
     Args:
         model: The model.
@@ -115,20 +115,20 @@ def stepped(model: Sam3, step: AskedStep, length: int) -> Arrays:
     """
     observed = _ObservedMemories(model.artifact)
     tracker = Tracker(observed)
-    found = tracker.track(step.features, step.bank.read(step.bank.plan(step.frame, num_frames=length)))
+    tracked = tracker.track(step.features, step.bank.read(step.bank.plan(step.frame, num_frames=length)))
     bits = tracker.memory(step.features, step.masks, step.present)
     return {
-        "logits": found.logits,
-        "pointers": found.pointers,
-        "object_logits": found.object_logits,
-        "iou": found.iou.max(axis=-1),
+        "logits": tracked.logits,
+        "pointers": tracked.pointers,
+        "object_logits": tracked.object_logits,
+        "iou": tracked.iou.max(axis=-1),
         "memory": np.concatenate(observed.memories),
         "rounded": bits,
     }
 
 
 class _ObservedMemories:
-    """A loaded model that keeps the memories that it encodes, as they are before they are rounded."""
+    """A loaded model that records encoded memories before they are rounded."""
 
     def __init__(self, artifact: Loaded) -> None:
         self._artifact = artifact
@@ -143,16 +143,16 @@ class _ObservedMemories:
         return outputs
 
 
-def _told(frames: Sequence[Pixels], tracker: RecordingTracker) -> Frames:
-    """Frames that tell a tracker which of them is read: the one that is processed next."""
+def _reporting_frames(frames: Sequence[Pixels], tracker: RecordingTracker) -> Frames:
+    """Returns frames whose reader sets the tracker's frame to the frame that is read, which is processed next."""
 
-    def read() -> Generator[Pixels, None, None]:
+    def read_frames() -> Generator[Pixels, None, None]:
         for index, frame in enumerate(frames):
             tracker.frame = index
             yield frame
 
-    return Frames("the video", read, len(frames))
+    return Frames("the video", read_frames, len(frames))
 
 
-def _shown(number: int, frame: TrackedFrame) -> Arrays:
+def _answer_arrays(number: int, frame: TrackedFrame) -> Arrays:
     return {f"{number}/{name}": getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")}

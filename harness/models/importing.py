@@ -1,4 +1,4 @@
-"""From a case to the Relax module of its main program, for what looks at the module and does not run it."""
+"""Imports the main program of a case into Relax, for commands that inspect the module and do not run it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def imported_module(case: Case, announce: Callable[[str], None], float32: Groups = NONE) -> tvm.IRModule:
-    """Builds a subject with seeded weights, exports its main program and imports that, as the case says.
+    """Builds a subject with seeded weights, exports the main program and imports it into Relax.
 
     Args:
-        case: The subject, at which scale, with which strategy, seed, precision and frontend.
+        case: The subject and its scale, strategy, seed, precision and frontend.
         announce: Called with the name of each stage as it begins.
-        float32: Groups of products that stay float32 in a half precision.
+        float32: Groups of products that stay float32 in half precision.
 
     Raises:
-        HarnessError: The program has not all of the groups.
+        HarnessError: The program lacks one of the groups.
     """
     subject = subjects()[case.component]
     with models()[subject.model].context():

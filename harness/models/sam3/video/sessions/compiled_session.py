@@ -1,4 +1,4 @@
-"""The compiled model's side of a session."""
+"""Answers the requests of a session with the compiled model."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ import numpy as np
 
 from harness.core.program import Arrays
 from harness.models.sam3.video.questions import Pixels
-from harness.models.sam3.video.sessions.answers import numbered
+from harness.models.sam3.video.sessions.answers import number_frames
 from harness.models.sam3.video.sessions.scripts import Request, Script, mask_of, pixels_of
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 
 
 def answers(model: Sam3, script: Script, frames: Sequence[Pixels]) -> Arrays:
-    """What the compiled model answers to the requests of a script.
+    """Returns the compiled model's answers to the requests of a script.
 
     Args:
         model: The model.
         script: The requests.
-        frames: uint8 [h, w, 3] each.
+        frames: The frames, uint8 [h, w, 3].
 
     Returns:
-        What `arrays_of` returns of each frame that is given out, numbered.
+        The numbered arrays of `arrays_of` of every returned frame.
     """
     session = model.start_session(list(frames), keep=True)
     size = frames[0].shape[:2]
-    return numbered(
+    return number_frames(
         (position, arrays_of(frame))
         for position, request in enumerate(script.requests)
-        for frame in _asked(session, request, size)
+        for frame in _send(session, request, size)
     )
 
 
 def arrays_of(frame: TrackedFrame) -> Arrays:
-    """What is judged of a frame: `index` int64 [1], `ids`, `scores`, `boxes` (x0, y0, x1, y1) in pixels and `masks`."""
+    """Returns the judged arrays of a frame: `index` int64 [1], `ids`, `scores`, `boxes` (x0, y0, x1, y1), `masks`."""
     return {
         "index": np.array([frame.index]),
         **{name: getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")},
     }
 
 
-def _asked(session: Session, request: Request, size: tuple[int, int]) -> list[TrackedFrame]:
+def _send(session: Session, request: Request, size: tuple[int, int]) -> list[TrackedFrame]:
     if request.type == "propagate_in_video":
         return list(session.propagate(start=request.frame, reverse=request.reverse))
     if request.text is not None:
