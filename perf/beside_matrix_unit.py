@@ -155,7 +155,7 @@ def _compiled(case: Case, cpu: str, library: Path) -> Compiled:
             raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")
         call = call_of(workload, case.component, "")
         program, inputs = workload.programs[call.program], inputs_of(call, case.component)
-        route = Route.of(case, NONE)
+        route = Route.from_case(case, NONE)
         imported = route.lower(route.export(program.module, inputs, program.axes), program.module)
     target = HOST.tvm_target(processors)
     lowered = lower_module(imported.module, HOST, target, UNTUNED)

@@ -88,7 +88,7 @@ def prepare(
         HarnessError: The subject is no trace of calls, so that there is no reference of a single call; it has no such
             sample; the program has not all of the groups; or a weight is beyond the range of the precision's dtype.
     """
-    subject, route = subjects()[case.component], Route.of(case, float32)
+    subject, route = subjects()[case.component], Route.from_case(case, float32)
     with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         if not isinstance(workload, TracedWorkload):

@@ -138,7 +138,7 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
     with models()["sam3"].context():
         program = _program(case)
         inputs, names = tuple(program.example.values()), program.outputs
-        route = Route.of(case)
+        route = Route.from_case(case)
         with tracing() as lines:
             exported = route.export(program.module, inputs, program.axes)
         first, again = (reference(program.module, inputs, names) for _ in range(2))

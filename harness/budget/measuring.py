@@ -84,7 +84,7 @@ class Bench:
         self._target = TARGETS[case.target].tvm_target(settings.processors)
         self._on_cpu = "cpu" in self._target.keys
         self._precision = PRECISIONS[case.precision]
-        route = Route.of(replace(case, precision=DEFAULT_PRECISION))
+        route = Route.from_case(replace(case, precision=DEFAULT_PRECISION))
         self._imported: dict[str, Lowered] = {}
         self._group_of: dict[str, dict[str, str]] = {}
         self._always = NONE

@@ -14,7 +14,7 @@ from harness.diagnose.diagnosis import Cause, Rewriting
 from harness.diagnose.reference import Reference, array_of, needed
 from harness.lowering.frontends.torch_export.rewriting import source_line
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.rope.lowering import nothing_left_behind
+from harness.lowering.rope.lowering import remove_traced_attributes
 from harness.lowering.route import Route
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def rewriting(
     found = _worst(program, graph, inputs, truth)
     if found is None:
         return None
-    untouched = replace(STRATEGIES["none"], apply=nothing_left_behind, symbolic=True)
+    untouched = replace(STRATEGIES["none"], apply=remove_traced_attributes, symbolic=True)
     plain = replace(route, strategy=untouched)
     theirs = plain.graph(plain.export(program.module, inputs, program.axes))
     worst = _worst(program, theirs, inputs, truth)

@@ -31,7 +31,7 @@ def imported_module(case: Case, announce: Callable[[str], None], float32: Groups
     with models()[subject.model].context():
         announce(Stage.BUILD)
         program = next(iter(subject.open(case, SEEDED).programs.values()))
-        route = Route.of(case, float32)
+        route = Route.from_case(case, float32)
         announce(Stage.EXPORT)
         exported = route.export(program.module, tuple(program.example.values()), program.axes)
         announce(Stage.IMPORT)

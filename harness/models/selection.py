@@ -11,7 +11,7 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import WEIGHTS, Weights
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
+from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.models.registry import subjects
 from harness.targets import TARGETS, check_precisions
 
@@ -81,7 +81,7 @@ def select(
             )
         if symbolic := next((name for name in components if known_subjects[name].symbolic), ""):
             raise HarnessError(
-                f"No case to run: {symbolic} has inputs with symbolic axes, which take {what_takes_symbolic_axes()}: "
+                f"No case to run: {symbolic} has inputs with symbolic axes, which take {describe_symbolic_support()}: "
                 "give another --target, --frontend or --strategy."
             )
         applying = dict.fromkeys(

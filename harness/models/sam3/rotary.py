@@ -18,7 +18,7 @@ def _trunk_apply_rope(rotation: Rotation, tables: Callable[[], Tables], _positio
     """Returns a replacement of `sam3.model.vitdet.Attention._apply_rope`; q and k are [B, heads, L, D]."""
 
     def apply_rope(_self: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return rotation.both(q, k, tables(), 1)
+        return rotation.apply(q, k, tables(), 1)
 
     return apply_rope
 
@@ -48,7 +48,7 @@ def _tracker_forward(rotation: Rotation, tables: Callable[[], Tables], positions
             rotation_tables = {name: table.to(device=q.device) for name, table in computed.items()}
         rotated_keys = k.shape[-2] - num_k_exclude_rope
         repeat = max(rotated_keys // q.shape[-2], 1) if self.rope_k_repeat else 1
-        q, rotated = rotation.both(q, k[:, :, :rotated_keys], rotation_tables, repeat)
+        q, rotated = rotation.apply(q, k[:, :, :rotated_keys], rotation_tables, repeat)
         k = torch.cat((rotated, k[:, :, rotated_keys:]), dim=-2)
         return self.out_proj(self._recombine_heads(scaled_dot_product_attention(q, k, v)))  # type: ignore[no-any-return]
 

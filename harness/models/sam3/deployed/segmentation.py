@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.lowering.groups import computes_as
+from harness.lowering.groups import copy_notes
 from harness.models.sam3.components.modules import GRID
 
 DECODED_LEVELS = 2
@@ -110,7 +110,7 @@ class PixelEmbedding(nn.Module):
         layers = list(decoder.conv_layers)[:DECODED_LEVELS]
         self.convolutions = nn.ModuleList(convolution(layer.weight.detach()) for layer in layers)
         for composed, layer in zip(self.convolutions, layers, strict=True):
-            computes_as(composed, layer)
+            copy_notes(composed, layer)
         self.norms = nn.ModuleList(list(decoder.norms)[:DECODED_LEVELS])
         self.semantic = head.semantic_seg_head
 
@@ -136,7 +136,7 @@ class ProjectedQueries(nn.Module):
         """Takes the 1 × 1 convolution, which has a bias."""
         super().__init__()
         self.convolution = convolution
-        computes_as(self, convolution)
+        copy_notes(self, convolution)
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """Maps [B, Q, O] to weights [B, Q, C] of the pixels [B, C, P] and a bias [B, Q, 1]."""
@@ -153,7 +153,7 @@ class MaskPredictor(nn.Module):
         head = model.segmentation_head
         self.mask_embed = head.mask_predictor.mask_embed
         self.projected = ProjectedQueries(head.instance_seg_head)
-        computes_as(self, head.mask_predictor)
+        copy_notes(self, head.mask_predictor)
 
     def forward(self, pixel_embed: Tensor, hs: Tensor) -> tuple[Tensor]:
         """Maps embedded pixels [B, 256, 288, 288] and queries [1, B, Q, 256] to logits [B, Q, 288, 288]."""
