@@ -1,4 +1,4 @@
-"""Running compiled models: NumPy in, NumPy out; never torch or sam3, and nothing else of the project."""
+"""Runs compiled models on NumPy arrays, without torch, sam3 or any other package of this project."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MODULES = {
     "Prompt": "prompts",
     "Sam3": "model",
 }
-"""The module of `harness.runtime.sam3` in which each public name is."""
+"""The module of `harness.runtime.sam3` that defines each public name."""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first asked for: who imports a part of this folder needs little of the rest."""
+    """Imports a public name at its first use, so that importing one part of this package loads little of the rest."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"harness.runtime.sam3.{_MODULES[name]}"), name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Loaded, Tensors
+from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import ArtifactError, Manifest
 from harness.runtime.sam3.found import Found, Outputs, Queries, SegmentationHead, SomeMasks
@@ -71,7 +71,7 @@ class ImageModel:
         manifest: What the artifact says about itself.
     """
 
-    def __init__(self, artifact: Loaded) -> None:
+    def __init__(self, artifact: LoadedModel) -> None:
         """Take an artifact that is loaded.
 
         Raises:
@@ -105,7 +105,7 @@ class ImageModel:
         return EncodedImage(self, pixels, features)
 
     @property
-    def artifact(self) -> Loaded:
+    def artifact(self) -> LoadedModel:
         """The compiled model, whose entry points can be called one by one."""
         return self._artifact
 

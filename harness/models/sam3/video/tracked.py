@@ -12,7 +12,7 @@ import numpy.typing as npt
 from harness.core.program import Arrays
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.source import AskedStep
-from harness.runtime.artifact import Loaded, Tensors
+from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.bfloat16 import Bits
@@ -53,7 +53,7 @@ class RecordingTracker(Tracker):
         computed: By frame.
     """
 
-    def __init__(self, artifact: Loaded) -> None:
+    def __init__(self, artifact: LoadedModel) -> None:
         """Takes a loaded model; see `Tracker`."""
         super().__init__(artifact)
         self.frame = 0
@@ -130,7 +130,7 @@ def stepped(model: Sam3, step: AskedStep, length: int) -> Arrays:
 class _ObservedMemories:
     """A loaded model that keeps the memories that it encodes, as they are before they are rounded."""
 
-    def __init__(self, artifact: Loaded) -> None:
+    def __init__(self, artifact: LoadedModel) -> None:
         self._artifact = artifact
         self.folder, self.manifest = artifact.folder, artifact.manifest
         self.fetch, self.reading_once = artifact.fetch, artifact.reading_once

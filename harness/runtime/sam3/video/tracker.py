@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Loaded, Tensors
+from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
 from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, selected
@@ -70,7 +70,7 @@ class Tracker:
     `features` are a frame's, from the entry point `interactive_features`.
     """
 
-    def __init__(self, artifact: Loaded) -> None:
+    def __init__(self, artifact: LoadedModel) -> None:
         """Takes a loaded model.
 
         Raises:
