@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime import Sam3
-from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.detections import kept
 from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
 from harness.runtime.sam3.video.objects import VideoState
@@ -84,7 +84,7 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
     state, plan = plan_frame(before, Observations(number, filled > 0, present, detections), DISAMBIGUATED)
     filled[plan.suppressed] = SUPPRESSED_LOGIT
     clock.note("planner")
-    enlarged = without_shrunken(resized(filled, GIVEN_MASK, GIVEN_MASK)) if len(filled) else filled
+    enlarged = without_shrunken(resize(filled, GIVEN_MASK, GIVEN_MASK)) if len(filled) else filled
     object_logits(enlarged)
     clock.note("masks for memories")
     tracked = _at_size(model, filled, pixels)

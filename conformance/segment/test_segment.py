@@ -24,7 +24,7 @@ from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_
 from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.found import SegmentationHead, SomeMasks
+from harness.runtime.sam3.found import MaskBatch, SegmentationHead
 from harness.segment import Segmented, find_images, unique_names
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import write_png
@@ -36,7 +36,7 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 NOTHING = np.zeros((0,), np.float32)
 
 
-def no_masks(_embedded: Any, _queries: Any) -> Iterator[SomeMasks]:
+def no_masks(_embedded: Any, _queries: Any) -> Iterator[MaskBatch]:
     """Predicts nothing."""
     yield from ()
 

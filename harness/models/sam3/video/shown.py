@@ -15,7 +15,7 @@ from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
 from harness.models.sam3.video.undecided import leeway
 from harness.parity.verdict import judge, judge_by_gate, unmeasured
-from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
 from harness.runtime.sam3.video.occlusion import PRESENT_LOGIT
 
@@ -227,4 +227,4 @@ def _moved(logits: Array, size: tuple[int, ...]) -> list[Array]:
     """The mask bool [h, w] of logits that are moved up, left as they are, and moved down."""
     near = leeway(logits)
     shifted = np.stack([logits + near, logits, logits - near]).astype(np.float32)
-    return list(resized(without_holes_and_sprinkles(shifted), *size) > 0)
+    return list(resize(without_holes_and_sprinkles(shifted), *size) > 0)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.images import opened, reading, to_rgb
+from harness.runtime.sam3.images import image_errors, open_image, to_rgb
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,7 +29,7 @@ def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
         None if the file is no animation, or cannot be read as an image.
     """
     try:
-        with reading(str(path)), opened(path) as file:
+        with image_errors(str(path)), open_image(path) as file:
             if not getattr(file, "is_animated", False):
                 return None
             milliseconds = file.info.get("duration", 0)
@@ -45,11 +45,11 @@ def read_animation(path: Path) -> Generator[npt.NDArray[np.uint8], None, None]:
         Sam3Error: A frame cannot be read, or is too large.
     """
     with ExitStack() as stack:
-        with reading(str(path), _ADVICE):
-            file = stack.enter_context(opened(path))
+        with image_errors(str(path), _ADVICE):
+            file = stack.enter_context(open_image(path))
             count = _count(file)
         for index in range(count):
-            with reading(f"Frame {index} of {path}", _ADVICE):
+            with image_errors(f"Frame {index} of {path}", _ADVICE):
                 file.seek(index)
                 file.load()
                 pixels = np.array(to_rgb(file))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
-from harness.runtime.sam3.resizing import resized, resized_with_antialias
+from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, Answer, consolidated, merged
 from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
 from harness.runtime.sam3.video.occlusion import without_lower
@@ -121,13 +121,13 @@ class Bucket:
 
     def remembering_prompts(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
         """The memory of a conditioning frame is encoded of its masks, of which each pixel has one (TP:617)."""
-        enlarged = without_lower(resized(self.shown[frame], PREDICTED_MASK, PREDICTED_MASK))
+        enlarged = without_lower(resize(self.shown[frame], PREDICTED_MASK, PREDICTED_MASK))
         present = self.bank.conditioning[frame].object_logits[:, 0]
         return replace(self, bank=self.bank.with_memory(frame, tracker.prompted_memory(features, enlarged, present)))
 
     def remembering_as_predicted(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
         """The memory of a tracked frame is encoded of the masks that the model predicted (TB:1030)."""
-        enlarged = resized(self.shown[frame], PREDICTED_MASK, PREDICTED_MASK)
+        enlarged = resize(self.shown[frame], PREDICTED_MASK, PREDICTED_MASK)
         present = self.bank.tracked[frame].object_logits[:, 0]
         return replace(self, bank=self.bank.with_memory(frame, tracker.predicted_memory(features, enlarged, present)))
 
@@ -166,7 +166,7 @@ def born(
         bank: An empty bank for these objects.
         size: Width and height of the video.
     """
-    masks = resized(logits, GIVEN_MASK, GIVEN_MASK) > 0
+    masks = resize(logits, GIVEN_MASK, GIVEN_MASK) > 0
     answers = [tracker.given(features, mask.astype(np.float32)) for mask in masks]
     given = zip(answers, given_logits(at_video_size(masks, size)), strict=True)
     bucket = Bucket(bank).conditioned(tracker, features, frame, dict(zip(bank.objects, given, strict=True)))
@@ -176,7 +176,7 @@ def born(
 def at_video_size(masks: Masks, size: tuple[int, int]) -> Masks:
     """Masks [B, 1152, 1152] in the video's width and height, where a pixel of several belongs to the last (TP:600)."""
     width, height = size
-    at_size = resized_with_antialias(masks.astype(np.float32), height, width) > 0.5
+    at_size = resize_antialiased(masks.astype(np.float32), height, width) > 0.5
     taken = np.logical_or.accumulate(at_size[::-1])[::-1]
     at_size[:-1] &= ~taken[1:]
     return at_size
@@ -184,4 +184,4 @@ def at_video_size(masks: Masks, size: tuple[int, int]) -> Masks:
 
 def given_logits(masks: Masks) -> Floats:
     """The logits [B, 288, 288] of masks [B, height, width] that are given, made small with antialiasing (TP:357)."""
-    return resized_with_antialias(np.where(masks, _PRESENT_MASK_LOGIT, MISSING_MASK_LOGIT), MASK_SIZE, MASK_SIZE)
+    return resize_antialiased(np.where(masks, _PRESENT_MASK_LOGIT, MISSING_MASK_LOGIT), MASK_SIZE, MASK_SIZE)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.sam3.interactive import LARGEST_LOGIT, MASK_SIZE, ObjectPrompt
-from harness.runtime.sam3.resizing import resized, resized_with_antialias
+from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.bucket import Bucket, at_video_size, born, given_logits
 from harness.runtime.sam3.video.consolidation import Answer
 from harness.runtime.sam3.video.detector import EncodedFrame, Found
@@ -125,7 +125,7 @@ class Masklets:
         encoded = self._model.encode_object_prompt(prompt, frame.image.size)
         answer, logits = self._tracker.prompted(frame.features, encoded)
         width, height = frame.image.size
-        return self._prompted(frame, object_id, answer, logits, resized(logits[None], height, width))
+        return self._prompted(frame, object_id, answer, logits, resize(logits[None], height, width))
 
     def give(self, frame: EncodedFrame, object_id: int, mask: Masks) -> ShownObject:
         """Adds or corrects an object by its mask bool [height, width] on a frame.
@@ -136,7 +136,7 @@ class Masklets:
             Sam3Error: The id makes no sense; nothing has changed.
         """
         given = mask[None].astype(np.float32)
-        answer = self._tracker.given(frame.features, resized_with_antialias(given, GIVEN_MASK, GIVEN_MASK)[0])
+        answer = self._tracker.given(frame.features, resize_antialiased(given, GIVEN_MASK, GIVEN_MASK)[0])
         return self._prompted(frame, object_id, answer, given_logits(mask[None])[0], 2 * given - 1)
 
     def remove(self, object_id: int) -> None:
@@ -178,7 +178,7 @@ class Masklets:
     def _correct(self, frame: EncodedFrame, found: Found | None, correction: Reconditioning) -> None:
         assert found is not None
         number = next(number for number, each in self.buckets.items() if correction.object_id in each.bank.objects)
-        mask = resized(found.logits[[correction.detection]], GIVEN_MASK, GIVEN_MASK) > 0
+        mask = resize(found.logits[[correction.detection]], GIVEN_MASK, GIVEN_MASK) > 0
         answer = self._tracker.given(frame.features, mask[0].astype(np.float32))
         logits = given_logits(at_video_size(mask, frame.image.size))[0]
         self.buckets[number] = self.buckets[number].conditioned(
@@ -189,7 +189,7 @@ class Masklets:
         """Encodes the memories of all objects, of which none may claim what belongs to another one (VB:1437)."""
         if not len(logits):
             return
-        enlarged = without_shrunken(resized(logits, GIVEN_MASK, GIVEN_MASK))
+        enlarged = without_shrunken(resize(logits, GIVEN_MASK, GIVEN_MASK))
         present = object_logits(enlarged)
         start = 0
         for number, bucket in self.buckets.items():

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.coordinates import shown
+from harness.runtime.sam3.coordinates import abbreviate
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
 from harness.runtime.sam3.prompts import Coordinates, Prompt
 from harness.runtime.sam3.video.frames import Frames, open_frames
@@ -243,7 +243,7 @@ class Session:
         for prompt in prompts:
             self.processor.model.check_prompt(prompt)
         if len(set(texts)) < len(texts):
-            raise Sam3Error(f"The texts {shown(list(texts))} are not all different; give each one once.")
+            raise Sam3Error(f"The texts {abbreviate(list(texts))} are not all different; give each one once.")
         pixels = self.processor.pixels(frame)
         for prompt in prompts:
             self.processor.model.encode_prompt(prompt, pixels.shape[1::-1])
@@ -307,13 +307,13 @@ def _integer(what: str, given: Any) -> int:
     try:
         return int(operator.index(given))
     except TypeError:
-        raise Sam3Error(f"The {what} is {shown(given)}; give a whole number.") from None
+        raise Sam3Error(f"The {what} is {abbreviate(given)}; give a whole number.") from None
 
 
 def _check_mask(mask: Any, pixels: Pixels) -> None:
     height, width = pixels.shape[:2]
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (height, width):
-        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else shown(mask)
+        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else abbreviate(mask)
         raise Sam3Error(f"The mask is {found}; give bool [{height}, {width}], as the frames are.")
     if not mask.any():
         raise Sam3Error("The mask has no pixels; mark the object, or remove it.")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, selected
+from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
 from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, Answer
 from harness.runtime.sam3.video.memory_bank import Attended
@@ -159,7 +159,7 @@ class Tracker:
         """The best mask of one object, without the first axis (`_forward_sam_heads`, TB:234)."""
         high_res = {name: features[name] for name in ("high_res_0", "high_res_1")}
         outputs = self._fetched(self._artifact.call("predict_masks", image_embedding=embedding, **high_res, **prompt))
-        logits, iou = selected(outputs["masks"][0], outputs["iou"][0], multimask)
+        logits, iou = select_masks(outputs["masks"][0], outputs["iou"][0], multimask)
         best = int(iou.argmax())
         present = outputs["object_score"][0, 0] > 0
         return Tracked(
