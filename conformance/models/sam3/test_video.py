@@ -249,7 +249,7 @@ def test_an_interrupted_frame_is_processed_again_bit_for_bit(
 
     session = model.start_session(list(frames()))
     session.add_prompt(1, TEXT)
-    for owner, name in ((Sam3, "set_image"), (Bucket, "remembering")):
+    for owner, name in ((Sam3, "set_image"), (Bucket, "encode_memory")):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(owner, name, interrupt)
             list(session.propagate())

@@ -78,5 +78,5 @@ class Sam3(ImageModel):
 
         saved = SessionFile(Path(path), self.manifest)
         session = self.start_session(video, keep=saved.keep)
-        saved.fill(session.processor)
+        saved.restore(session.processor)
         return session

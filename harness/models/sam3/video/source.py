@@ -16,7 +16,7 @@ from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.sessions.scripts import Script
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
-from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry
 from harness.runtime.sam3.video.retention import Retention
 
 if TYPE_CHECKING:
@@ -228,7 +228,9 @@ def _steps(arrays: Arrays) -> list[AskedStep]:
 def _step(arrays: Arrays) -> AskedStep:
     count = len(arrays["present"])
     entries = {
-        int(frame): Entry(memory, pointer, logits, np.zeros(count, np.float32), None if np.isnan(score) else score)
+        int(frame): MemoryEntry(
+            memory, pointer, logits, np.zeros(count, np.float32), None if np.isnan(score) else score
+        )
         for frame, memory, pointer, logits, score in zip(
             *(arrays[name] for name in ("frames", "memories", "pointers", "object_logits", "scores")), strict=True
         )
@@ -244,7 +246,7 @@ def _step(arrays: Arrays) -> AskedStep:
             Retention.EVERYTHING,
             conditioning={frame: entries[frame] for frame in conditioning},
             tracked={frame: entry for frame, entry in sorted(entries.items()) if frame not in conditioning},
-            born=min(conditioning),
+            first_frame=min(conditioning),
         ),
         masks=arrays["masks"],
         present=arrays["present"],

@@ -17,9 +17,9 @@ from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.bfloat16 import Bits
 from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.memory_bank import Attended
+from harness.runtime.sam3.video.memory_bank import AttentionInputs
 from harness.runtime.sam3.video.session import Session, TrackedFrame
-from harness.runtime.sam3.video.tracker import Tracked, Tracker
+from harness.runtime.sam3.video.tracker import TrackedMasks, Tracker
 
 Floats = npt.NDArray[np.float32]
 
@@ -59,24 +59,24 @@ class RecordingTracker(Tracker):
         self.frame = 0
         self.computed: dict[int, _Computed] = {}
 
-    def track(self, features: Tensors, attended: Attended) -> Tracked:
+    def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
         """See `Tracker.track`."""
         found = super().track(features, attended)
         self._now.logits.append(found.logits)
         self._now.object_logits.append(found.object_logits[:, 0])
         return found
 
-    def memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """See `Tracker.memory`."""
-        bits = super().memory(features, logits, object_logits)
+    def encode_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """See `Tracker.encode_memory`."""
+        bits = super().encode_memory(features, logits, object_logits)
         self._now.memories.append(bits)
         self._now.remembered.append(object_logits > 0)
         return bits
 
-    def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """See `Tracker.prompted_memory`; here it is that of new objects."""
+    def encode_prompt_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """See `Tracker.encode_prompt_memory`; here it is that of new objects."""
         self._now.births += len(logits)
-        return super().prompted_memory(features, logits, object_logits)
+        return super().encode_prompt_memory(features, logits, object_logits)
 
     @property
     def _now(self) -> _Computed:
@@ -116,7 +116,7 @@ def stepped(model: Sam3, step: AskedStep, length: int) -> Arrays:
     observed = _ObservedMemories(model.artifact)
     tracker = Tracker(observed)
     found = tracker.track(step.features, step.bank.read(step.bank.plan(step.frame, num_frames=length)))
-    bits = tracker.memory(step.features, step.masks, step.present)
+    bits = tracker.encode_memory(step.features, step.masks, step.present)
     return {
         "logits": found.logits,
         "pointers": found.pointers,

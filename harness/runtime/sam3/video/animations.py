@@ -1,4 +1,4 @@
-"""Animated images as videos: GIF, PNG and WebP, read by Pillow."""
+"""Reads animated images, GIF, PNG and WebP, as videos with Pillow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ADVICE = "cut the animation there, or save it anew"
 
 
 def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
-    """Returns the number of frames of an animation and how many it shows in a second, by the first of them.
+    """Returns the number of frames of an animation and its frames per second, by the duration of the first frame.
 
     Returns:
         None if the file is no animation, or cannot be read as an image.
@@ -39,7 +39,7 @@ def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
 
 
 def read_animation(path: Path) -> Generator[npt.NDArray[np.uint8], None, None]:
-    """Gives each frame of an animation, uint8 [h, w, 3], drawn over those before it as the file says.
+    """Yields each frame of an animation, uint8 [h, w, 3], drawn over the frames before it as the file specifies.
 
     Raises:
         Sam3Error: A frame cannot be read, or is too large.

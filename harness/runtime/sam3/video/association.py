@@ -1,4 +1,4 @@
-"""Which detections of a frame show which tracked objects, and which detections are new objects."""
+"""Associates the detections of a frame with tracked objects, and finds the detections that are new objects."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CONFIDENT_SCORE, _CONFIDENT_IOU = np.float32(0.8), np.float32(0.8)
 
 @dataclass(frozen=True)
 class Association:
-    """How D detections and the tracked objects belong together.
+    """The association of D detections with the tracked objects.
 
     Attributes:
         new: Indices of the detections that are new objects.
         unmatched: Ids of the objects that no detection shows.
         empty: Ids of the objects whose mask is empty; these are never unmatched.
         matches: For each detection the ids of the objects that it matches.
-        confident: For each object that a detection confirms beyond doubt, the index of this detection.
+        confident: For each object that a detection confirms, the index of this detection.
     """
 
     new: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ def associate(
         nonempty: bool [N], whether an object's mask has pixels.
         rules: The thresholds.
     """
-    known = np.array(ids, np.int64)
+    object_ids = np.array(ids, np.int64)
     matched = iou >= np.float32(rules.matched_iou)
     is_new: npt.NDArray[np.bool_] = ~np.any(matched, axis=1)
     if len(ids):
@@ -65,9 +65,9 @@ def associate(
     tracked = (iou >= np.float32(rules.tracked_iou)).any(axis=0)
     return Association(
         new=tuple(np.flatnonzero(is_new).tolist()),
-        unmatched=tuple(known[nonempty & ~tracked].tolist()),
-        empty=tuple(known[~nonempty].tolist()),
-        matches=tuple(tuple(known[row].tolist()) for row in matched),
+        unmatched=tuple(object_ids[nonempty & ~tracked].tolist()),
+        empty=tuple(object_ids[~nonempty].tolist()),
+        matches=tuple(tuple(object_ids[row].tolist()) for row in matched),
         confident=_confident(scores, iou, ids, is_new),
     )
 
@@ -80,8 +80,10 @@ def _confident(scores: Floats, iou: Floats, ids: Sequence[int], is_new: npt.NDAr
     return {ids[best[detection]]: detection for detection in np.flatnonzero(confident).tolist()}
 
 
-def limited(new: Sequence[int], scores: Floats, places: int) -> tuple[int, ...]:
-    """The new detections that still find a place, best first if some do not (`_drop_new_det_with_obj_limit`, VB:1753).
+def limit_new_objects(new: Sequence[int], scores: Floats, places: int) -> tuple[int, ...]:
+    """Returns the new detections for which there are places, the best ones first if some are dropped.
+
+    This is upstream's `_drop_new_det_with_obj_limit` (VB:1753).
 
     Args:
         new: Indices of the new detections.

@@ -1,4 +1,4 @@
-"""What the detector found on one frame: the queries whose scores count and which no better one covers."""
+"""Selects the detections of a frame: queries whose scores count and that no better query covers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EPSILON = np.float32(1e-3)
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The detections of one frame that count, in the order of the detector's queries.
+    """The selected detections of one frame, in the order of the detector's queries.
 
     Attributes:
         queries: int64 [D], the numbers of their queries.
@@ -32,7 +32,7 @@ class Detections:
 
 
 def video_scores(scores: Floats) -> Floats:
-    """The scores that decide in a video, of those of an image: sigmoid(logit) · sigmoid(presence), fp32 [Q].
+    """Returns the scores of a video from those of an image, sigmoid(logit) · sigmoid(presence), fp32 [Q].
 
     Upstream's video model turns the product into a logit and back, with both odds at least 0.001
     (sam3/model/sam3_image.py:352 and VB:366). A score is therefore at least 0.000999 and at most 0.999001, and one
@@ -43,16 +43,16 @@ def video_scores(scores: Floats) -> Floats:
 
 
 def candidates(scores: Floats, rules: Rules) -> npt.NDArray[np.int64]:
-    """The queries whose scores, fp32 [Q], are above `detection_score` (VB:372)."""
+    """Returns the queries whose scores, fp32 [Q], are above `detection_score` (VB:372)."""
     return np.flatnonzero(scores > np.float32(rules.detection_score))
 
 
-def kept(scores: Floats, logits: Floats, rules: Rules) -> Detections:
-    """The detections that count, of Q queries on one frame.
+def select_detections(scores: Floats, logits: Floats, rules: Rules) -> Detections:
+    """Selects the detections that count among Q queries on one frame.
 
-    A score must be above `detection_score` (VB:372). Then masks are gone through from the highest score to the
-    lowest, and each one that remains takes out those with which its IoU is above `detection_iou`
-    (sam3/model/sam3_image.py:818-831, sam3/perflib/nms.py:70). NumPy's argsort breaks a tie, as upstream's does.
+    A score must be above `detection_score` (VB:372). Then masks are visited from the highest score to the lowest, and
+    each remaining mask removes those with which its IoU is above `detection_iou` (sam3/model/sam3_image.py:818-831,
+    sam3/perflib/nms.py:70). NumPy's argsort breaks a tie, as upstream's does.
 
     Args:
         scores: fp32 [Q], see `video_scores`.

@@ -1,4 +1,4 @@
-"""Hotstart: young objects that detections do not confirm are removed before anybody sees them (VB:1311-1435)."""
+"""Applies hotstart: young objects that detections do not confirm are removed before they are shown (VB:1311-1435)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from harness.runtime.sam3.video.objects import TrackedObject
 from harness.runtime.sam3.video.rules import Rules
 
 Duplicates = Mapping[tuple[int, int], int]
-"""(older object, younger object) and how many detections they shared so far."""
+"""Number of detections that (older object, younger object) have shared so far."""
 
 _Output = TypeVar("_Output")
 
 
-def shared_detections(
+def count_shared_detections(
     counted: Duplicates, matches: Iterable[Sequence[int]], first_frames: Mapping[int, int], reverse: bool
 ) -> dict[tuple[int, int], int]:
     """Counts the detections that objects share, after one more frame (VB:1401-1418).
 
-    Of the objects that a detection matches, the one that was found first is the original, and each other one shares a
-    detection with it once more. Among several that were found together the first one in the order of tracking is the
-    original. Backwards, the one whose frame has the highest number was found first. Two detections that match the
+    Among the objects that a detection matches, the one that was found first is the original, and every other one shares
+    a detection with it once more. If several were found together, the original is the first one in the order of
+    tracking. Backwards, the object whose frame has the highest number was found first. Two detections that match the
     same pair count twice on one frame.
 
     Args:
@@ -42,7 +42,7 @@ def shared_detections(
 
 
 def is_young(first_frame: int, frame: int, rules: Rules, reverse: bool) -> bool:
-    """Whether an object that was found on `first_frame` may be removed on `frame` (VB:1336, 1382).
+    """Returns whether an object that was found on `first_frame` may be removed on `frame` (VB:1336, 1382).
 
     Forwards, it was found less than `hotstart_frames` frames before. Objects that were found on later frames count as
     young, too; they exist where frames are processed again in another direction.
@@ -52,25 +52,25 @@ def is_young(first_frame: int, frame: int, rules: Rules, reverse: bool) -> bool:
     return first_frame > frame - rules.hotstart_frames
 
 
-def removed(
+def removed_objects(
     objects: Iterable[TrackedObject], duplicates: Duplicates, frame: int, rules: Rules, reverse: bool
 ) -> frozenset[int]:
-    """Ids of the objects that are removed on this frame.
+    """Returns the ids of the objects that are removed on this frame.
 
-    A young object is removed if no detection showed it on `hotstart_unmatched` frames, which need not follow each other
+    A young object is removed if no detection showed it on `hotstart_unmatched` frames, which need not be consecutive
     (VB:1378-1392). It is also removed if it shared `hotstart_duplicates` detections with one object that was found
     before it (VB:1420-1433).
 
     Args:
         objects: The tracked objects, with the counts of this frame.
-        duplicates: What `shared_detections` counted.
+        duplicates: The result of `count_shared_detections`.
         frame: The number of this frame.
-        rules: The thresholds. With 0, as without temporal disambiguation, one is enough, but no object is young
+        rules: The thresholds. A threshold of 0, as without temporal disambiguation, counts as 1, but no object is young
             forwards.
         reverse: Whether frames are processed backwards.
     """
-    young = {each.id: each for each in objects if is_young(each.first_frame, frame, rules, reverse)}
-    unmatched = {each.id for each in young.values() if each.unmatched >= max(1, rules.hotstart_unmatched)}
+    young = {item.id: item for item in objects if is_young(item.first_frame, frame, rules, reverse)}
+    unmatched = {item.id for item in young.values() if item.unmatched >= max(1, rules.hotstart_unmatched)}
     repeated = {
         duplicate
         for (_, duplicate), count in duplicates.items()
@@ -79,27 +79,26 @@ def removed(
     return frozenset(unmatched | repeated)
 
 
-def released(
-    held: tuple[_Output, ...], output: _Output, last: bool, rules: Rules
+def release_outputs(
+    buffer: tuple[_Output, ...], output: _Output, last: bool, rules: Rules
 ) -> tuple[tuple[_Output, ...], tuple[_Output, ...]]:
-    """Which outputs are held back and which are given out, after one more frame (VI:294-315).
+    """Adds an output to the hotstart buffer; returns the new buffer and the outputs that leave it (VI:294-315).
 
-    An output is given out when `hotstart_frames` outputs are held, its own and the ones after it. An object that is
-    removed while it is young is thus never seen, if it was found in the same run. After the last frame all are given
-    out.
+    An output leaves the buffer when the buffer has `hotstart_frames` outputs. An object that is removed while it is
+    young is thus never shown, if it was found in the same run. After the last frame all outputs leave.
 
     Args:
-        held: The outputs that were held back so far, oldest first.
+        buffer: The buffer, oldest output first.
         output: This frame's output.
         last: Whether this frame is the last one that is processed.
-        rules: `hotstart_frames` is how many outputs are held; with 0 none is.
+        rules: `hotstart_frames` is the size of the buffer; 0 means no buffer.
 
     Returns:
-        The outputs that are held back now, and the ones that are given out.
+        The buffer, and the outputs that leave it.
     """
-    waiting = (*held, output)
+    buffered = (*buffer, output)
     if last or not rules.hotstart_frames:
-        return (), waiting
-    if len(waiting) >= rules.hotstart_frames:
-        return waiting[1:], waiting[:1]
-    return waiting, ()
+        return (), buffered
+    if len(buffered) >= rules.hotstart_frames:
+        return buffered[1:], buffered[:1]
+    return buffered, ()

@@ -1,4 +1,4 @@
-"""What is kept of a frame that may be shown, later or again."""
+"""Packs the result of a frame, which is shown later or again."""
 
 from __future__ import annotations
 
@@ -8,41 +8,43 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.sam3.video.outputs import ShownObject
+from harness.runtime.sam3.video.outputs import VisibleObject
 
 Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
-class KeptFrame:
-    """The objects of a frame that may be shown.
+class FrameResult:
+    """The objects of a frame, with packed masks.
 
     Attributes:
         index: Number of the frame.
         size: Width and height.
         bits: The mask of each object, uint8 [(width · height + 7) // 8].
-        tracker_scores: See `ShownObject`.
-        whole: Whether everything was computed on the frame, not some objects alone.
+        tracker_scores: See `VisibleObject`.
+        is_complete: Whether all objects were computed on the frame, not some alone.
     """
 
     index: int
     size: tuple[int, int]
     bits: Mapping[int, Bits]
     tracker_scores: Mapping[int, float]
-    whole: bool
+    is_complete: bool
 
     @classmethod
-    def of(cls, index: int, size: tuple[int, int], objects: Mapping[int, ShownObject], whole: bool) -> KeptFrame:
-        """Keeps objects."""
-        bits = {number: np.packbits(each.mask) for number, each in objects.items()}
-        return cls(index, size, bits, {number: each.tracker_score for number, each in objects.items()}, whole)
+    def pack(
+        cls, index: int, size: tuple[int, int], objects: Mapping[int, VisibleObject], is_complete: bool
+    ) -> FrameResult:
+        """Packs the objects of a frame."""
+        bits = {number: np.packbits(item.mask) for number, item in objects.items()}
+        return cls(index, size, bits, {number: item.tracker_score for number, item in objects.items()}, is_complete)
 
     @property
-    def objects(self) -> dict[int, ShownObject]:
-        """The objects, as they were given."""
+    def objects(self) -> dict[int, VisibleObject]:
+        """The unpacked objects."""
         width, height = self.size
         return {
-            number: ShownObject(
+            number: VisibleObject(
                 np.unpackbits(bits, count=height * width).reshape(height, width).astype(bool),
                 self.tracker_scores[number],
             )
@@ -54,6 +56,6 @@ class KeptFrame:
         """Bytes of the masks."""
         return sum(bits.nbytes for bits in self.bits.values())
 
-    def without(self, object_ids: Collection[int]) -> KeptFrame:
-        """The same without some objects."""
+    def drop_objects(self, object_ids: Collection[int]) -> FrameResult:
+        """Returns the result without some objects."""
         return replace(self, bits={number: bits for number, bits in self.bits.items() if number not in object_ids})

@@ -1,6 +1,6 @@
-"""What is done with the masks of a frame: areas, boxes, overlaps, duplicates, holes and sprinkles.
+"""Computes areas, boxes and overlaps of a frame's masks, suppresses duplicates, and fills holes and removes sprinkles.
 
-Every function gives exactly what upstream's does, whose file stands beside it; the test compares them bit by bit.
+Every function equals upstream's, whose file it names; the tests compare them bit by bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
 
 LARGEST_FILLED = 16
-"""Pixels of a hole that is filled and of a sprinkle that is removed (`fill_hole_area`, `sam3/model_builder.py:732`)."""
+"""Largest area of a filled hole and of a removed sprinkle (`fill_hole_area`, `sam3/model_builder.py:732`)."""
 _INSIDE, _OUTSIDE = np.float32(0.1), np.float32(-0.1)
 _WORD = 64
 
@@ -35,9 +35,9 @@ def areas(masks: Masks) -> npt.NDArray[np.int64]:
 
 
 def mask_iou(first: Masks, second: Masks) -> Floats:
-    """Computes how much each mask of one set overlaps each of another: intersection divided by union.
+    """Computes the IoU of each mask of one set with each of another.
 
-    Upstream: `mask_iou` of `sam3/perflib/masks_ops.py`. Two empty masks overlap by 0. Pixels are counted as bits, so
+    Upstream: `mask_iou` of `sam3/perflib/masks_ops.py`. The IoU of two empty masks is 0. Pixels are counted as bits, so
     that the counts are exact for masks of any size.
 
     Args:
@@ -56,38 +56,38 @@ def mask_iou(first: Masks, second: Masks) -> Floats:
 
 
 def nms(masks: Masks, scores: Floats, score_threshold: float, iou_threshold: float) -> npt.NDArray[np.bool_]:
-    """Chooses the detections that no better one covers (non-maximum suppression).
+    """Selects detections by non-maximum suppression.
 
-    Upstream: `nms_masks` and `generic_nms_cpu` of `sam3/perflib/nms.py`. A detection goes if it overlaps one that is
-    kept, and that comes before it, by more than the threshold. Only overlaps with what is kept are computed.
+    Upstream: `nms_masks` and `generic_nms_cpu` of `sam3/perflib/nms.py`. A detection is suppressed if its IoU with a
+    better, selected one is above the threshold. Only IoUs with selected detections are computed.
 
     Args:
         masks: bool [n, h, w].
         scores: fp32 [n].
         score_threshold: Detections that score higher take part.
-        iou_threshold: The largest overlap of two that are kept.
+        iou_threshold: The largest IoU of two selected detections.
 
     Returns:
-        bool [n], whether a detection is kept.
+        bool [n], whether a detection is selected.
     """
-    keep = np.zeros(len(scores), bool)
+    selected = np.zeros(len(scores), bool)
     valid = np.flatnonzero(scores > np.float32(score_threshold))
     words, counts = _packed(masks[valid]), areas(masks[valid])
     # NumPy's default sort, as upstream's: equal scores come in the same order.
     order = np.argsort(scores[valid])[::-1]
     while len(order):
-        best, rest = order[0], order[1:]
-        keep[valid[best]] = True
-        ious = _overlaps(words[best], counts[best], words[rest], counts[rest])
-        order = rest[ious <= np.float32(iou_threshold)]
-    return keep
+        best, candidates = order[0], order[1:]
+        selected[valid[best]] = True
+        ious = _overlaps(words[best], counts[best], words[candidates], counts[candidates])
+        order = candidates[ious <= np.float32(iou_threshold)]
+    return selected
 
 
 def boxes_of_masks(masks: Masks) -> Floats:
     """Finds the first and the last column and row of each mask.
 
-    Upstream: `masks_to_boxes` of `sam3/perflib/masks_ops.py`. The last ones belong to the mask: a mask of one pixel has
-    a box without width. An empty mask has (w, h, 0, 0).
+    Upstream: `masks_to_boxes` of `sam3/perflib/masks_ops.py`. The last column and row belong to the mask, so that the
+    box of a mask of one pixel has no width. The box of an empty mask is (w, h, 0, 0).
 
     Args:
         masks: bool [n, h, w].
@@ -113,16 +113,16 @@ def without_holes_and_sprinkles(
     """Fills small holes of masks, then removes small parts.
 
     Upstream: `fill_holes_in_mask_scores` of `sam3/model/sam3_tracker_utils.py`. A hole gets the logit 0.1. A part is
-    removed, with the logit -0.1, if besides it has at most half of all the mask's pixels.
+    removed, with the logit -0.1, if it also has at most half of the mask's pixels.
 
     Args:
         logits: fp32 [n, h, w]; pixels above 0 belong to the mask.
-        largest: Pixels of the largest hole or part; 0 leaves all as they are.
+        largest: Pixels of the largest hole or part; 0 changes nothing.
         holes: Whether holes are filled.
         sprinkles: Whether parts are removed.
 
     Returns:
-        fp32 [n, h, w], in memory of its own.
+        A copy, fp32 [n, h, w].
     """
     cleaned = logits.copy()
     if largest <= 0:
@@ -137,7 +137,7 @@ def without_holes_and_sprinkles(
 
 
 def _packed(masks: Masks) -> Words:
-    """The bits of masks [n, h, w] in words, uint64 [n, words]; bits after the last pixel are 0."""
+    """Returns the bits of masks [n, h, w] in words, uint64 [n, words]; bits after the last pixel are 0."""
     count, height, width = masks.shape
     bits = np.packbits(masks.reshape(count, height * width), axis=1)
     padded = np.zeros((count, -(-height * width // _WORD) * (_WORD // 8)), np.uint8)
@@ -145,16 +145,16 @@ def _packed(masks: Masks) -> Words:
     return padded.view(np.uint64)
 
 
-def _overlaps(words: Words, area: np.int64, others: Words, other_areas: npt.NDArray[np.int64]) -> Floats:
-    """IoU fp32 [m] of one mask's words [words] with others' [m, words]."""
-    common = _bit_counts(others & words)
+def _overlaps(words: Words, area: np.int64, other_words: Words, other_areas: npt.NDArray[np.int64]) -> Floats:
+    """Returns the IoU fp32 [m] of one mask's words [words] with other masks' [m, words]."""
+    common = _bit_counts(other_words & words)
     union = np.maximum(other_areas + area - common, 1)
     ious: Floats = common.astype(np.float32) / union.astype(np.float32)
     return ious
 
 
 def _bit_counts(words: Words) -> npt.NDArray[np.int64]:
-    """The number of bits that are set in each row of words [m, words]."""
+    """Returns the number of set bits in each row of words [m, words]."""
     has_function = hasattr(np, "bitwise_count")  # NumPy 2
     counts: npt.NDArray[np.uint8] = np.bitwise_count(words) if has_function else _BITS[words.view(np.uint8)]
     total: npt.NDArray[np.int64] = counts.sum(axis=1, dtype=np.int64)

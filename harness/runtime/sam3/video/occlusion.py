@@ -1,4 +1,4 @@
-"""Overlaps: which objects give way where several claim the same pixels, in memories and in outputs."""
+"""Resolves overlaps of masks: which objects are suppressed or lose pixels, in memories and in outputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ REMAINING_SHARE = np.float32(0.3)
 """`shrink_threshold` (TP:1321)."""
 
 
-def suppressed(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) -> Masks:
-    """Which objects are suppressed on a frame because they overlap one that was occluded longer ago (VB:1015-1073).
+def suppressed_objects(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) -> Masks:
+    """Returns which objects are suppressed because they overlap one that was occluded longer ago (VB:1015-1073).
 
     Of two objects whose IoU is at least `overlap_iou`, the one that was occluded last is suppressed, if the other one
     was occluded at all. A suppressed mask is empty, in the frame's output and in its memory (VB:888).
 
-    Backwards, upstream takes the smaller frame number for the later occlusion, and with it the -1 of an object that
-    never was occluded: such an object gives way to one that was. This project follows it.
+    Backwards, upstream takes the smaller frame number for the later occlusion, including the -1 of an object that never
+    was occluded: such an object is suppressed by one that was. This project follows it.
 
     Args:
         iou: fp32 [N, N], of the masks.
@@ -42,65 +42,65 @@ def suppressed(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) 
         bool [N].
     """
     overlapping = (iou >= np.float32(rules.overlap_iou)) & ~np.eye(len(iou), dtype=bool)
-    mine, others = last_occluded[:, None], last_occluded[None]
-    later = mine < others if reverse else mine > others
-    return np.asarray(np.any(overlapping & later & (others > NEVER_OCCLUDED), axis=1))
+    rows, columns = last_occluded[:, None], last_occluded[None]
+    later = rows < columns if reverse else rows > columns
+    return np.asarray(np.any(overlapping & later & (columns > NEVER_OCCLUDED), axis=1))
 
 
-def occluded_by_now(last_occluded: Frames, nonempty: Masks, suppressed: Masks, frame: int) -> Frames:
-    """On which frame each object was last occluded, int64 [N]: an empty or suppressed mask is occluded now (VB:876)."""
-    return np.where(~nonempty | suppressed, frame, last_occluded)
+def update_last_occluded(last_occluded: Frames, nonempty: Masks, hidden: Masks, frame: int) -> Frames:
+    """Returns the frame of each object's last occlusion, int64 [N]; empty or suppressed masks are occluded (VB:876)."""
+    return np.where(~nonempty | hidden, frame, last_occluded)
 
 
-def without_shrunken(logits: Floats) -> Floats:
-    """Mask logits [N, H, W] for the memory encoder, those of an object clamped to -10 if it loses most of its pixels.
+def suppress_shrunken(logits: Floats) -> Floats:
+    """Clamps the mask logits [N, H, W] of objects that lose most of their pixels to -10, for the memory encoder.
 
-    Each pixel goes to the object of the highest logit. An object that keeps less than 0.3 of its pixels is no longer
-    there; the others keep also the pixels that they lost (`_suppress_object_pw_area_shrinkage`, TP:1320-1348).
+    Each pixel goes to the object of the highest logit. An object that keeps less than 0.3 of its pixels is absent; the
+    others keep also the pixels that they lost (`_suppress_object_pw_area_shrinkage`, TP:1320-1348).
     """
     masks = logits > 0
     won = masks & _is_highest(logits)
     share = areas(won).astype(np.float32) / np.maximum(areas(masks), 1).astype(np.float32)
-    kept = logits.copy()
-    for gone in np.flatnonzero(share < REMAINING_SHARE):
-        np.minimum(kept[gone], SUPPRESSED_LOGIT, out=kept[gone])
-    return kept
+    clamped = logits.copy()
+    for row in np.flatnonzero(share < REMAINING_SHARE):
+        np.minimum(clamped[row], SUPPRESSED_LOGIT, out=clamped[row])
+    return clamped
 
 
 def object_logits(logits: Floats) -> Floats:
-    """The object logits for the memory encoder, fp32 [N], of mask logits [N, H, W] (VB:1466)."""
+    """Returns the object logits for the memory encoder, fp32 [N], of mask logits [N, H, W] (VB:1466)."""
     return np.where(areas(logits > 0) > 0, PRESENT_LOGIT, ABSENT_LOGIT)
 
 
-def without_overlaps(masks: Masks, scores: Floats) -> Masks:
-    """Masks bool [N, H, W] of which each pixel goes to the object of the highest score, fp32 [N] (TP:1350-1371).
+def remove_mask_overlaps(masks: Masks, scores: Floats) -> Masks:
+    """Assigns each pixel of masks bool [N, H, W] to the object of the highest score, fp32 [N] (TP:1350-1371).
 
     Of equal scores the first one counts. An object whose score is 0 loses all of its pixels, if there are others.
     """
     if len(masks) < 2:
         return masks
     by_score = np.argsort(-scores, kind="stable")
-    return _first_claims(masks, by_score[scores[by_score] > 0])
+    return _assign_pixels(masks, by_score[scores[by_score] > 0])
 
 
-def without_lower(logits: Floats) -> Floats:
-    """Logits [N, H, W] of which each pixel keeps the highest one; others are at most -10 (TB:1118)."""
+def remove_logit_overlaps(logits: Floats) -> Floats:
+    """Keeps the highest of the logits [N, H, W] at each pixel; the others are clamped to -10 (TB:1118)."""
     if len(logits) < 2:
         return logits
     return np.where(_is_highest(logits), logits, np.minimum(logits, SUPPRESSED_LOGIT))
 
 
 def _is_highest(values: Floats) -> Masks:
-    """Whether a value [N, H, W] is the highest of its pixel; of equal ones the first is."""
+    """Returns whether a value [N, H, W] is the highest of its pixel; of equal ones the first is."""
     if not len(values):
         return np.zeros(values.shape, np.bool_)
-    return _first_claims(values == values.max(axis=0), np.arange(len(values)))
+    return _assign_pixels(values == values.max(axis=0), np.arange(len(values)))
 
 
-def _first_claims(masks: Masks, order: npt.NDArray[np.int64]) -> Masks:
-    """Masks bool [N, H, W] of which each pixel belongs to the first one in an order that has it; others are empty."""
-    left, taken = np.zeros_like(masks), np.zeros(masks.shape[1:], np.bool_)
-    for each in order:
-        np.greater(masks[each], taken, out=left[each])
-        taken |= masks[each]
-    return left
+def _assign_pixels(masks: Masks, order: npt.NDArray[np.int64]) -> Masks:
+    """Assigns each pixel of masks bool [N, H, W] to the first of the ordered masks that has it; others are empty."""
+    assigned, covered = np.zeros_like(masks), np.zeros(masks.shape[1:], np.bool_)
+    for row in order:
+        np.greater(masks[row], covered, out=assigned[row])
+        covered |= masks[row]
+    return assigned

@@ -1,4 +1,4 @@
-"""How far a session is: what was asked and done, which objects there are, and what is under way."""
+"""Defines the progress of a session: its prompts, its actions, its objects, and the current propagation."""
 
 from __future__ import annotations
 
@@ -10,77 +10,79 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.sam3.video.detector import Detector
-from harness.runtime.sam3.video.kept import KeptFrame
+from harness.runtime.sam3.video.kept import FrameResult
 from harness.runtime.sam3.video.masklets import Masklets
-from harness.runtime.sam3.video.propagation import Action, Propagation
+from harness.runtime.sam3.video.propagation import Action, PropagationScope
 
 Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(eq=False)
-class Underway:
-    """A propagation that is under way.
+class Propagation:
+    """A propagation that has not ended.
 
     Attributes:
-        asked: `start`, `limit` and `reverse` as they were given.
-        what: What it computes.
+        request: The arguments `start`, `limit` and `reverse`.
+        scope: What is computed.
         order: The frames that are still to be processed.
-        held: Outputs that are held back, oldest first.
-        ready: Outputs that were not asked for yet.
+        hotstart_buffer: Outputs that are delayed by hotstart, oldest first.
+        outputs: Outputs that were not returned yet.
         failure: Why the next frame cannot be read.
     """
 
-    asked: tuple[int | None, int | None, bool]
-    what: Propagation
+    request: tuple[int | None, int | None, bool]
+    scope: PropagationScope
     order: range
-    held: tuple[tuple[KeptFrame, Pixels], ...] = ()
-    ready: tuple[tuple[KeptFrame, Pixels], ...] = ()
+    hotstart_buffer: tuple[tuple[FrameResult, Pixels], ...] = ()
+    outputs: tuple[tuple[FrameResult, Pixels], ...] = ()
     failure: Exception | None = None
 
-    def without(self, object_ids: frozenset[int]) -> None:
-        """Takes objects out of what is still to be given out."""
-        self.held = tuple((kept.without(object_ids), pixels) for kept, pixels in self.held)
-        self.ready = tuple((kept.without(object_ids), pixels) for kept, pixels in self.ready)
+    def drop_objects(self, object_ids: frozenset[int]) -> None:
+        """Drops objects from the outputs that were not returned yet."""
+        self.hotstart_buffer = tuple(
+            (result.drop_objects(object_ids), pixels) for result, pixels in self.hotstart_buffer
+        )
+        self.outputs = tuple((result.drop_objects(object_ids), pixels) for result, pixels in self.outputs)
 
 
 @dataclass(eq=False)
 class Progress:
-    """What a session knows of its video since its last text or box.
+    """The progress of a session since its last text or box.
 
     Attributes:
-        detector: Finds what is asked.
-        groups: The objects of each text; all of them in one group where there is no text, or one.
-        history: What was done.
-        first: The first frame that was processed or prompted; None before there is one.
-        kept: The outputs of frames that may be shown again, by frame.
-        added: The ids of objects that the user added.
-        underway: The propagation that is under way.
-        checked: A frame and the SHA-256 of its pixels, by which a session that was resumed knows its video.
+        detector: Finds the objects of the prompts.
+        groups: The objects of each text; one group for all where there is at most one text.
+        history: The actions of the user.
+        first_frame: The first frame that was processed or prompted; None before there is one.
+        frame_results: The results of frames that may be shown again, by frame.
+        user_objects: The ids of objects that the user added.
+        propagation: The current propagation.
+        fingerprint: A frame and the SHA-256 of its pixels, by which a resumed session recognizes its video.
     """
 
     detector: Detector
     groups: tuple[Masklets, ...]
     history: tuple[Action, ...] = ()
-    first: int | None = None
-    kept: dict[int, KeptFrame] = field(default_factory=dict)
-    added: frozenset[int] = frozenset()
-    underway: Underway | None = None
-    checked: tuple[int, str] | None = None
+    first_frame: int | None = None
+    frame_results: dict[int, FrameResult] = field(default_factory=dict)
+    user_objects: frozenset[int] = frozenset()
+    propagation: Propagation | None = None
+    fingerprint: tuple[int, str] | None = None
 
     @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """What is done in this context is done as a whole; an exception undoes it, so that it can be done again."""
-        changing = [each for each in (self, self.underway, *self.groups) if each is not None]
-        before = [(each, dict(vars(each))) for each in changing]
-        kept, buckets = dict(self.kept), [dict(group.buckets) for group in self.groups]
+    def transaction(self) -> Iterator[None]:
+        """Undoes all changes in the context if it ends by an exception, so that it can be repeated."""
+        changing = [item for item in (self, self.propagation, *self.groups) if item is not None]
+        snapshots = [(item, dict(vars(item))) for item in changing]
+        results, buckets = dict(self.frame_results), [dict(group.buckets) for group in self.groups]
         try:
             yield
         except BaseException:
-            for each, attributes in before:
-                vars(each).update(attributes)
-            self.kept = kept
-            for group, known in zip(self.groups, buckets, strict=True):
-                group.buckets = known
+            for item, attributes in snapshots:
+                vars(item).update(attributes)
+            self.frame_results = results
+            for group, previous in zip(self.groups, buckets, strict=True):
+                group.buckets = previous
             raise
 
     @property
@@ -89,5 +91,5 @@ class Progress:
         return max(group.state.next_id for group in self.groups)
 
     def group_of(self, object_id: int) -> Masklets:
-        """The group of an object; a new one joins the first."""
+        """Returns the group of an object; a new object joins the first group."""
         return next((group for group in self.groups if object_id in group.state.ids), self.groups[0])

@@ -1,4 +1,4 @@
-"""Reading the frames of a video by their numbers: forwards one after another, backwards in pieces."""
+"""Reads the frames of a video by number: forwards one after another, backwards in chunks."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from harness.runtime.sam3.video.frames import Frames
 
 Pixels = npt.NDArray[np.uint8]
 
-PIECE = 32
-"""Frames that are kept when one is asked for that was passed: a video file is decoded from its beginning then."""
+CHUNK = 32
+"""Frames that are kept when a passed frame is read, because a video file is then decoded from its beginning."""
 
 
-class Reader:
-    """Gives the frames of a video. Forwards it keeps one frame, backwards up to 32."""
+class FrameReader:
+    """Reads the frames of a video. Forwards it keeps one frame, backwards up to 32."""
 
     def __init__(self, frames: Frames) -> None:
-        """Takes the frames; nothing is read yet."""
+        """Stores the frames; reads nothing yet."""
         self._frames = frames
         self._reading: Iterator[Pixels] | None = None
         self._position = 0
         self._is_broken = False
-        self._piece: dict[int, Pixels] = {}
+        self._chunk: dict[int, Pixels] = {}
 
     def frame(self, index: int) -> Pixels | None:
         """Returns a frame, uint8 [h, w, 3]; None if the video ends before it.
 
         Raises:
-            Sam3Error: It cannot be read, or it was passed and the video is a stream.
+            Sam3Error: The frame cannot be read, or it was passed and the video is a stream.
         """
-        if index in self._piece:
-            return self._piece[index]
+        if index in self._chunk:
+            return self._chunk[index]
         first = index
         if index < self._position:
             if self._frames.is_stream:
@@ -43,7 +43,7 @@ class Reader:
                     "a list of frames."
                 )
             self._reading, self._position = None, 0
-            first = index - PIECE + 1
+            first = index - CHUNK + 1
         if self._is_broken:
             raise Sam3Error(
                 f"Reading {self._frames.name} stopped at frame {self._position}, and it is read only once; start a new "
@@ -51,12 +51,12 @@ class Reader:
             )
         if self._reading is None:
             self._reading = iter(self._frames)
-        piece: dict[int, Pixels] = {}
+        chunk: dict[int, Pixels] = {}
         while self._position <= index:
             try:
                 pixels = next(self._reading, None)
             except BaseException:
-                # A generator that raised gives nothing any more, which would look like the end of the video.
+                # A generator that raised yields nothing more, which would look like the end of the video.
                 if self._frames.is_stream:
                     self._is_broken = True
                 else:
@@ -65,7 +65,7 @@ class Reader:
             if pixels is None:
                 return None
             if self._position >= first:
-                piece[self._position] = pixels
+                chunk[self._position] = pixels
             self._position += 1
-        self._piece = piece
-        return piece[index]
+        self._chunk = chunk
+        return chunk[index]

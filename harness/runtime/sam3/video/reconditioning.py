@@ -1,4 +1,4 @@
-"""Reconditioning: now and then confident detections correct the objects that they show (VB:453-511, 720-734)."""
+"""Applies reconditioning: on some frames confident detections correct their objects (VB:453-511, 720-734)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLEARED_AROUND_CLICK = 16
 
 @dataclass(frozen=True)
 class Reconditioning:
-    """An object that gets the mask of a detection, as if the user had given it.
+    """An object that gets the mask of a detection, as if the user had given the mask.
 
     Attributes:
         object_id: The object.
@@ -28,23 +28,22 @@ class Reconditioning:
     detection: int
 
 
-def reconditioned(
+def select_reconditionings(
     confident: Mapping[int, int], object_logits: Mapping[int, np.float32], frame: int, rules: Rules
 ) -> tuple[Reconditioning, ...]:
-    """The objects that are corrected on this frame, in the order in which it happens.
+    """Returns the objects that are corrected on this frame, in order.
 
     On every frame whose number is a multiple of `recondition_every` (VB:720), each object that a detection confirms
     gets this detection's mask, if the object's logit is above 0.8 (VB:486). The whole bucket of the object becomes a
-    conditioning frame (VB:497-508). The memory of this frame is nevertheless encoded of the masks that the tracker
-    predicted, for upstream overwrites what reconditioning has encoded (VB:755, VB:1500); of the correction only the
-    object's pointer and scores and the kind of the frame remain. This project follows it, because upstream's
-    published accuracy was measured with it.
+    conditioning frame (VB:497-508). The memory of this frame is nevertheless encoded from the tracker's masks, because
+    upstream overwrites the memory of reconditioning (VB:755, VB:1500). Only the object's pointer and scores and the
+    kind of the frame remain. This project follows it, because upstream's published accuracy was measured with it.
 
     Args:
-        confident: For each object that is confirmed the index of a detection, see `Association`.
-        object_logits: For each tracked object the logit of whether it is there.
+        confident: For each confirmed object the index of a detection, see `Association`.
+        object_logits: For each tracked object the logit of whether it is present.
         frame: The number of this frame.
-        rules: How often.
+        rules: The interval.
     """
     if not rules.recondition_every or frame % rules.recondition_every:
         return ()
@@ -56,13 +55,14 @@ def reconditioned(
 
 
 def cleared_by_click(masked: Collection[int], clicked: Collection[int], frame: int) -> tuple[int, ...]:
-    """The conditioning frames of a bucket that a click clears (`clear_detector_added_cond_frame_in_tracker`, VI:1675).
+    """Returns the conditioning frames of a bucket that a click clears.
 
-    These are frames within 16 of the clicked one on which the object was given a detection's mask and no clicks.
+    These are frames within 16 of the clicked one on which the object has a detection's mask and no clicks
+    (`clear_detector_added_cond_frame_in_tracker`, VI:1675).
 
     Args:
-        masked: The frames on which the clicked object was given a mask.
-        clicked: The frames on which it was given clicks.
+        masked: The frames on which the clicked object has a given mask.
+        clicked: The frames on which it has clicks.
         frame: The frame of the click.
     """
-    return tuple(each for each in masked if each not in clicked and abs(each - frame) <= CLEARED_AROUND_CLICK)
+    return tuple(index for index in masked if index not in clicked and abs(index - frame) <= CLEARED_AROUND_CLICK)

@@ -1,4 +1,4 @@
-"""The numbers that decide about detections and tracked objects, as upstream's `build_sam3_video_model` gives them.
+"""Defines the thresholds for detections and tracked objects, with the values of upstream's `build_sam3_video_model`.
 
 In this package VB is sam3/model/sam3_video_base.py, VI is sam3/model/sam3_video_inference.py, TP is
 sam3/model/sam3_tracking_predictor.py and MB is sam3/model_builder.py of sam3 0.1.4; a number after it is a line.
@@ -23,11 +23,12 @@ class Rules:
         matched_iou: A detection matches each object whose IoU with it is at least this.
         tracked_iou: An object is unmatched if its IoU with every detection is below this.
         new_score: A detection that matches no object becomes one if its score is at least this.
-        hotstart_frames: For so many frames after its birth an object may be removed, and outputs are held back.
-        hotstart_unmatched: An object is removed once it was unmatched so often.
-        hotstart_duplicates: An object is removed once it shared so many detections with one older object.
-        recondition_every: On frames whose number is a multiple of this, confident detections correct their objects;
-            0 for never.
+        hotstart_frames: The number of frames after its birth on which an object may be removed, and by which outputs
+            are delayed.
+        hotstart_unmatched: An object is removed once it was unmatched on this many frames.
+        hotstart_duplicates: An object is removed once it shared this many detections with one older object.
+        recondition_every: On frames whose number is a multiple of this, confident detections correct their objects; 0
+            for never.
         overlap_iou: Of two objects whose IoU is at least this, the one that was occluded last may be suppressed.
         max_objects: New objects beyond this number are dropped, but upstream drops none of a single image (VB:561).
     """
@@ -45,19 +46,19 @@ class Rules:
     max_objects: int = 10_000
 
     def __post_init__(self) -> None:
-        """Check that what hotstart counts can be reached within its frames (VB:92-94).
+        """Checks that hotstart can count to its thresholds within its frames (VB:92-94).
 
         Raises:
             Sam3Error: It cannot.
         """
-        most = max(self.hotstart_unmatched, self.hotstart_duplicates)
-        if self.hotstart_frames and most > self.hotstart_frames:
+        count = max(self.hotstart_unmatched, self.hotstart_duplicates)
+        if self.hotstart_frames and count > self.hotstart_frames:
             raise Sam3Error(
-                f"Hotstart counts to {most} within {self.hotstart_frames} frames; give it at least {most} frames."
+                f"Hotstart counts to {count} within {self.hotstart_frames} frames; give it at least {count} frames."
             )
 
 
 DISAMBIGUATED = Rules()
 """`apply_temporal_disambiguation=True` (MB:716-740)."""
 UNDISAMBIGUATED = Rules(hotstart_frames=0, hotstart_unmatched=0, hotstart_duplicates=0, recondition_every=0)
-"""`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and nothing is held back."""
+"""`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and no output is delayed."""

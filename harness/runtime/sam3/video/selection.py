@@ -1,8 +1,7 @@
-"""Which memories and which object pointers a frame attends to: the tracker's rules as pure functions of frame numbers.
+"""Selects the memories and pointers that a frame attends to: the tracker's rules as functions of frame numbers.
 
-TB is upstream's `model/sam3_tracker_base.py` and TU its `model/sam3_tracker_utils.py`, with the lines of sam3 0.1.4.
-A conditioning frame has a click or a mask of a user or of the detector. Every other frame that was tracked is
-non-conditioning.
+TB is upstream's `model/sam3_tracker_base.py` and TU its `model/sam3_tracker_utils.py`, with the lines of sam3 0.1.4. A
+conditioning frame has a click or a mask of a user or of the detector. Every other tracked frame is non-conditioning.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ class MemoryRules:
     Upstream's stride between memories (`memory_temporal_stride_for_eval`) is 1 in every model that it builds.
 
     Attributes:
-        max_cond_frames_in_attn: Conditioning frames that a frame attends to, at most.
+        max_cond_frames_in_attn: Maximum number of conditioning frames that a frame attends to.
         num_maskmem: Rows of the table of temporal positions: one for conditioning frames, the others for other frames.
-        max_obj_ptrs_in_encoder: Pointers of non-conditioning frames, at most, and one more.
-        use_memory_selection: Whether non-conditioning frames are chosen by their scores.
+        max_obj_ptrs_in_encoder: Maximum number of pointers of non-conditioning frames, plus one.
+        use_memory_selection: Whether non-conditioning frames are selected by their scores.
         mf_threshold: A score above it makes a frame valid; PyTorch compares in float32.
     """
 
@@ -37,7 +36,7 @@ class MemoryRules:
     mf_threshold: float = 0.01
 
     def pointer_span(self, num_frames: int | None) -> int:
-        """The pointers of a video, fewer in a shorter one (TB:524, TB:696); a stream is as long as a long video."""
+        """Returns the pointers of a video, fewer in a shorter one (TB:524, TB:696); a stream counts as a long video."""
         return self.max_obj_ptrs_in_encoder if num_frames is None else min(num_frames, self.max_obj_ptrs_in_encoder)
 
 
@@ -46,7 +45,7 @@ RULES = MemoryRules()
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What a frame attends to, in upstream's order.
+    """The memories and pointers that a frame attends to, in upstream's order.
 
     Attributes:
         memories: (frame, rank) each; the rank is the row of `maskmem_tpos_enc`.
@@ -66,16 +65,16 @@ def plan_attention(
     reverse: bool = False,
     rules: MemoryRules = RULES,
 ) -> AttentionPlan:
-    """Chooses what a frame attends to, as `_prepare_memory_conditioned_features` does (TB:560).
+    """Selects what a frame attends to, as `_prepare_memory_conditioned_features` does (TB:560).
 
     Upstream divides the times of pointers by one less than their number (TB:166). A clip of fewer than 16 frames
     therefore differs from the beginning of a longer one. This is followed. A video of one frame would divide by zero
     upstream; here its only time is 0.
 
     Args:
-        frame: The frame that is tracked.
+        frame: The tracked frame.
         conditioning: Conditioning frames in the order in which they became so.
-        scores: The score of every non-conditioning frame; None for one that has none.
+        scores: The score of every non-conditioning frame; None for a frame without one.
         num_frames: Frames of the video; None for a stream, whose end is unknown and which upstream cannot track.
         reverse: Whether the video is tracked backwards.
         rules: The settings.
@@ -94,54 +93,58 @@ def plan_attention(
     recent = recent_frames(frame, scores, span, reverse, rules)
 
     # Conditioning frames share the last row (TB:675); the row of the others grows with their rank in age (TB:616).
-    memories = [(each, rules.num_maskmem - 1) for each in selected]
-    others = [(each, rank) for rank, each in enumerate(recent[: rules.num_maskmem - 1]) if each in available]
-    memories.extend(reversed(others))  # the oldest one first
+    memories = [(index, rules.num_maskmem - 1) for index in selected]
+    recent_memories = [
+        (index, rank) for rank, index in enumerate(recent[: rules.num_maskmem - 1]) if index in available
+    ]
+    memories.extend(reversed(recent_memories))  # the oldest one first
 
     # Pointers of conditioning frames that are still to come are left out (TB:700).
-    ages = [(each, (each - frame) if reverse else (frame - each)) for each in selected]
-    pointers = [(each, age) for each, age in ages if age >= 0]
+    ages = [(index, (index - frame) if reverse else (frame - index)) for index in selected]
+    pointers = [(index, age) for index, age in ages if age >= 0]
     # With memory selection upstream stops one short of the oldest (TB:724). The age of the others is their rank.
-    with_pointers = recent[:-1] if rules.use_memory_selection else recent
-    pointers.extend((each, age) for age, each in enumerate(with_pointers, start=1) if each in available)
-    longest = np.float32(max(span - 1, 1))
-    return AttentionPlan(tuple(memories), tuple((each, float(np.float32(age) / longest)) for each, age in pointers))
+    pointer_frames = recent[:-1] if rules.use_memory_selection else recent
+    pointers.extend((index, age) for age, index in enumerate(pointer_frames, start=1) if index in available)
+    largest_age = np.float32(max(span - 1, 1))
+    return AttentionPlan(
+        tuple(memories), tuple((index, float(np.float32(age) / largest_age)) for index, age in pointers)
+    )
 
 
-def closest_conditioning_frames(frame: int, conditioning: Sequence[int], most: int) -> tuple[int, ...]:
-    """All conditioning frames in their order, or the closest if there are more than `most` (TU:270).
+def closest_conditioning_frames(frame: int, conditioning: Sequence[int], limit: int) -> tuple[int, ...]:
+    """Returns all conditioning frames in their order, or the closest if there are more than `limit` (TU:270).
 
     These are the nearest one before the frame, the nearest one that is not before it, and then the closest others. Of
-    two that are equally far, the one that became conditioning earlier comes first.
+    two frames at the same distance, the one that became conditioning earlier comes first.
     """
-    if len(conditioning) <= most:
+    if len(conditioning) <= limit:
         return tuple(conditioning)
-    before = max((each for each in conditioning if each < frame), default=None)
-    after = min((each for each in conditioning if each >= frame), default=None)
-    nearest = [each for each in (before, after) if each is not None]
-    others = sorted((each for each in conditioning if each not in nearest), key=lambda each: abs(each - frame))
-    return (*nearest, *others)[:most]
+    nearest_before = max((index for index in conditioning if index < frame), default=None)
+    nearest_after = min((index for index in conditioning if index >= frame), default=None)
+    nearest = [index for index in (nearest_before, nearest_after) if index is not None]
+    farther = sorted((index for index in conditioning if index not in nearest), key=lambda index: abs(index - frame))
+    return (*nearest, *farther)[:limit]
 
 
 def recent_frames(
     frame: int, scores: Mapping[int, np.float32 | None], span: int, reverse: bool, rules: MemoryRules
 ) -> tuple[int, ...]:
-    """The frames that may be read beside the conditioning ones, the nearest one first.
+    """Returns the non-conditioning frames that may be read, the nearest one first.
 
-    With memory selection these are the frame beside this one, whatever its score is, and the `span` - 1 nearest valid
-    frames, among which it may be (`frame_filter`, TB:518). Forwards frame 0 is never valid (TB:530). Without memory
-    selection these are the `span` - 1 frames beside this one, one after another (TB:622, TB:720).
+    With memory selection these are the adjacent frame, whatever its score is, and the `span` - 1 nearest valid frames,
+    among which it may be (`frame_filter`, TB:518). Forwards frame 0 is never valid (TB:530). Without memory selection
+    these are the `span` - 1 adjacent frames, one after another (TB:622, TB:720).
     """
     step = 1 if reverse else -1
-    beside = frame + step
+    adjacent = frame + step
     if not rules.use_memory_selection:
-        return tuple(range(beside, frame + step * span, step))
-    passed = [each for each in scores if (each > frame if reverse else 0 < each < frame)]
-    valid = (each for each in sorted(passed, reverse=not reverse) if is_valid(scores[each], rules))
+        return tuple(range(adjacent, frame + step * span, step))
+    passed = [index for index in scores if (index > frame if reverse else 0 < index < frame)]
+    valid = (index for index in sorted(passed, reverse=not reverse) if is_valid(scores[index], rules))
     nearest = tuple(islice(valid, span - 1))
-    return nearest if beside in nearest else (beside, *nearest)
+    return nearest if adjacent in nearest else (adjacent, *nearest)
 
 
 def is_valid(score: np.float32 | None, rules: MemoryRules) -> bool:
-    """Whether the objects were seen in a frame well enough for it to be read later (TB:543, TB:549)."""
+    """Returns whether a frame's score is high enough for the frame to be read later (TB:543, TB:549)."""
     return score is not None and bool(score > np.float32(rules.mf_threshold))

@@ -1,4 +1,4 @@
-"""What is given out of a frame."""
+"""Makes a frame of the session's output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.sam3.video.kept import KeptFrame
+from harness.runtime.sam3.video.kept import FrameResult
 from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.outputs import frame_output
 
@@ -19,16 +19,16 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrame:
-    """A frame and the n objects that are shown in it, by rising id.
+    """A frame and its n visible objects, by rising id.
 
     Attributes:
         index: Number of the frame.
         pixels: uint8 [h, w, 3].
         ids: int64 [n].
-        scores: fp32 [n], of the detections that the objects were found by; 1 for one that was clicked on.
+        scores: fp32 [n], of the detections that the objects were found by; 1 for a clicked object.
         boxes: fp32 [n, 4], (x0, y0, x1, y1) in pixels.
         masks: bool [n, h, w]; no pixel belongs to several objects of one text.
-        texts: The text that each object was found by; None where a box or a click said what it is.
+        texts: The text that each object was found by; None for an object of a box or a click.
     """
 
     index: int
@@ -40,29 +40,31 @@ class TrackedFrame:
     texts: tuple[str | None, ...]
 
 
-def tracked_frame(kept: KeptFrame, pixels: Pixels, groups: Sequence[Masklets], added: Collection[int]) -> TrackedFrame:
-    """The objects of a frame that are tracked now; each pixel of a text's objects has one owner.
+def tracked_frame(
+    frame_result: FrameResult, pixels: Pixels, groups: Sequence[Masklets], added: Collection[int]
+) -> TrackedFrame:
+    """Returns a frame with the objects that are tracked now; each pixel of a text's objects has one owner.
 
     Args:
-        kept: The frame.
+        frame_result: The result of the frame.
         pixels: uint8 [h, w, 3].
         groups: The objects of each text.
         added: The ids of objects that the user added.
     """
-    width, height = kept.size
-    objects = kept.objects
-    outputs = [frame_output(objects, group.state.scores, kept.size) for group in groups]
-    ids = np.concatenate([each.ids for each in outputs])
+    width, height = frame_result.size
+    objects = frame_result.objects
+    outputs = [frame_output(objects, group.state.scores, frame_result.size) for group in groups]
+    ids = np.concatenate([output.ids for output in outputs])
     order = np.argsort(ids)
-    boxes = np.concatenate([each.boxes for each in outputs])[order]
+    boxes = np.concatenate([output.boxes for output in outputs])[order]
     corners = boxes + np.concatenate([np.zeros_like(boxes[:, :2]), boxes[:, :2]], axis=1)
-    texts = [group.text for group, each in zip(groups, outputs, strict=True) for _ in each.ids]
+    texts = [group.text for group, output in zip(groups, outputs, strict=True) for _ in output.ids]
     return TrackedFrame(
-        index=kept.index,
+        index=frame_result.index,
         pixels=pixels,
         ids=ids[order],
-        scores=np.concatenate([each.scores for each in outputs])[order],
+        scores=np.concatenate([output.scores for output in outputs])[order],
         boxes=corners * np.array([width, height, width, height], np.float32),
-        masks=np.concatenate([each.masks for each in outputs])[order],
+        masks=np.concatenate([output.masks for output in outputs])[order],
         texts=tuple(None if ids[row] in added else texts[row] for row in order),
     )
