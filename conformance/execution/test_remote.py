@@ -36,7 +36,7 @@ from harness.report.verification.markdown import render_report
 from harness.runtime import Prompt, Sam3
 from harness.runtime.executable import Executable
 from harness.runtime.loading import LoadError
-from harness.segment import Failed, Job, Segmented, run
+from harness.segment import FailedImage, Job, SegmentedImage, run
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module
 from harness.targets.llvm import cpu_name
@@ -235,10 +235,10 @@ def test_segmenting_goes_on_after_a_session_that_crashed(
     first, second = run(model, job)
     assert model.sent_bytes == 0
     model.close()
-    assert isinstance(first, Failed)
+    assert isinstance(first, FailedImage)
     assert "ended before its work was done" in first.reason
-    assert isinstance(here, Segmented)
-    assert isinstance(second, Segmented)
+    assert isinstance(here, SegmentedImage)
+    assert isinstance(second, SegmentedImage)
     assert second.annotations == here.annotations
 
 

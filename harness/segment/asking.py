@@ -1,4 +1,4 @@
-"""What an image is asked, and what the objects that it answers with are called."""
+"""Runs prompts on an image and names the categories of the objects that they find."""
 
 from __future__ import annotations
 
@@ -7,46 +7,48 @@ from collections.abc import Sequence
 from harness.core.errors import HarnessError
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import Coordinates, Labels
-from harness.segment.objects import Objects, object_of, objects_of
+from harness.segment.objects import Objects, best_object, encode_objects
 
-VISUAL = "object"
-"""What objects are called where no text was given."""
+DEFAULT_CATEGORY = "object"
+"""Category of objects that were found without a text."""
 
 
-def category_of(prompt: Prompt | ObjectPrompt) -> str:
-    """What the objects of a prompt are called."""
-    return prompt.text if isinstance(prompt, Prompt) and prompt.text is not None else VISUAL
+def category_name(prompt: Prompt | ObjectPrompt) -> str:
+    """Returns the category of the objects of a prompt."""
+    return prompt.text if isinstance(prompt, Prompt) and prompt.text is not None else DEFAULT_CATEGORY
 
 
 def is_ambiguous(prompt: ObjectPrompt) -> bool:
-    """Whether a prompt may mean several things: then the best of three masks is taken. Only one click alone does."""
+    """Returns whether a prompt is one click alone, which is ambiguous: then the best of three masks is taken."""
     return prompt.box is None and prompt.points is not None and len(prompt.points) == 1
 
 
-def ask(image: EncodedImage, prompt: Prompt | ObjectPrompt, threshold: float) -> Objects:
-    """Asks an image one prompt; arguments and errors are those of `ask_all`."""
-    (objects,) = ask_all(image, [prompt], threshold)
+def run_prompt(image: EncodedImage, prompt: Prompt | ObjectPrompt, threshold: float) -> Objects:
+    """Runs one prompt on an image; takes the arguments and raises the errors of `run_prompts`."""
+    (objects,) = run_prompts(image, [prompt], threshold)
     return objects
 
 
-def ask_all(image: EncodedImage, prompts: Sequence[Prompt | ObjectPrompt], threshold: float) -> list[Objects]:
-    """Asks an image several prompts; their texts are encoded together.
+def run_prompts(image: EncodedImage, prompts: Sequence[Prompt | ObjectPrompt], threshold: float) -> list[Objects]:
+    """Runs several prompts on an image; their texts are encoded together.
 
     Args:
         image: The image.
-        prompts: The prompts; of what one for one object gives, the best mask is taken.
-        threshold: What scores above it is kept, of what a prompt for all of a kind finds.
+        prompts: The prompts; of a prompt for one object the best mask is taken.
+        threshold: Objects of a prompt for all of a kind score above this.
 
     Raises:
-        Sam3Error: A prompt makes no sense for this image or this model.
+        Sam3Error: A prompt is invalid for this image or this model.
     """
-    found = image.segment_each([prompt for prompt in prompts if isinstance(prompt, Prompt)], threshold, has_masks=False)
+    detections = image.segment_each(
+        [prompt for prompt in prompts if isinstance(prompt, Prompt)], threshold, has_masks=False
+    )
 
     def objects(prompt: Prompt | ObjectPrompt) -> Objects:
         if isinstance(prompt, Prompt):
-            return objects_of(next(found), category_of(prompt))
-        (predicted,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
-        return object_of(predicted, category_of(prompt))
+            return encode_objects(next(detections), category_name(prompt))
+        (prediction,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
+        return best_object(prediction, category_name(prompt))
 
     return [objects(prompt) for prompt in prompts]
 
@@ -58,7 +60,7 @@ def prompts_of_kinds(
     points: Coordinates = None,
     point_labels: Labels = None,
 ) -> list[Prompt]:
-    """Makes a prompt for each text, which counts once; boxes and points go with the only text, or with none.
+    """Makes a prompt for each distinct text; boxes and points belong to the only text, or to a prompt without text.
 
     Raises:
         HarnessError: There are several texts, and boxes or points.

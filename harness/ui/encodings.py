@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
-from harness.segment.asking import ask, category_of, is_ambiguous
+from harness.segment.asking import category_name, is_ambiguous, run_prompt
 from harness.segment.coco import coco_annotations
-from harness.segment.objects import object_of
+from harness.segment.objects import best_object
 from harness.ui.photographs import Photograph, Photographs
 
 ENCODING, ASKING = "encoding", "asking"
@@ -87,7 +87,7 @@ class Encodings:
         image = self.encoded(photograph, announce)
         announce(ASKING)
         (predicted,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
-        objects = object_of(predicted, category_of(prompt))
+        objects = best_object(predicted, category_name(prompt))
         return Masks(tuple(coco_annotations(objects)), objects.notes, predicted.logits[predicted.best])
 
     def find(self, photograph: Photograph, prompt: Prompt, threshold: float, announce: Announce) -> Masks:
@@ -98,5 +98,5 @@ class Encodings:
         """
         image = self.encoded(photograph, announce)
         announce(ASKING)
-        objects = ask(image, prompt, threshold)
+        objects = run_prompt(image, prompt, threshold)
         return Masks(tuple(coco_annotations(objects)), objects.notes)

@@ -18,7 +18,7 @@ from harness.files import json_text
 from harness.runtime import ObjectPrompt
 from harness.runtime.sam3.image_model import THRESHOLD
 from harness.segment.asking import prompts_of_kinds
-from harness.segment.coco import mask_of
+from harness.segment.coco import annotation_mask
 from harness.segment.images import mask_png
 from harness.segment.job import ANNOTATIONS
 from harness.segment.overlay import color_of
@@ -286,7 +286,7 @@ def _object(annotation: dict[str, Any], color: int) -> dict[str, Any]:
 
 
 async def _mask(annotation: dict[str, Any], name: str) -> Response:
-    content = await run_in_threadpool(lambda: mask_png(mask_of(annotation)))
+    content = await run_in_threadpool(lambda: mask_png(annotation_mask(annotation)))
     return Response(content, media_type="image/png", headers=_download(name))
 
 
