@@ -193,9 +193,9 @@ def test_masks_are_kept_up_to_a_number_all_of_a_request_or_none(
     session.keep(answer.number, [0, 1, 2], None)
     with pytest.raises(HarnessError, match=r"A tab keeps at most 5 masks; download annotations\.json"):
         session.keep(answer.number, [0, 1, 2], None)
-    assert [kept.number for kept in session.kept] == [1, 2, 3]
+    assert [kept.number for kept in session.kept_objects] == [1, 2, 3]
     session.keep(answer.number, [1, 2], "dog")
-    assert [(kept.number, kept.annotation["category"], kept.color) for kept in session.kept[3:]] == [
+    assert [(kept.number, kept.annotation["category"], kept.color) for kept in session.kept_objects[3:]] == [
         (4, "dog", 1),
         (5, "dog", 2),
     ]

@@ -81,10 +81,10 @@ class Objects:
     notes: tuple[str, ...] = ()
 
 
-def encode_objects(found: Found, category: str) -> Objects:
+def encode_objects(result: Found, category: str) -> Objects:
     """Encodes the objects of one prompt, and releases the model's raw outputs."""
-    masks = EncodedMasks(map(run_lengths, found.each_mask()))
-    return Objects(masks, found.boxes, found.scores, (category,) * len(found.scores), found.size, found.notes)
+    masks = EncodedMasks(map(run_lengths, result.each_mask()))
+    return Objects(masks, result.boxes, result.scores, (category,) * len(result.scores), result.size, result.notes)
 
 
 def best_object(prediction: Prediction, category: str) -> Objects:

@@ -190,7 +190,7 @@ class MemoryBank:
         return self._updated(
             frame,
             conditioning={**self.conditioning, frame: entry},
-            tracked={index: other for index, other in self.tracked.items() if index != frame},
+            tracked={index: tracked for index, tracked in self.tracked.items() if index != frame},
             inputs={**self.inputs, frame: self.inputs.get(frame, frozenset()) | frozenset(objects)},
         )
 
