@@ -24,7 +24,7 @@ from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_
 from harness.cli.segmenting import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.found import MaskBatch, SegmentationHead
+from harness.runtime.sam3.segmentation import MaskBatch, SegmentationHead
 from harness.segment import SegmentedImage, find_images, unique_names
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import write_png

@@ -14,7 +14,7 @@ from PIL import Image
 
 from harness.files import unfinished
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.found import SegmentationHead
+from harness.runtime.sam3.segmentation import SegmentationHead
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.sam3.video.tracked_frame import TrackedFrame
 

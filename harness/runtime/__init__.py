@@ -6,19 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.found import Found, Outputs
     from harness.runtime.sam3.image_model import EncodedImage
     from harness.runtime.sam3.interactive import ObjectPrompt, Prediction
     from harness.runtime.sam3.model import Sam3
     from harness.runtime.sam3.prompts import Prompt
+    from harness.runtime.sam3.segmentation import Found, Outputs
 
 __all__ = ["EncodedImage", "Found", "ObjectPrompt", "Outputs", "Prediction", "Prompt", "Sam3"]
 
 _MODULES = {
     "EncodedImage": "image_model",
-    "Found": "found",
+    "Found": "segmentation",
     "ObjectPrompt": "interactive",
-    "Outputs": "found",
+    "Outputs": "segmentation",
     "Prediction": "interactive",
     "Prompt": "prompts",
     "Sam3": "model",

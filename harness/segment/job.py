@@ -23,11 +23,11 @@ from harness.files import make_folder, write_bytes, write_json
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Manifest
-from harness.segment.asking import category_name, run_prompts
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import mask_png, unique_names, write_png
 from harness.segment.journal import Journal, results_folder
 from harness.segment.objects import Objects, concatenate_objects
+from harness.segment.prompts import category_name, run_prompts
 
 ANNOTATIONS = "annotations.json"
 

@@ -18,7 +18,7 @@ from harness.segment.journal import is_whole, results_folder
 from harness.segment.objects import Objects
 from harness.track.objects import TrackedObjects
 from harness.track.results import MASKS, OVERLAY, Results, VideoDescription
-from harness.track.saved import SAVE_INTERVAL, SavedSession, session_file
+from harness.track.saved_session import SAVE_INTERVAL, SavedSession, session_file
 
 EXAMPLE = "example"
 """Category of objects that a box or clicks show and no text names."""

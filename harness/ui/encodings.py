@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
-from harness.segment.asking import category_name, is_ambiguous, run_prompt
 from harness.segment.coco import coco_annotations
 from harness.segment.objects import best_object
+from harness.segment.prompts import category_name, is_ambiguous, run_prompt
 from harness.ui.photographs import Photograph, Photographs
 
 ENCODING, ASKING = "encoding", "asking"

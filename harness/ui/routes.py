@@ -17,11 +17,11 @@ from harness.core.errors import HarnessError
 from harness.files import json_text
 from harness.runtime import ObjectPrompt
 from harness.runtime.sam3.image_model import THRESHOLD
-from harness.segment.asking import prompts_of_kinds
 from harness.segment.coco import annotation_mask
 from harness.segment.images import mask_png
 from harness.segment.job import ANNOTATIONS
 from harness.segment.overlay import color_of
+from harness.segment.prompts import prompts_of_kinds
 from harness.ui.encodings import Announce, Masks
 from harness.ui.page import Page
 from harness.ui.photographs import Photograph

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import ArtifactError, Manifest
-from harness.runtime.sam3.found import Found, MaskBatch, Outputs, Queries, SegmentationHead
 from harness.runtime.sam3.images import to_pixels
 from harness.runtime.sam3.interactive import (
     LARGEST_LOGIT,
@@ -32,6 +31,7 @@ from harness.runtime.sam3.interactive import (
     select_masks,
 )
 from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
+from harness.runtime.sam3.segmentation import Found, MaskBatch, Outputs, Queries, SegmentationHead
 from harness.runtime.sam3.texts import pack_texts
 from harness.runtime.sam3.tokenizer import Tokenizer
 
