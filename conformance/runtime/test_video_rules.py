@@ -20,9 +20,7 @@ from conformance.support.upstream_video import ScriptedTracker, UpstreamVideo
 from conformance.support.video_fuzz import configurations
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.association import associate, limit_new_objects
 from harness.runtime.sam3.video.detections import Detections, select_detections, video_scores
-from harness.runtime.sam3.video.hotstart import count_shared_detections, is_young, release_outputs, removed_objects
 from harness.runtime.sam3.video.masks import mask_iou, nms
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.occlusion import remove_mask_overlaps, suppress_shrunken, suppressed_objects
@@ -35,8 +33,18 @@ from harness.runtime.sam3.video.propagation import (
     processing_order,
     update_box_frames,
 )
-from harness.runtime.sam3.video.reconditioning import select_reconditionings
-from harness.runtime.sam3.video.rules import DISAMBIGUATED, UNDISAMBIGUATED, Rules
+from harness.runtime.sam3.video.rules import (
+    DISAMBIGUATED,
+    UNDISAMBIGUATED,
+    Rules,
+    associate,
+    count_shared_detections,
+    is_young,
+    limit_new_objects,
+    release_outputs,
+    removed_objects,
+    select_reconditionings,
+)
 
 MASKS = arrays(np.bool_, st.tuples(st.integers(0, 5), st.just(6), st.just(5)))
 LOGITS = st.sampled_from([-12, -10, -4, -0.5, 0, 0.5, 2, 4]).map(np.float32)

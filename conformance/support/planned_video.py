@@ -11,7 +11,6 @@ import torch
 
 from conformance.support.scripted_video import SIZE, Script
 from harness.runtime.sam3.video.detections import Detections, select_detections
-from harness.runtime.sam3.video.hotstart import release_outputs
 from harness.runtime.sam3.video.objects import VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
 from harness.runtime.sam3.video.outputs import (
@@ -24,8 +23,7 @@ from harness.runtime.sam3.video.outputs import (
 )
 from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
 from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
-from harness.runtime.sam3.video.reconditioning import cleared_by_click
-from harness.runtime.sam3.video.rules import Rules
+from harness.runtime.sam3.video.rules import Rules, cleared_by_click, release_outputs
 
 _MANY = 1_000_000
 """How many objects may be in a single image: upstream does not limit them there (VB:561)."""

@@ -23,9 +23,8 @@ from harness.runtime.sam3.video.objects import CLICKED_SCORE, VideoState, state_
 from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
 from harness.runtime.sam3.video.outputs import VisibleObject, refined_object, sigmoid, visible_objects
 from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
-from harness.runtime.sam3.video.reconditioning import Reconditioning
 from harness.runtime.sam3.video.retention import Retention
-from harness.runtime.sam3.video.rules import Rules
+from harness.runtime.sam3.video.rules import Reconditioning, Rules
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, Tracker
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.association import Association, associate, limit_new_objects
 from harness.runtime.sam3.video.detections import Detections
-from harness.runtime.sam3.video.hotstart import count_shared_detections, removed_objects
 from harness.runtime.sam3.video.masks import areas, mask_iou
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState, drop_objects
 from harness.runtime.sam3.video.occlusion import (
@@ -23,8 +21,17 @@ from harness.runtime.sam3.video.occlusion import (
     suppressed_objects,
     update_last_occluded,
 )
-from harness.runtime.sam3.video.reconditioning import Reconditioning, select_reconditionings
-from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
+from harness.runtime.sam3.video.rules import (
+    DISAMBIGUATED,
+    Association,
+    Reconditioning,
+    Rules,
+    associate,
+    count_shared_detections,
+    limit_new_objects,
+    removed_objects,
+    select_reconditionings,
+)
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
