@@ -20,9 +20,13 @@ import numpy.typing as npt
 from harness.runtime import Sam3
 from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.detections import select_detections
-from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
+from harness.runtime.sam3.video.masks import (
+    SUPPRESSED_LOGIT,
+    object_logits,
+    suppress_shrunken,
+    without_holes_and_sprinkles,
+)
 from harness.runtime.sam3.video.objects import VideoState
-from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
 from harness.runtime.sam3.video.outputs import frame_output, sigmoid, visible_objects
 from harness.runtime.sam3.video.planner import Observations, plan_frame
 from harness.runtime.sam3.video.rules import DISAMBIGUATED

@@ -21,9 +21,8 @@ from conformance.support.video_fuzz import configurations
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.detections import Detections, select_detections, video_scores
-from harness.runtime.sam3.video.masks import mask_iou, nms
+from harness.runtime.sam3.video.masks import mask_iou, nms, remove_mask_overlaps, suppress_shrunken, suppressed_objects
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState, state_after_click, state_after_removal
-from harness.runtime.sam3.video.occlusion import remove_mask_overlaps, suppress_shrunken, suppressed_objects
 from harness.runtime.sam3.video.outputs import VisibleObject, frame_output, merge_refined, sigmoid
 from harness.runtime.sam3.video.planner import Observations, plan_frame
 from harness.runtime.sam3.video.propagation import (

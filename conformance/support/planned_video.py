@@ -11,8 +11,8 @@ import torch
 
 from conformance.support.scripted_video import SIZE, Script
 from harness.runtime.sam3.video.detections import Detections, select_detections
+from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
 from harness.runtime.sam3.video.objects import VideoState, state_after_click, state_after_removal
-from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
 from harness.runtime.sam3.video.outputs import (
     FrameOutput,
     VisibleObject,

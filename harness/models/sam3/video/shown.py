@@ -16,8 +16,7 @@ from harness.core.program import Arrays
 from harness.models.sam3.video.undecided import leeway
 from harness.parity.verdict import judge, judge_by_gate, unmeasured
 from harness.runtime.sam3.resizing import resize
-from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
-from harness.runtime.sam3.video.occlusion import PRESENT_LOGIT
+from harness.runtime.sam3.video.masks import PRESENT_LOGIT, without_holes_and_sprinkles
 
 Array = npt.NDArray[Any]
 

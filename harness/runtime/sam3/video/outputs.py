@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.sam3.video.masks import boxes_of_masks
+from harness.runtime.sam3.video.masks import boxes_of_masks, remove_mask_overlaps
 from harness.runtime.sam3.video.objects import VideoState
-from harness.runtime.sam3.video.occlusion import remove_mask_overlaps
 from harness.runtime.sam3.video.planner import FramePlan
 
 Floats = npt.NDArray[np.float32]

@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.detections import Detections
-from harness.runtime.sam3.video.masks import areas, mask_iou
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState, drop_objects
-from harness.runtime.sam3.video.occlusion import (
+from harness.runtime.sam3.video.masks import (
     ALWAYS_OCCLUDED,
     NEVER_OCCLUDED,
+    areas,
+    mask_iou,
     suppressed_objects,
     update_last_occluded,
 )
+from harness.runtime.sam3.video.objects import TrackedObject, VideoState, drop_objects
 from harness.runtime.sam3.video.rules import (
     DISAMBIGUATED,
     Association,
