@@ -32,9 +32,15 @@ from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.consolidation import PromptOutput, consolidate
 from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, tracked_entry
-from harness.runtime.sam3.video.memory_scores import effective_iou
-from harness.runtime.sam3.video.retention import HOTSTART, Retention
-from harness.runtime.sam3.video.selection import RULES, MemoryRules, closest_conditioning_frames, plan_attention
+from harness.runtime.sam3.video.memory_selection import (
+    HOTSTART,
+    RULES,
+    MemoryRules,
+    Retention,
+    closest_conditioning_frames,
+    effective_iou,
+    plan_attention,
+)
 
 SEEN = np.float32(0.5)
 WITHOUT_SELECTION = MemoryRules(use_memory_selection=False)

@@ -29,8 +29,7 @@ from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.consolidation import PromptOutput, consolidate
 from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, tracked_entry
-from harness.runtime.sam3.video.retention import HOTSTART, Retention
-from harness.runtime.sam3.video.selection import MemoryRules, plan_attention
+from harness.runtime.sam3.video.memory_selection import HOTSTART, MemoryRules, Retention, plan_attention
 
 THRESHOLD = np.float32(0.01)
 NEAR_THE_THRESHOLD = [THRESHOLD, np.nextafter(THRESHOLD, np.float32(1)), np.nextafter(THRESHOLD, np.float32(0))]

@@ -17,7 +17,7 @@ from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.sessions.scripts import Script
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry
-from harness.runtime.sam3.video.retention import Retention
+from harness.runtime.sam3.video.memory_selection import Retention
 
 if TYPE_CHECKING:
     from harness.models.sam3.video.upstream import Remembered, Step

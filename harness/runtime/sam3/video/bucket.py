@@ -14,7 +14,7 @@ from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, PromptOutput, consolidate, merge_rows
 from harness.runtime.sam3.video.masks import remove_logit_overlaps
 from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
-from harness.runtime.sam3.video.retention import Retention
+from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.rules import cleared_by_click
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, PROMPT_MASK_SIZE, Tracker
 

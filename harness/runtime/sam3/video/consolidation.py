@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.runtime.sam3.video.memory_bank import Array, MemoryEntry
-from harness.runtime.sam3.video.memory_scores import Floats
+from harness.runtime.sam3.video.memory_selection import Floats
 
 MISSING_MASK_LOGIT = np.float32(-1024)
 """`NO_OBJ_SCORE`: the mask logits, before the memory is encoded, of an object without an output on a frame (TP:530)."""

@@ -24,10 +24,10 @@ from harness.runtime.sam3.video.masks import (
     without_holes_and_sprinkles,
 )
 from harness.runtime.sam3.video.memory_bank import MemoryBank
+from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.objects import CLICKED_SCORE, VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import VisibleObject, refined_object, sigmoid, visible_objects
 from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
-from harness.runtime.sam3.video.retention import Retention
 from harness.runtime.sam3.video.rules import Reconditioning, Rules
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, Tracker
 

@@ -16,9 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.memory_scores import Floats, effective_iou
-from harness.runtime.sam3.video.retention import HOTSTART, Reach, Retention, forward_reach
-from harness.runtime.sam3.video.selection import RULES, AttentionPlan, MemoryRules, plan_attention
+from harness.runtime.sam3.video.memory_selection import (
+    HOTSTART,
+    RULES,
+    AttentionPlan,
+    Floats,
+    MemoryRules,
+    Reach,
+    Retention,
+    effective_iou,
+    forward_reach,
+    plan_attention,
+)
 
 Array = npt.NDArray[Any]
 

@@ -17,10 +17,10 @@ from harness.runtime.sam3.video.detector import Detector, EncodedFrame
 from harness.runtime.sam3.video.frames import Frames
 from harness.runtime.sam3.video.kept import FrameResult
 from harness.runtime.sam3.video.masklets import Masklets
+from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.outputs import VisibleObject, merge_refined
 from harness.runtime.sam3.video.progress import Progress, Propagation
 from harness.runtime.sam3.video.reading import FrameReader
-from harness.runtime.sam3.video.retention import Retention
 from harness.runtime.sam3.video.rules import Rules, release_outputs
 from harness.runtime.sam3.video.tracker import Tracker
 

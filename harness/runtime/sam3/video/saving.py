@@ -23,11 +23,11 @@ from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.kept import FrameResult
 from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry
+from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState
 from harness.runtime.sam3.video.processor import VideoProcessor
 from harness.runtime.sam3.video.progress import Propagation
 from harness.runtime.sam3.video.propagation import Action, PropagationScope
-from harness.runtime.sam3.video.retention import Retention
 
 if TYPE_CHECKING:
     from harness.runtime.manifest import Manifest

@@ -1,18 +1,24 @@
-"""Selects the memories and pointers that a frame attends to: the tracker's rules as functions of frame numbers.
+"""Selects the memories and pointers that a frame attends to, and those that can be dropped.
 
-TB is upstream's `model/sam3_tracker_base.py` and TU its `model/sam3_tracker_utils.py`, with the lines of sam3 0.1.4. A
-conditioning frame has a click or a mask of a user or of the detector. Every other tracked frame is non-conditioning.
+These are the tracker's rules as functions of frame numbers and scores. TB is upstream's `model/sam3_tracker_base.py`
+and TU its `model/sam3_tracker_utils.py`, with the lines of sam3 0.1.4. A conditioning frame has a click or a mask of a
+user or of the detector. Every other tracked frame is non-conditioning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.video.rules import DISAMBIGUATED
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -148,3 +154,99 @@ def recent_frames(
 def is_valid(score: np.float32 | None, rules: MemoryRules) -> bool:
     """Returns whether a frame's score is high enough for the frame to be read later (TB:543, TB:549)."""
     return score is not None and bool(score > np.float32(rules.mf_threshold))
+
+
+def effective_iou(object_logits: Floats, iou: Floats) -> np.float32:
+    """Returns the score of a frame for a bucket of B objects (`cal_mem_score`, model/sam3_tracker_base.py:509).
+
+    The presence of an object is 2·sigmoid(logit) − 1 where its logit is above zero, and 0 elsewhere. Upstream keeps the
+    IoU of a tracked frame as [B], while logits are [B, 1]. Their product is then [B, B], and its mean is the mean
+    presence times the mean IoU. A frame that several clicks were consolidated on has its IoU as [B, 1], and the mean of
+    the products. An absent object thus lowers the score of the present ones. This is followed, because it decides which
+    frames upstream attends to.
+
+    Args:
+        object_logits: fp32 [B, 1].
+        iou: fp32 [B] or [B, 1], predicted by the mask decoder.
+    """
+    positive = np.where(object_logits > 0, object_logits, np.float32(0))
+    presence = np.float32(2) / (np.float32(1) + np.exp(-positive)) - np.float32(1)
+    return np.float32((presence * iou).mean(dtype=np.float32))
+
+
+HOTSTART = DISAMBIGUATED.hotstart_frames
+"""Frames after its birth within which the planner may remove an object."""
+
+
+class Retention(Enum):
+    """The future use of a memory bank, which decides what is kept.
+
+    Attributes:
+        EVERYTHING: Any use: the video may be tracked backwards or again, and users may click any frame and remove
+            clicks. Then every frame can be read again, and nothing is dropped.
+        FORWARD: Later frames alone, each once; a mask or a click on the latest frame makes it conditioning. Dropped
+            entries are never read again, with one exception: a user removes an object more than `HOTSTART` frames after
+            its birth. Then other frames of its bucket may become valid or stop being conditioning, and upstream reads
+            older ones instead, which may have been dropped. At least one conditioning frame of each object is always
+            kept.
+    """
+
+    EVERYTHING = "everything"
+    FORWARD = "forward"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Frames by what can still be read of them.
+
+    Attributes:
+        memories: Frames whose memory and pointer can be read.
+        pointers: Frames whose pointer can be read, including those of `memories`.
+        scored: Frames whose existence and score can be read, including all others.
+    """
+
+    memories: frozenset[int]
+    pointers: frozenset[int]
+    scored: frozenset[int]
+
+
+def forward_reach(
+    conditioning: Mapping[int, Set[int]],
+    scores: Mapping[int, np.float32 | None],
+    latest: int,
+    rules: MemoryRules,
+) -> Reach:
+    """Returns what `plan_attention` can read for frames after the latest one, whatever the latest one becomes.
+
+    The latest four conditioning frames are always the closest (TU:270); whether there is a fifth one decides their
+    order. Among the frames before the latest one, 15 valid ones decide where the scan ends (TB:552). The pointers of 14
+    and the memories of 5 of them can be read. The frame beside the tracked one comes first, whether it is valid or not,
+    and the pointer of the oldest one is left out (TB:555, TB:618, TB:724).
+
+    Args:
+        conditioning: The objects that have a click or a mask on each conditioning frame.
+        scores: The score of every non-conditioning frame; None for a frame without one.
+        latest: The latest frame, which may still become conditioning.
+        rules: The settings.
+    """
+    closest = sorted(conditioning, reverse=True)
+    limit, spatial, span = rules.max_cond_frames_in_attn, rules.num_maskmem - 1, rules.max_obj_ptrs_in_encoder - 1
+    memories = {latest, *closest[:limit], *_latest_per_object(closest, conditioning)}
+    scored = set(closest[: limit + 1])
+    if rules.use_memory_selection:
+        earlier_frames = (frame for frame in sorted(scores, reverse=True) if 0 < frame < latest)
+        valid = tuple(islice((frame for frame in earlier_frames if is_valid(scores[frame], rules)), span))
+        memories.update(valid[: spatial - 1])
+        pointers = {*valid[: span - 1]}
+        scored.update(valid)
+    else:
+        recent = [frame for frame in (*scores, *conditioning) if frame > latest - span]
+        memories.update(frame for frame in recent if frame > latest - spatial)
+        pointers = {*recent}
+    return Reach(frozenset(memories), frozenset(pointers | memories), frozenset(scored | pointers | memories))
+
+
+def _latest_per_object(closest: Sequence[int], conditioning: Mapping[int, Set[int]]) -> set[int]:
+    """Returns the latest conditioning frame of each object, which it needs when its bucket's others are removed."""
+    objects = frozenset[int]().union(*conditioning.values())
+    return {next(frame for frame in closest if object_id in conditioning[frame]) for object_id in objects}
