@@ -30,8 +30,7 @@ from conformance.support.tracker_memory import (
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.consolidation import PromptOutput, consolidate
-from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, tracked_entry
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
 from harness.runtime.sam3.video.memory_selection import (
     HOTSTART,
     RULES,

@@ -27,8 +27,7 @@ from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.consolidation import PromptOutput, consolidate
-from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, tracked_entry
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
 from harness.runtime.sam3.video.memory_selection import HOTSTART, MemoryRules, Retention, plan_attention
 
 THRESHOLD = np.float32(0.01)

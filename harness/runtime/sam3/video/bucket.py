@@ -11,9 +11,15 @@ import numpy.typing as npt
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.resizing import resize, resize_antialiased
-from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, PromptOutput, consolidate, merge_rows
 from harness.runtime.sam3.video.masks import remove_logit_overlaps
-from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
+from harness.runtime.sam3.video.memory_bank import (
+    MISSING_MASK_LOGIT,
+    MemoryBank,
+    PromptOutput,
+    consolidate,
+    merge_rows,
+    tracked_entry,
+)
 from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.rules import cleared_by_click
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, PROMPT_MASK_SIZE, Tracker

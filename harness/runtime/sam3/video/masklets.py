@@ -15,7 +15,6 @@ import numpy.typing as npt
 from harness.runtime.sam3.interactive import LARGEST_LOGIT, MASK_SIZE, ObjectPrompt
 from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.bucket import Bucket, mask_to_logits, new_bucket, resize_to_video
-from harness.runtime.sam3.video.consolidation import PromptOutput
 from harness.runtime.sam3.video.detector import DetectorOutput, EncodedFrame
 from harness.runtime.sam3.video.masks import (
     SUPPRESSED_LOGIT,
@@ -23,7 +22,7 @@ from harness.runtime.sam3.video.masks import (
     suppress_shrunken,
     without_holes_and_sprinkles,
 )
-from harness.runtime.sam3.video.memory_bank import MemoryBank
+from harness.runtime.sam3.video.memory_bank import MemoryBank, PromptOutput
 from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.objects import CLICKED_SCORE, VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import VisibleObject, refined_object, sigmoid, visible_objects

@@ -16,8 +16,7 @@ from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
 from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
 from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, PromptOutput
-from harness.runtime.sam3.video.memory_bank import AttentionInputs
+from harness.runtime.sam3.video.memory_bank import MISSING_MASK_LOGIT, AttentionInputs, PromptOutput
 
 Floats = npt.NDArray[np.float32]
 
