@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from harness.runtime import Sam3
 from harness.runtime.sam3.resizing import resize
-from harness.runtime.sam3.video.detections import select_detections
+from harness.runtime.sam3.video.detector import select_detections
 from harness.runtime.sam3.video.masks import (
     SUPPRESSED_LOGIT,
     object_logits,

@@ -20,7 +20,7 @@ from conformance.support.upstream_video import ScriptedTracker, UpstreamVideo
 from conformance.support.video_fuzz import configurations
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.detections import Detections, select_detections, video_scores
+from harness.runtime.sam3.video.detector import Detections, select_detections, update_box_frames, video_scores
 from harness.runtime.sam3.video.masks import mask_iou, nms, remove_mask_overlaps, suppress_shrunken, suppressed_objects
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import VisibleObject, frame_output, merge_refined, sigmoid
@@ -30,7 +30,6 @@ from harness.runtime.sam3.video.propagation import (
     PropagationScope,
     next_propagation,
     processing_order,
-    update_box_frames,
 )
 from harness.runtime.sam3.video.rules import (
     DISAMBIGUATED,

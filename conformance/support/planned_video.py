@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from conformance.support.scripted_video import SIZE, Script
-from harness.runtime.sam3.video.detections import Detections, select_detections
+from harness.runtime.sam3.video.detector import Detections, select_detections
 from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
 from harness.runtime.sam3.video.objects import VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import (

@@ -1,8 +1,8 @@
-"""Runs the detector on encoded frames."""
+"""Runs the detector on encoded frames and selects its detections."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,65 @@ import numpy.typing as npt
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
-from harness.runtime.sam3.video.detections import Detections, candidates, select_detections, video_scores
-from harness.runtime.sam3.video.propagation import update_box_frames
+from harness.runtime.sam3.video.masks import nms
 from harness.runtime.sam3.video.rules import Rules
 
 if TYPE_CHECKING:
     from harness.runtime.sam3.image_model import EncodedImage, ImageModel
 
 Floats = npt.NDArray[np.float32]
+
+_EPSILON = np.float32(1e-3)
+"""`eps` of upstream's `inverse_sigmoid` (sam3/model/model_misc.py:20)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """The selected detections of one frame, in the order of the detector's queries.
+
+    Attributes:
+        queries: int64 [D], the numbers of their queries.
+        scores: fp32 [D], each above `Rules.detection_score`.
+        masks: bool [D, H, W].
+    """
+
+    queries: npt.NDArray[np.int64]
+    scores: Floats
+    masks: npt.NDArray[np.bool_]
+
+
+def video_scores(scores: Floats) -> Floats:
+    """Returns the scores of a video from those of an image, sigmoid(logit) · sigmoid(presence), fp32 [Q].
+
+    Upstream's video model turns the product into a logit and back, with both odds at least 0.001
+    (sam3/model/sam3_image.py:352 and VB:366). A score is therefore at least 0.000999 and at most 0.999001, and one
+    between 0.001 and 0.999 keeps its value. Upstream's logarithm and exponential round once more, by some 1e-7.
+    """
+    odds, against = np.maximum(scores, _EPSILON), np.maximum(1 - scores, _EPSILON)
+    return np.asarray(odds / (odds + against), np.float32)
+
+
+def candidates(scores: Floats, rules: Rules) -> npt.NDArray[np.int64]:
+    """Returns the queries whose scores, fp32 [Q], are above `detection_score` (VB:372)."""
+    return np.flatnonzero(scores > np.float32(rules.detection_score))
+
+
+def select_detections(scores: Floats, logits: Floats, rules: Rules) -> Detections:
+    """Selects the detections that count among Q queries on one frame.
+
+    A score must be above `detection_score` (VB:372). Then masks are visited from the highest score to the lowest, and
+    each remaining mask removes those with which its IoU is above `detection_iou` (sam3/model/sam3_image.py:818-831,
+    sam3/perflib/nms.py:70). NumPy's argsort breaks a tie, as upstream's does.
+
+    Args:
+        scores: fp32 [Q], see `video_scores`.
+        logits: fp32 [Q, H, W], masks; only those of `candidates` are read.
+        rules: The thresholds.
+    """
+    queries = candidates(scores, rules)
+    masks = logits[queries] > 0
+    best = np.flatnonzero(nms(masks, scores[queries], rules.detection_score, rules.detection_iou))
+    return Detections(queries[best], scores[queries[best]], masks[best])
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,3 +139,28 @@ class Detector:
             logits[queries] = self._model.segmentation_head(image.features, grounded).logits(queries)
         detections = select_detections(scores, logits, self._rules)
         return DetectorOutput(detections, logits[detections.queries])
+
+
+def update_box_frames(previous: Mapping[int, int], frame: int, frames: int, reverse: bool) -> dict[int, int]:
+    """Returns for each frame the frame whose boxes the detector has when the frame's detections are needed.
+
+    Upstream's detector runs one frame ahead, with the boxes of the frame that is processed
+    (sam3/model/sam3_image.py:728-788). Beside a text, the boxes of one frame thus decide also about the next frame,
+    unless the detector ran on it before. This project follows it; a text applies to all frames, and without boxes there
+    is no difference.
+
+    Args:
+        previous: The result for the frame before; empty after a new text or box.
+        frame: The frame whose detections are needed.
+        frames: The number of frames of the video.
+        reverse: Whether frames are processed backwards.
+
+    Returns:
+        For this frame, the next one and other remembered frames, the frame whose boxes the detector has.
+    """
+    step = -1 if reverse else 1
+    box_frames = {frame: frame, **previous}
+    box_frames.pop(frame - step, None)
+    if 0 <= frame + step < frames:
+        box_frames.setdefault(frame + step, frame)
+    return box_frames

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.detections import Detections
+from harness.runtime.sam3.video.detector import Detections
 from harness.runtime.sam3.video.masks import (
     ALWAYS_OCCLUDED,
     NEVER_OCCLUDED,

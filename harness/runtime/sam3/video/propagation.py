@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,28 +105,3 @@ def processing_order(
     if reverse:
         return range(first - 1, max(first - reach, 0) - 1, -1)
     return range(first, min(first + reach, frames - 1) + 1)
-
-
-def update_box_frames(previous: Mapping[int, int], frame: int, frames: int, reverse: bool) -> dict[int, int]:
-    """Returns for each frame the frame whose boxes the detector has when the frame's detections are needed.
-
-    Upstream's detector runs one frame ahead, with the boxes of the frame that is processed
-    (sam3/model/sam3_image.py:728-788). Beside a text, the boxes of one frame thus decide also about the next frame,
-    unless the detector ran on it before. This project follows it; a text applies to all frames, and without boxes there
-    is no difference.
-
-    Args:
-        previous: The result for the frame before; empty after a new text or box.
-        frame: The frame whose detections are needed.
-        frames: The number of frames of the video.
-        reverse: Whether frames are processed backwards.
-
-    Returns:
-        For this frame, the next one and other remembered frames, the frame whose boxes the detector has.
-    """
-    step = -1 if reverse else 1
-    box_frames = {frame: frame, **previous}
-    box_frames.pop(frame - step, None)
-    if 0 <= frame + step < frames:
-        box_frames.setdefault(frame + step, frame)
-    return box_frames
