@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.reading import CHUNK, FrameReader
+from harness.runtime.sam3.video.frames import CHUNK, FrameReader, Frames, open_frames
 
 LENGTH = 3 * CHUNK + 5
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,13 +14,12 @@ import numpy.typing as npt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.detector import Detector, EncodedFrame
-from harness.runtime.sam3.video.frames import Frames
+from harness.runtime.sam3.video.frames import FrameReader, Frames
 from harness.runtime.sam3.video.kept import FrameResult
 from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.outputs import VisibleObject, merge_refined
 from harness.runtime.sam3.video.progress import Progress, Propagation
-from harness.runtime.sam3.video.reading import FrameReader
 from harness.runtime.sam3.video.rules import Rules, release_outputs
 from harness.runtime.sam3.video.tracker import Tracker
 
