@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from harness.runtime.sam3.video.kept import FrameResult
-from harness.runtime.sam3.video.outputs import VisibleObject
+from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
 
 
 @st.composite

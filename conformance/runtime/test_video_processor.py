@@ -16,13 +16,11 @@ from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.detector import EncodedFrame
 from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.kept import FrameResult
 from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
 from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.objects import VideoState, state_after_click
-from harness.runtime.sam3.video.outputs import VisibleObject
-from harness.runtime.sam3.video.processor import VideoProcessor
-from harness.runtime.sam3.video.progress import Progress, Propagation
+from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
+from harness.runtime.sam3.video.processor import Progress, Propagation, VideoProcessor
 from harness.runtime.sam3.video.propagation import Action, PropagationScope
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
 from harness.runtime.sam3.video.session import Session

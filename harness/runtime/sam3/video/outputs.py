@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from harness.runtime.sam3.video.planner import FramePlan
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,3 +134,51 @@ def sigmoid(logits: Floats) -> Floats:
     """Returns the probabilities fp32 of logits, in a form that does not overflow."""
     odds = np.exp(-np.abs(logits.astype(np.float64)))
     return np.asarray(np.where(logits < 0, odds, 1) / (1 + odds), np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameResult:
+    """The objects of a frame, with packed masks.
+
+    Attributes:
+        index: Number of the frame.
+        size: Width and height.
+        bits: The mask of each object, uint8 [(width · height + 7) // 8].
+        tracker_scores: See `VisibleObject`.
+        is_complete: Whether all objects were computed on the frame, not some alone.
+    """
+
+    index: int
+    size: tuple[int, int]
+    bits: Mapping[int, Bits]
+    tracker_scores: Mapping[int, float]
+    is_complete: bool
+
+    @classmethod
+    def pack(
+        cls, index: int, size: tuple[int, int], objects: Mapping[int, VisibleObject], is_complete: bool
+    ) -> FrameResult:
+        """Packs the objects of a frame."""
+        bits = {number: np.packbits(item.mask) for number, item in objects.items()}
+        return cls(index, size, bits, {number: item.tracker_score for number, item in objects.items()}, is_complete)
+
+    @property
+    def objects(self) -> dict[int, VisibleObject]:
+        """The unpacked objects."""
+        width, height = self.size
+        return {
+            number: VisibleObject(
+                np.unpackbits(bits, count=height * width).reshape(height, width).astype(bool),
+                self.tracker_scores[number],
+            )
+            for number, bits in self.bits.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the masks."""
+        return sum(bits.nbytes for bits in self.bits.values())
+
+    def drop_objects(self, object_ids: Collection[int]) -> FrameResult:
+        """Returns the result without some objects."""
+        return replace(self, bits={number: bits for number, bits in self.bits.items() if number not in object_ids})

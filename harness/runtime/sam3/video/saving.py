@@ -20,13 +20,12 @@ from safetensors.numpy import save_file
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.bucket import Bucket
-from harness.runtime.sam3.video.kept import FrameResult
 from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry
 from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState
-from harness.runtime.sam3.video.processor import VideoProcessor
-from harness.runtime.sam3.video.progress import Propagation
+from harness.runtime.sam3.video.outputs import FrameResult
+from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
 from harness.runtime.sam3.video.propagation import Action, PropagationScope
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Runs a session: a video, its prompts and its objects.
+"""Runs a session: a video, its prompts, its objects, and the frames that it returns.
 
 VI is upstream's model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +20,75 @@ from harness.runtime.sam3.coordinates import abbreviate
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
 from harness.runtime.sam3.prompts import Coordinates, Prompt
 from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.kept import FrameResult
-from harness.runtime.sam3.video.processor import VideoProcessor
-from harness.runtime.sam3.video.progress import Propagation
+from harness.runtime.sam3.video.masklets import Masklets
+from harness.runtime.sam3.video.outputs import FrameResult, frame_output
+from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
 from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
-from harness.runtime.sam3.video.tracked_frame import TrackedFrame, tracked_frame
 from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
     from harness.runtime.sam3.image_model import ImageModel
 
+Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]
-Texts = str | Sequence[str] | None
 
-__all__ = ["Session", "TrackedFrame"]
+
+@dataclass(frozen=True, eq=False)
+class TrackedFrame:
+    """A frame and its n visible objects, by rising id.
+
+    Attributes:
+        index: Number of the frame.
+        pixels: uint8 [h, w, 3].
+        ids: int64 [n].
+        scores: fp32 [n], of the detections that the objects were found by; 1 for a clicked object.
+        boxes: fp32 [n, 4], (x0, y0, x1, y1) in pixels.
+        masks: bool [n, h, w]; no pixel belongs to several objects of one text.
+        texts: The text that each object was found by; None for an object of a box or a click.
+    """
+
+    index: int
+    pixels: Pixels
+    ids: npt.NDArray[np.int64]
+    scores: Floats
+    boxes: Floats
+    masks: Masks
+    texts: tuple[str | None, ...]
+
+
+def tracked_frame(
+    frame_result: FrameResult, pixels: Pixels, groups: Sequence[Masklets], added: Collection[int]
+) -> TrackedFrame:
+    """Returns a frame with the objects that are tracked now; each pixel of a text's objects has one owner.
+
+    Args:
+        frame_result: The result of the frame.
+        pixels: uint8 [h, w, 3].
+        groups: The objects of each text.
+        added: The ids of objects that the user added.
+    """
+    width, height = frame_result.size
+    objects = frame_result.objects
+    outputs = [frame_output(objects, group.state.scores, frame_result.size) for group in groups]
+    ids = np.concatenate([output.ids for output in outputs])
+    order = np.argsort(ids)
+    boxes = np.concatenate([output.boxes for output in outputs])[order]
+    corners = boxes + np.concatenate([np.zeros_like(boxes[:, :2]), boxes[:, :2]], axis=1)
+    texts = [group.text for group, output in zip(groups, outputs, strict=True) for _ in output.ids]
+    return TrackedFrame(
+        index=frame_result.index,
+        pixels=pixels,
+        ids=ids[order],
+        scores=np.concatenate([output.scores for output in outputs])[order],
+        boxes=corners * np.array([width, height, width, height], np.float32),
+        masks=np.concatenate([output.masks for output in outputs])[order],
+        texts=tuple(None if ids[row] in added else texts[row] for row in order),
+    )
+
+
+Texts = str | Sequence[str] | None
 
 _ENDLESS = sys.maxsize
 """More frames than any video has: a propagation ends with the video, whatever its source states."""

@@ -31,7 +31,7 @@ _A_POINT = ((0.0, 0.0),)
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """What upstream gives out of a frame; the first five as in `harness.runtime.sam3.video.tracked_frame.TrackedFrame`.
+    """What upstream gives out of a frame; the first five as in `harness.runtime.sam3.video.session.TrackedFrame`.
 
     Attributes:
         index: The frame.
