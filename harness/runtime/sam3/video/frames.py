@@ -31,6 +31,9 @@ Pixels = npt.NDArray[np.uint8]
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".webp")
 """Files of a folder that are frames (`IMAGE_EXTS`, `sam3/model/io_utils.py:25`)."""
 
+CHUNK = 32
+"""Frames that are kept when a passed frame is read, because a video file is then decoded from its beginning."""
+
 
 @dataclass(frozen=True, eq=False)
 class Frames:
@@ -151,10 +154,6 @@ def _read_frames(frames: Iterable[Any], name: str) -> Generator[Pixels, None, No
 
 def _size_text(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[0]}"
-
-
-CHUNK = 32
-"""Frames that are kept when a passed frame is read, because a video file is then decoded from its beginning."""
 
 
 class FrameReader:

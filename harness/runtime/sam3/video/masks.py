@@ -24,6 +24,16 @@ _WORD = 64
 
 _BITS = np.array([number.bit_count() for number in range(256)], np.uint8)
 
+NEVER_OCCLUDED = -1
+ALWAYS_OCCLUDED = 100_000
+"""`last_occluded` of an object that hotstart removes before it has been tracked on a frame (VB:847)."""
+SUPPRESSED_LOGIT = np.float32(-10.0)
+"""`NO_OBJ_LOGIT` (VB:887): the mask logits of a suppressed object."""
+PRESENT_LOGIT, ABSENT_LOGIT = np.float32(10.0), np.float32(-10.0)
+"""The object logits that the memory encoder gets, by whether the mask has pixels (VB:1466)."""
+REMAINING_SHARE = np.float32(0.3)
+"""`shrink_threshold` (TP:1321)."""
+
 
 def areas(masks: Masks) -> npt.NDArray[np.int64]:
     """Counts the pixels of each mask.
@@ -162,17 +172,6 @@ def _bit_counts(words: Words) -> npt.NDArray[np.int64]:
     counts: npt.NDArray[np.uint8] = np.bitwise_count(words) if has_function else _BITS[words.view(np.uint8)]
     total: npt.NDArray[np.int64] = counts.sum(axis=1, dtype=np.int64)
     return total
-
-
-NEVER_OCCLUDED = -1
-ALWAYS_OCCLUDED = 100_000
-"""`last_occluded` of an object that hotstart removes before it has been tracked on a frame (VB:847)."""
-SUPPRESSED_LOGIT = np.float32(-10.0)
-"""`NO_OBJ_LOGIT` (VB:887): the mask logits of a suppressed object."""
-PRESENT_LOGIT, ABSENT_LOGIT = np.float32(10.0), np.float32(-10.0)
-"""The object logits that the memory encoder gets, by whether the mask has pixels (VB:1466)."""
-REMAINING_SHARE = np.float32(0.3)
-"""`shrink_threshold` (TP:1321)."""
 
 
 def suppressed_objects(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) -> Masks:

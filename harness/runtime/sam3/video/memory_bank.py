@@ -31,6 +31,13 @@ from harness.runtime.sam3.video.memory_selection import (
 
 Array = npt.NDArray[Any]
 
+MISSING_MASK_LOGIT = np.float32(-1024)
+"""`NO_OBJ_SCORE`: the mask logits, before the memory is encoded, of an object without an output on a frame (TP:530)."""
+MISSING_OBJECT_LOGIT = np.float32(10)
+"""The object logit of such an object; upstream assumes that it is present (TP:544), although its mask is empty."""
+MISSING_IOU = np.float32(0)
+"""The IoU of such an object (TP:550)."""
+
 
 @dataclass(frozen=True, eq=False)
 class MemoryEntry:
@@ -330,14 +337,6 @@ def _part(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
     if frame in reach.memories:
         return entry
     return replace(entry, memory=None, pointer=entry.pointer if frame in reach.pointers else None)
-
-
-MISSING_MASK_LOGIT = np.float32(-1024)
-"""`NO_OBJ_SCORE`: the mask logits, before the memory is encoded, of an object without an output on a frame (TP:530)."""
-MISSING_OBJECT_LOGIT = np.float32(10)
-"""The object logit of such an object; upstream assumes that it is present (TP:544), although its mask is empty."""
-MISSING_IOU = np.float32(0)
-"""The IoU of such an object (TP:550)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,9 @@ from harness.runtime.sam3.video.rules import DISAMBIGUATED
 
 Floats = npt.NDArray[np.float32]
 
+HOTSTART = DISAMBIGUATED.hotstart_frames
+"""Frames after its birth within which the planner may remove an object."""
+
 
 @dataclass(frozen=True)
 class MemoryRules:
@@ -172,10 +175,6 @@ def effective_iou(object_logits: Floats, iou: Floats) -> np.float32:
     positive = np.where(object_logits > 0, object_logits, np.float32(0))
     presence = np.float32(2) / (np.float32(1) + np.exp(-positive)) - np.float32(1)
     return np.float32((presence * iou).mean(dtype=np.float32))
-
-
-HOTSTART = DISAMBIGUATED.hotstart_frames
-"""Frames after its birth within which the planner may remove an object."""
 
 
 class Retention(Enum):

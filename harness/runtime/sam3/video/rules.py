@@ -19,6 +19,16 @@ from harness.runtime.sam3.video.objects import TrackedObject
 
 Floats = npt.NDArray[np.float32]
 
+_CONFIDENT_SCORE, _CONFIDENT_IOU = np.float32(0.8), np.float32(0.8)
+"""`HIGH_CONF_THRESH` and `HIGH_IOU_THRESH` (VB:1276)."""
+Duplicates = Mapping[tuple[int, int], int]
+"""Number of detections that (older object, younger object) have shared so far."""
+_Output = TypeVar("_Output")
+_PRESENT = np.float32(0.8)
+"""`HIGH_CONF_THRESH` of `_recondition_masklets` (VB:475), which upstream compares with a logit."""
+CLEARED_AROUND_CLICK = 16
+"""`refinement_detector_cond_frame_removal_window` (VI:967)."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -71,10 +81,6 @@ DISAMBIGUATED = Rules()
 """`apply_temporal_disambiguation=True` (MB:716-740)."""
 UNDISAMBIGUATED = Rules(hotstart_frames=0, hotstart_unmatched=0, hotstart_duplicates=0, recondition_every=0)
 """`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and no output is delayed."""
-
-
-_CONFIDENT_SCORE, _CONFIDENT_IOU = np.float32(0.8), np.float32(0.8)
-"""`HIGH_CONF_THRESH` and `HIGH_IOU_THRESH` (VB:1276)."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +161,6 @@ def limit_new_objects(new: Sequence[int], scores: Floats, places: int) -> tuple[
         return tuple(new)
     order = np.argsort(scores[list(new)])[::-1]
     return tuple(new[index] for index in order[: max(0, places)])
-
-
-Duplicates = Mapping[tuple[int, int], int]
-"""Number of detections that (older object, younger object) have shared so far."""
-
-_Output = TypeVar("_Output")
 
 
 def count_shared_detections(
@@ -251,12 +251,6 @@ def release_outputs(
     if len(buffered) >= rules.hotstart_frames:
         return buffered[1:], buffered[:1]
     return buffered, ()
-
-
-_PRESENT = np.float32(0.8)
-"""`HIGH_CONF_THRESH` of `_recondition_masklets` (VB:475), which upstream compares with a logit."""
-CLEARED_AROUND_CLICK = 16
-"""`refinement_detector_cond_frame_removal_window` (VI:967)."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]
 
+Texts = str | Sequence[str] | None
+_ENDLESS = sys.maxsize
+"""More frames than any video has: a propagation ends with the video, whatever its source states."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrame:
@@ -86,12 +90,6 @@ def tracked_frame(
         masks=np.concatenate([output.masks for output in outputs])[order],
         texts=tuple(None if ids[row] in added else texts[row] for row in order),
     )
-
-
-Texts = str | Sequence[str] | None
-
-_ENDLESS = sys.maxsize
-"""More frames than any video has: a propagation ends with the video, whatever its source states."""
 
 
 class Session:

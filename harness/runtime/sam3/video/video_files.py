@@ -35,6 +35,9 @@ _READABLE = (
 
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
+ANIMATION_SUFFIXES = (".gif", ".png", ".apng", ".webp")
+_ADVICE = "cut the animation there, or save it anew"
+
 
 def pyav(path: Path) -> Any:
     """Imports PyAV.
@@ -219,11 +222,6 @@ def _broken_frame(path: Path, index: int, why: str) -> Sam3Error:
     return Sam3Error(
         f"Frame {index} of {path} cannot be decoded ({why}); cut the video there, or convert or copy it anew."
     )
-
-
-ANIMATION_SUFFIXES = (".gif", ".png", ".apng", ".webp")
-
-_ADVICE = "cut the animation there, or save it anew"
 
 
 def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
