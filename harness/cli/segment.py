@@ -115,7 +115,7 @@ def make_prompts(
     Raises:
         HarnessError: A box or point is not numbers with commas between them, or goes with several texts.
     """
-    from harness.segment.asking import prompts_of_kinds
+    from harness.segment.prompts import prompts_of_kinds
 
     return prompts_of_kinds(
         texts,

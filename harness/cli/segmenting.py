@@ -15,7 +15,7 @@ from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
-from harness.segment.job import Job, Result, Segmented, run
+from harness.segment.job import Job, Result, SegmentedImage, run
 
 _MOST_ROWS = 20
 
@@ -66,7 +66,7 @@ def _loaded(folder: Path, remote: Remote | None) -> Sam3:
 
 
 def _tell(results: Sequence[Result], seconds: float, out: Path) -> None:
-    done = [result for result in results if isinstance(result, Segmented)]
+    done = [result for result in results if isinstance(result, SegmentedImage)]
     if len(done) == 1:
         console.print(objects_table(done[0]))
     elif done:
@@ -87,7 +87,7 @@ def _images(count: int) -> str:
     return f"{count} image{'' if count == 1 else 's'}"
 
 
-def objects_table(result: Segmented) -> Table:
+def objects_table(result: SegmentedImage) -> Table:
     """What was found in one image, best first."""
     width, height = result.size
     entries = sorted(result.annotations, key=lambda entry: -float(entry["score"]))
@@ -102,13 +102,13 @@ def objects_table(result: Segmented) -> Table:
     return table
 
 
-def _title(result: Segmented) -> Text:
+def _title(result: SegmentedImage) -> Text:
     width, height = result.size
     count = len(result.annotations)
     return Text(f"{result.image.name}, {width} x {height}: {count} object{'' if count == 1 else 's'}")
 
 
-def images_table(done: Sequence[Segmented]) -> Table:
+def images_table(done: Sequence[SegmentedImage]) -> Table:
     """How much was found in each image."""
     table = Table("image", "size", "objects", "best score", "seconds")
     for result in done[:_MOST_ROWS]:

@@ -31,7 +31,7 @@ from harness.models.sam3.video.upstream import vectorized_component_areas
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.resizing import resized, resized_with_antialias
+from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 
@@ -249,7 +249,7 @@ def test_an_interrupted_frame_is_processed_again_bit_for_bit(
 
     session = model.start_session(list(frames()))
     session.add_prompt(1, TEXT)
-    for owner, name in ((Sam3, "set_image"), (Bucket, "remembering")):
+    for owner, name in ((Sam3, "set_image"), (Bucket, "encode_memory")):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(owner, name, interrupt)
             list(session.propagate())
@@ -450,8 +450,8 @@ def test_masks_are_resized_as_pytorch_resizes_them(height: int, width: int) -> N
     tensor = torch.from_numpy(values)[:, None]
     plain = F.interpolate(tensor, (height, width), mode="bilinear", align_corners=False)[:, 0].numpy()
     smooth = F.interpolate(tensor, (height, width), mode="bilinear", align_corners=False, antialias=True)[:, 0].numpy()
-    np.testing.assert_allclose(resized(values, height, width), plain, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(resized_with_antialias(values, height, width), smooth, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(resize(values, height, width), plain, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(resize_antialiased(values, height, width), smooth, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("level", [-9.0, -1.0, 0.0, 1.0, 9.0])

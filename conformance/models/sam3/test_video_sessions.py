@@ -17,7 +17,7 @@ from harness.models.sam3.video.sessions.answers import number_frames
 from harness.models.sam3.video.sessions.judging import judge_session
 from harness.models.sam3.video.sessions.scripts import Request, load_scripts, mask_of, pixels_of
 from harness.models.sam3.video.visible_objects import PROMPT_SCORE
-from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.resizing import resize
 
 SIZE = (96, 144)
 
@@ -32,7 +32,7 @@ def disc(column: float, size: tuple[int, int]) -> np.ndarray:
 def answer(frame: int, prompted: bool) -> Arrays:
     """A frame with two objects; the logits of the first one have the video's size if it was prompted."""
     logits = {3: disc(0.2, SIZE if prompted else (288, 288)), 4: disc(0.7, (288, 288))}
-    masks = np.array([resized(each[None], *SIZE)[0] > 0 for each in logits.values()])
+    masks = np.array([resize(each[None], *SIZE)[0] > 0 for each in logits.values()])
     found = [(np.flatnonzero(m.any(0)), np.flatnonzero(m.any(1))) for m in masks]
     return {
         "index": np.array([frame]),

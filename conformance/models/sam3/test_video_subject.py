@@ -25,7 +25,7 @@ from harness.models.sam3.video.rounding import undecided_shares
 from harness.models.sam3.video.source import Answer, RecordedStep, rounding_decides_first
 from harness.models.sam3.video.upstream import _Frame, _Recorder, round_to_bfloat16, vectorized_mask_iou
 from harness.models.selection import select
-from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MemoryBank
 
@@ -40,7 +40,7 @@ def blob(column: float, radius: float = 40) -> np.ndarray:
 
 
 def shown(logits: list[np.ndarray]) -> np.ndarray:
-    return resized(np.array(logits), HEIGHT, WIDTH) > 0
+    return resize(np.array(logits), HEIGHT, WIDTH) > 0
 
 
 def boxes(masks: np.ndarray) -> np.ndarray:

@@ -25,9 +25,9 @@ from harness.parity.distribution import with_distributions
 from harness.parity.saved import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.manifest import DEFAULT_CAPACITY
-from harness.runtime.sam3.found import Found as Segmented
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
+from harness.runtime.sam3.segmentation import Found as Segmented
 
 if TYPE_CHECKING:
     from harness.execution.run import Run

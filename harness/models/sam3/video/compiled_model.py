@@ -12,14 +12,14 @@ import numpy.typing as npt
 from harness.core.program import Arrays
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.source import RecordedStep
-from harness.runtime.artifact import Loaded, Tensors
+from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.bfloat16 import Bits
 from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.memory_bank import Attended
+from harness.runtime.sam3.video.memory_bank import AttentionInputs
 from harness.runtime.sam3.video.session import Session, TrackedFrame
-from harness.runtime.sam3.video.tracker import Tracked, Tracker
+from harness.runtime.sam3.video.tracker import TrackedMasks, Tracker
 
 Floats = npt.NDArray[np.float32]
 
@@ -53,30 +53,30 @@ class RecordingTracker(Tracker):
         computed: Results by frame.
     """
 
-    def __init__(self, artifact: Loaded) -> None:
+    def __init__(self, artifact: LoadedModel) -> None:
         """Takes a loaded model."""
         super().__init__(artifact)
         self.frame = 0
         self.computed: dict[int, _FrameResults] = {}
 
-    def track(self, features: Tensors, attended: Attended) -> Tracked:
+    def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
         """Tracks as `Tracker.track` and records mask and object logits."""
         tracked = super().track(features, attended)
         self._results.logits.append(tracked.logits)
         self._results.object_logits.append(tracked.object_logits[:, 0])
         return tracked
 
-    def memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """Encodes a memory as `Tracker.memory`, and records it with the objects that it has."""
-        bits = super().memory(features, logits, object_logits)
+    def encode_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes a memory as `Tracker.encode_memory`, and records it with the objects that it has."""
+        bits = super().encode_memory(features, logits, object_logits)
         self._results.memories.append(bits)
         self._results.remembered.append(object_logits > 0)
         return bits
 
-    def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """Encodes the memory of new objects as `Tracker.prompted_memory`, and counts the objects."""
+    def encode_prompt_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes the memory of new objects as `Tracker.encode_prompt_memory`, and counts the objects."""
         self._results.births += len(logits)
-        return super().prompted_memory(features, logits, object_logits)
+        return super().encode_prompt_memory(features, logits, object_logits)
 
     @property
     def _results(self) -> _FrameResults:
@@ -116,7 +116,7 @@ def compute_step(model: Sam3, step: RecordedStep, length: int) -> Arrays:
     observed = _ObservedMemories(model.artifact)
     tracker = Tracker(observed)
     tracked = tracker.track(step.features, step.bank.read(step.bank.plan(step.frame, num_frames=length)))
-    bits = tracker.memory(step.features, step.masks, step.present)
+    bits = tracker.encode_memory(step.features, step.masks, step.present)
     return {
         "logits": tracked.logits,
         "pointers": tracked.pointers,
@@ -130,7 +130,7 @@ def compute_step(model: Sam3, step: RecordedStep, length: int) -> Arrays:
 class _ObservedMemories:
     """A loaded model that records encoded memories before they are rounded."""
 
-    def __init__(self, artifact: Loaded) -> None:
+    def __init__(self, artifact: LoadedModel) -> None:
         self._artifact = artifact
         self.folder, self.manifest = artifact.folder, artifact.manifest
         self.fetch, self.reading_once = artifact.fetch, artifact.reading_once

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.sam3.video.occlusion import REMAINING_SHARE
+from harness.runtime.sam3.video.masks import REMAINING_SHARE
 
 Array = npt.NDArray[Any]
 

@@ -16,8 +16,8 @@ from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.sessions.scripts import Script
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
-from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank
-from harness.runtime.sam3.video.retention import Retention
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry
+from harness.runtime.sam3.video.memory_selection import Retention
 
 if TYPE_CHECKING:
     from harness.models.sam3.video.upstream import MemoryDecisions, Step
@@ -234,7 +234,9 @@ def _steps(arrays: Arrays) -> list[RecordedStep]:
 def _step(arrays: Arrays) -> RecordedStep:
     count = len(arrays["present"])
     entries = {
-        int(frame): Entry(memory, pointer, logits, np.zeros(count, np.float32), None if np.isnan(score) else score)
+        int(frame): MemoryEntry(
+            memory, pointer, logits, np.zeros(count, np.float32), None if np.isnan(score) else score
+        )
         for frame, memory, pointer, logits, score in zip(
             *(arrays[name] for name in ("frames", "memories", "pointers", "object_logits", "scores")), strict=True
         )
@@ -250,7 +252,7 @@ def _step(arrays: Arrays) -> RecordedStep:
             Retention.EVERYTHING,
             conditioning={frame: entries[frame] for frame in conditioning},
             tracked={frame: entry for frame, entry in sorted(entries.items()) if frame not in conditioning},
-            born=min(conditioning),
+            first_frame=min(conditioning),
         ),
         masks=arrays["masks"],
         present=arrays["present"],

@@ -25,7 +25,7 @@ from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.rounding import undecided_shares
-from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT
+from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT
 
 if TYPE_CHECKING:
     from harness.models.sam3.video.questions import Pixels, Question

@@ -15,9 +15,8 @@ from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
 from harness.models.sam3.video.rounding import leeway
 from harness.parity.verdict import judge, judge_by_gate, unmeasured
-from harness.runtime.sam3.resizing import resized
-from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
-from harness.runtime.sam3.video.occlusion import PRESENT_LOGIT
+from harness.runtime.sam3.resizing import resize
+from harness.runtime.sam3.video.masks import PRESENT_LOGIT, without_holes_and_sprinkles
 
 Array = npt.NDArray[Any]
 
@@ -244,4 +243,4 @@ def _moved_masks(logits: Array, size: tuple[int, ...]) -> list[Array]:
     """Returns the masks bool [h, w] of logits moved up, unchanged, and moved down."""
     near = leeway(logits)
     shifted = np.stack([logits + near, logits, logits - near]).astype(np.float32)
-    return list(resized(without_holes_and_sprinkles(shifted), *size) > 0)
+    return list(resize(without_holes_and_sprinkles(shifted), *size) > 0)

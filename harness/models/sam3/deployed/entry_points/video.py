@@ -22,7 +22,7 @@ from harness.models.sam3.deployed.entry_points.interactive import (
     trunk_inputs,
 )
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.video.tracker import GIVEN_MASK, POINTERS, PREDICTED_MASK
+from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, POINTERS, PROMPT_MASK_SIZE
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def _mask_prompt(_capacity: Capacity) -> dict[str, torch.Tensor]:
         "features": torch.zeros(1, CHANNELS, smallest, smallest),
         "high_res_0": torch.zeros(1, CHANNELS // 8, largest, largest),
         "high_res_1": torch.zeros(1, CHANNELS // 4, middle, middle),
-        "masks": torch.zeros(1, 1, GIVEN_MASK, GIVEN_MASK),
+        "masks": torch.zeros(1, 1, INPUT_MASK_SIZE, INPUT_MASK_SIZE),
     }
 
 
@@ -116,11 +116,11 @@ MEMORY_ATTENTION = EntryPoint(
 )
 """Attention of a frame to M memories and P pointers of an object; inputs and output are the component's."""
 
-MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(GIVEN_MASK))
+MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(INPUT_MASK_SIZE))
 """features fp32 [1, 256, 72, 72], mask logits fp32 [1, 1, 1152, 1152], object logits [1, 1] to fp32 [1, 64, 72, 72]."""
 
 PREDICTED_MEMORY_ENCODER = EntryPoint(
-    "encode_predicted_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(PREDICTED_MASK)
+    "encode_predicted_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(PROMPT_MASK_SIZE)
 )
 """`MEMORY_ENCODER` for a prompted object, whose mask logits are fp32 [1, 1, 1008, 1008].
 

@@ -1,4 +1,4 @@
-"""What a prompt finds in an image, and the outputs of the model that it is made of."""
+"""Defines the result of a prompt in an image, and the outputs of the model that it is made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.artifact import Tensors
-from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.resizing import resize
 
 Floats = npt.NDArray[np.float32]
 Queries = npt.NDArray[np.int64]
@@ -20,10 +20,10 @@ Queries = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What the model computes for one prompt, before anything is decided: Q = 200 queries, all fp32.
+    """The model's outputs for one prompt, before any decision: Q = 200 queries, all fp32.
 
-    The masks of all queries and the semantic map are computed when they are asked for. Where nothing was found, the
-    image's features stay in memory until then; otherwise what masks are predicted from does, 85 MB.
+    The masks of all queries and the semantic map are computed at their first use. Until then the image's features stay
+    in memory if nothing was found; otherwise the inputs of the mask predictor stay, 85 MB.
 
     Attributes:
         logits: [1, Q, 1], of the class; upstream's `pred_logits`.
@@ -52,50 +52,50 @@ class Outputs:
 
 
 @dataclass(frozen=True, eq=False)
-class SomeMasks:
+class MaskBatch:
     """The masks of some queries, as the model returns them.
 
     Attributes:
         logits: The model's tensor fp32 [1, n, 288, 288], which may have masks of other queries too.
-        places: int64 [k], where the mask of each query is among the n.
+        rows: int64 [k], the index of each query's mask among the n.
     """
 
     logits: Any
-    places: Queries
+    rows: Queries
 
 
 class SegmentationHead:
-    """Masks and semantic map of one prompt, computed when they are first asked for; several threads may ask."""
+    """The masks and the semantic map of one prompt, computed at their first use; several threads may use it."""
 
     def __init__(
         self,
         embed: Callable[[], Tensors],
-        predict: Callable[[Tensors, Queries], Iterator[SomeMasks]],
+        predict: Callable[[Tensors, Queries], Iterator[MaskBatch]],
         fetch: Callable[[Any], npt.NDArray[Any]],
     ) -> None:
-        """Takes what it calls.
+        """Stores the functions that compute masks.
 
         Args:
-            embed: Computes what masks are predicted from; it is called once.
-            predict: Predicts the masks of queries from that, in their order.
-            fetch: Returns a tensor's values.
+            embed: Computes the inputs of the mask predictor; it is called once.
+            predict: Predicts the masks of queries from these inputs, in the order of the queries.
+            fetch: Returns the values of a tensor.
         """
         self._embed: Callable[[], Tensors] | None = embed
         self._predict, self._fetch = predict, fetch
         self._embedded: Tensors = {}
         self._lock = threading.Lock()
 
-    def masks(self, queries: Queries) -> Iterator[SomeMasks]:
-        """Yields the masks of these queries, int64 [k], in their order; nothing is computed for none."""
+    def masks(self, queries: Queries) -> Iterator[MaskBatch]:
+        """Yields the masks of the queries, int64 [k], in their order; computes nothing for no queries."""
         if len(queries):
             yield from self._predict(self._pixels(), queries)
 
     def logits(self, queries: Queries) -> Floats:
-        """The masks fp32 [k, 288, 288] of these queries, at least one."""
-        return np.concatenate([self._fetch(some.logits)[0, some.places] for some in self.masks(queries)])
+        """Returns the masks fp32 [k, 288, 288] of these queries, at least one."""
+        return np.concatenate([self._fetch(batch.logits)[0, batch.rows] for batch in self.masks(queries)])
 
     def semantic(self) -> Floats:
-        """Logits of the semantic map [1, 1, 288, 288]."""
+        """Returns the logits of the semantic map [1, 1, 288, 288]."""
         return self._fetch(self._pixels()["semantic"])
 
     def _pixels(self) -> Tensors:
@@ -108,16 +108,16 @@ class SegmentationHead:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a prompt found in an image of height h and width w: k objects, in the order of the model's queries.
+    """The result of a prompt in an image of height h and width w: k objects, in the order of the model's queries.
 
     Attributes:
-        predict: Predicts the masks, bool [n, h, w] at once, in their order; `masks` and `each_mask` call it.
-        boxes: fp32 [k, 4], (x0, y0, x1, y1) in pixels; as the model gives them, so they may reach beyond the image.
+        predict: Yields the masks in order, in batches bool [n, h, w]; `masks` and `each_mask` call it.
+        boxes: fp32 [k, 4], (x0, y0, x1, y1) in pixels; unclipped, so that they may reach beyond the image.
         scores: fp32 [k], each above the threshold.
-        queries: int64 [k], the numbers of the queries that were kept.
-        outputs: What this was made of.
+        queries: int64 [k], the numbers of the queries above the threshold.
+        outputs: The model's outputs.
         size: Width and height of the image.
-        notes: A sentence for each part of the prompt that was not used as it was given.
+        notes: A sentence for each part of the prompt that was changed or ignored.
     """
 
     predict: Callable[[], Iterator[npt.NDArray[np.bool_]]]
@@ -134,21 +134,21 @@ class Found:
         width, height = self.size
         masks = np.empty((len(self.queries), height, width), bool)
         filled = 0
-        for some in self.predict():
-            masks[filled : filled + len(some)] = some
-            filled += len(some)
+        for batch in self.predict():
+            masks[filled : filled + len(batch)] = batch
+            filled += len(batch)
         return masks
 
     def each_mask(self) -> Iterator[npt.NDArray[np.bool_]]:
-        """Yields the masks bool [h, w] one after another: of all together, there may be more than fit into memory."""
-        for some in [self.masks] if "masks" in vars(self) else self.predict():
-            yield from some
+        """Yields the masks bool [h, w] one after another, because all of them may not fit into memory."""
+        for batch in [self.masks] if "masks" in vars(self) else self.predict():
+            yield from batch
 
     @cached_property
     def semantic(self) -> Floats:
-        """Probability that a pixel shows what was asked for, whichever object it belongs to: fp32 [h, w]."""
+        """Probability that a pixel shows an object of the prompt, whichever object it is: fp32 [h, w]."""
         width, height = self.size
-        (logits,) = resized(self.outputs.semantic[0], height, width)
+        (logits,) = resize(self.outputs.semantic[0], height, width)
         # The sigmoid, in a form that does not overflow.
         probability: Floats = np.ascontiguousarray((1 + np.tanh(logits / 2)) / 2)
         return probability
