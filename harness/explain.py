@@ -79,7 +79,7 @@ def explain_request(
     request: tuple[Case, Path | None, Processors, Groups], on_stage: Callable[[str], None]
 ) -> Explanation:
     """Explains a component in this process, with the signature that `harness.processes` needs."""
-    from harness.models.lowered import imported_module
+    from harness.models.importing import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuned.database import schedules_from
 

@@ -88,7 +88,7 @@ def prepare(
         HarnessError: The subject is no trace of calls, so that there is no reference of a single call; it has no such
             sample; the program has not all of the groups; or a weight is beyond the range of the precision's dtype.
     """
-    subject, route = subjects()[case.component], Route.of(case, float32)
+    subject, route = subjects()[case.component], Route.from_case(case, float32)
     with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         if not isinstance(workload, TracedWorkload):
@@ -107,7 +107,7 @@ def prepare(
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
         reference = workload.reference()[0]
-        check = judge_of(names, reference, workload.oracle(), case, workload.draws_of_few(reference))
+        check = judge_of(names, reference, workload.oracle(), case, workload.draw_small_outputs(reference))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload, reference

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.calibration import mutants
 from conformance.calibration.faults import Fault, drawn
 from conformance.calibration.layers import LAYERS
 from conformance.calibration.measuring import CRASHED, Request, add, records
@@ -24,9 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     asked = _parsed(arguments)
     try:
-        if asked.sources and not asked.table:
-            mutants.measure(asked.seed, asked.faults, asked.file, jobs=asked.jobs, smoke=asked.smoke)
-        elif not asked.table:
+        if not asked.table:
             measure(_faults(asked), asked.file, asked.reproduce)
         print(render(records(asked.file)))
     except KeyboardInterrupt:
@@ -107,9 +104,6 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="gets a line for each; a file that is there goes on",
     )
     parser.add_argument("--reproduce", type=int, default=0, metavar="N", help="cut out the first N faults as well")
-    parser.add_argument("--sources", action="store_true", help="draw faults in source files, not in the pipeline")
-    parser.add_argument("--smoke", action="store_true", help="with --sources: ask make smoke of what verify sees")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="with --sources: faults at a time; default: 1")
     parser.add_argument("--table", action="store_true", help="only print the table of the file")
     return parser.parse_args(arguments)
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+import functools
+import gc
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from harness.core.settings import REPOSITORY
 from harness.diagnose.diagnosis import Cause
+
+HARNESS = REPOSITORY / "harness"
 
 _KERNELS = frozenset((Cause.LEGALIZATION, Cause.SCHEDULE, Cause.FUSION))
 _IN_PYTORCH = frozenset((Cause.STRATEGY, Cause.EXPORT))
@@ -96,12 +105,13 @@ KINDS = (
 
 
 def edits(source: bytes) -> Iterator[tuple[str, Edit]]:
-    """Yields each change that can be made of a source file, with its kind, in the order of the file.
+    """Yields each change that can be made of the functions of a source file, with its kind.
 
     Documentation, annotations and what is raised stay as they are.
     """
     text = _Text(source)
-    for node in _computing(ast.parse(source)):
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, _FUNCTIONS))
+    for node in dict.fromkeys(node for function in functions for node in _computing(function)):
         for kind, change in _CHANGES.items():
             found = change(node, text)
             if found is not None:
@@ -109,6 +119,9 @@ def edits(source: bytes) -> Iterator[tuple[str, Edit]]:
                 edit = Edit(node.lineno, start, end, replacement)
                 if edit.applied(source) != source:
                     yield kind, edit
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class _Text:
@@ -270,18 +283,101 @@ _CHANGES: dict[str, Callable[[Any, _Text], _Found]] = dict(
 )
 
 
-def editable(checkout: Path, reached: dict[str, list[int]]) -> list[tuple[str, str, str, Edit]]:
-    """Returns the part, the file, the kind and the change for each change of a line that was reached.
+@dataclass(frozen=True)
+class Place:
+    """A place where a fault can be.
 
-    Args:
-        checkout: Folder of the project.
-        reached: By file below `harness/`: the lines that ran.
+    Attributes:
+        part: Key of `PARTS`.
+        file: The file, below `harness/`.
+        kind: One of `KINDS`.
+        edit: The change.
     """
-    found = []
-    for file, lines in sorted(reached.items()):
-        part = part_of(file)
-        if part is not None:
-            ran = set(lines)
-            source = (checkout / "harness" / file).read_bytes()
-            found += [(part, file, kind, edit) for kind, edit in edits(source) if edit.line in ran]
+
+    part: str
+    file: str
+    kind: str
+    edit: Edit
+
+    def __str__(self) -> str:
+        source = (HARNESS / self.file).read_bytes()
+        old = source[self.edit.start : self.edit.end].decode()
+        return " ".join(f"{self.file}:{self.edit.line}: {old.strip()} → {self.edit.text.strip() or 'nothing'}".split())
+
+
+def places(reached: Mapping[str, set[int]]) -> list[Place]:
+    """Returns every place in the lines that were reached, given by file below `harness/`."""
+    return [
+        Place(part, file, kind, edit)
+        for file, lines in sorted(reached.items())
+        if (part := part_of(file)) is not None
+        for kind, edit in edits((HARNESS / file).read_bytes())
+        if edit.line in lines
+    ]
+
+
+@contextmanager
+def tracing() -> Iterator[dict[str, set[int]]]:
+    """Yields the lines of `harness/` that run in the context, in any thread, by file."""
+    below = f"{HARNESS}/"
+    reached: defaultdict[str, set[int]] = defaultdict(set)
+
+    def enter(frame: FrameType, _event: str, _argument: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(below):
+            return None
+        lines = reached[file.removeprefix(below)]
+
+        def line(frame: FrameType, _event: str, _argument: Any) -> Any:
+            lines.add(frame.f_lineno)
+            return line
+
+        return line(frame, _event, _argument)
+
+    threading.settrace(enter)
+    sys.settrace(enter)
+    try:
+        yield reached
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def rewritten(place: Place) -> Iterator[None]:
+    """Gives the functions of a file the changed code in the context, wherever they are referred to."""
+    path = HARNESS / place.file
+    changed = _codes(compile(place.edit.applied(path.read_bytes()), str(path), "exec"))
+    functions = [
+        thing
+        for thing in gc.get_objects()
+        if isinstance(thing, FunctionType) and thing.__code__.co_filename == str(path)
+    ]
+    right = [(function, function.__code__) for function in functions]
+    _forget_results()
+    try:
+        for function, code in right:
+            other = changed.get(code.co_qualname)
+            if other is not None and other.co_freevars == code.co_freevars:
+                function.__code__ = other
+        yield
+    finally:
+        for function, code in right:
+            function.__code__ = code
+        _forget_results()
+
+
+def _codes(code: CodeType) -> dict[str, CodeType]:
+    """Returns the functions of a module by their qualified names."""
+    found: dict[str, CodeType] = {}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= {constant.co_qualname: constant} | _codes(constant)
     return found
+
+
+def _forget_results() -> None:
+    """Empties the caches of the project's functions, so that results with and without a fault are not mixed."""
+    for thing in gc.get_objects():
+        if isinstance(thing, functools._lru_cache_wrapper) and thing.__module__.startswith("harness."):
+            thing.cache_clear()

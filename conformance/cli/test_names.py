@@ -18,10 +18,9 @@ from harness.cli import segment_display
 from harness.cli.console import console, stages
 from harness.cli.main import app
 from harness.core.errors import HarnessError
-from harness.execution.remote.secret import default_file
 from harness.files import cache_root, user_folder
 from harness.runtime import Prompt
-from harness.segment import Segmented, unique_names
+from harness.segment import SegmentedImage, unique_names
 from harness.segment.job import Job, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("name", ["out[draft]", "[/x]", "[bold]"])
 def test_brackets_in_names_are_printed_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = Segmented(Path(f"{name}.jpg".replace("/", "")), (4, 3), [], (), 1.0)
+    result = SegmentedImage(Path(f"{name}.jpg".replace("/", "")), (4, 3), [], (), 1.0)
     segment_display._print_results([result, result], 1.0, Path(name))
     with stages(f"Packing into {name}") as on_stage:
         on_stage(name)
@@ -58,7 +57,7 @@ def test_the_longest_names_of_images_have_results(stem: str, tmp_path: Path) -> 
     names = unique_names(longest)
     assert len({name.casefold() for name in names}) == 2
     results = run(KnownSegmenter(), Job(longest, [Prompt("cat")], tmp_path / "out", 0.5))  # type: ignore[arg-type]
-    assert all(isinstance(result, Segmented) for result in results)
+    assert all(isinstance(result, SegmentedImage) for result in results)
     assert len(list((tmp_path / "out").glob("*_overlay.png"))) == 2
 
 
@@ -71,7 +70,7 @@ def test_a_user_without_a_name_and_a_home_folder_is_told_what_to_set(monkeypatch
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     for name in ("HOME", "SAM3_TVM_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for find in (cache_root, default_file, lambda: user_folder(platformdirs.user_cache_dir)):
+    for find in (cache_root, lambda: user_folder(platformdirs.user_cache_dir)):
         with pytest.raises(HarnessError, match=r"^this user has no home folder: set HOME.* to a folder that"):
             find()
     monkeypatch.setenv("SAM3_TVM_CACHE", "~/cache")

@@ -439,7 +439,7 @@ def captured() -> dict[str, np.ndarray]:
     fpn_2 = np.ascontiguousarray(arrays["img_feats"].transpose(1, 2, 0)).reshape(1, 256, 72, 72)
     with upstream(), torch.inference_mode():
         encoding = ImageEncoding(shallow_model()).eval()
-        attended = encoding.attended(torch.from_numpy(arrays["img_feats"])).numpy()
+        attended = encoding.attend_to_image(torch.from_numpy(arrays["img_feats"])).numpy()
         fine, coarse = encoding.filtered(*(torch.from_numpy(arrays[name]) for name in ("fpn_0", "fpn_1")))
     return arrays | {"fpn_2": fpn_2, "attended": attended, "filtered_0": fine.numpy(), "filtered_1": coarse.numpy()}
 

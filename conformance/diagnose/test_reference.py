@@ -30,7 +30,7 @@ class Chain(nn.Module):
 
 def chain() -> tuple[Graph, torch.Tensor]:
     x = torch.linspace(-1, 1, EXTENT)
-    route = Route.of(Case("chain", "real", "llvm"))
+    route = Route.from_case(Case("chain", "real", "llvm"))
     return route.graph(route.export(Chain(), (x,))), x
 
 

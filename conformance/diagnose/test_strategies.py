@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.support.diagnosed import rotary_program
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
@@ -23,13 +24,7 @@ from harness.models.sam3.upstream import upstream
 def attention(strategy: str) -> Diagnosis:
     """Diagnoses rotary attention of the image encoder."""
     with upstream():
-        from sam3.model.vitdet import Attention
-
-        torch.manual_seed(0)
-        module = Attention(32, 2, use_rope=True, input_size=(4, 4)).eval().requires_grad_(False)
-        x = torch.randn(1, 4, 4, 32, generator=torch.Generator().manual_seed(1))
-        program = Program("attention", module, {"x": x}, ("out",), uses_rope=True)
-        return diagnose_program(program, Case("attention", strategy, "llvm"), SEEDED)
+        return diagnose_program(rotary_program(), Case("attention", strategy, "llvm"), SEEDED)
 
 
 def late(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -527,7 +527,7 @@ def test_only_half_precision_asks_for_draws_of_outputs_of_few_numbers(
 
     case = Case("box_head", "real", "cuda", precision=precision)
     workload = TracedWorkload({}, (), lambda: (reference, reference), dict, case, draws)
-    assert [[name] for name in workload.draws_of_few(reference)] == expected
+    assert [[name] for name in workload.draw_small_outputs(reference)] == expected
     assert asked == expected
 
 

@@ -56,7 +56,7 @@ def judged(
     with models()[subject.model].context(), TemporaryDirectory() as folder:
         workload = subject.open(case, SEEDED)
         (program,) = workload.programs.values()
-        route, library = Route.of(case), Path(folder) / "model.so"
+        route, library = Route.from_case(case), Path(folder) / "model.so"
         lowered = route.lower(
             route.export(program.module, tuple(program.example.values()), program.axes), program.module
         )

@@ -14,9 +14,9 @@ from PIL import Image
 
 from harness.files import write_file
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.found import SegmentationHead
+from harness.runtime.sam3.segmentation import SegmentationHead
 from harness.runtime.sam3.video.frames import open_frames
-from harness.runtime.sam3.video.tracked_frame import TrackedFrame
+from harness.runtime.sam3.video.session import TrackedFrame
 
 SIZE = (24, 18)
 NOTHING = np.zeros((0,), np.float32)

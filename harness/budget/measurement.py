@@ -84,7 +84,7 @@ class Bench:
         self._target = TARGETS[case.target].tvm_target(settings.processors)
         self._on_cpu = "cpu" in self._target.keys
         self._precision = PRECISIONS[case.precision]
-        route = Route.of(replace(case, precision=DEFAULT_PRECISION))
+        route = Route.from_case(replace(case, precision=DEFAULT_PRECISION))
         self._imported: dict[str, Lowered] = {}
         self._group_of: dict[str, dict[str, str]] = {}
         self._always_groups = NO_GROUPS
@@ -138,7 +138,7 @@ class Bench:
 
         if self._arrays is None:
             reference = self._workload.reference()[0]
-            self._arrays = reference, self._workload.oracle(), self._workload.draws_of_few(reference)
+            self._arrays = reference, self._workload.oracle(), self._workload.draw_small_outputs(reference)
         reference, oracle, draws = self._arrays
         verdicts = judge(actual, reference, oracle, by_oracle=True)
         return judge_by_draws(verdicts, actual, reference, oracle, draws) if draws else verdicts

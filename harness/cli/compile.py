@@ -33,7 +33,7 @@ from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
+from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
 from harness.schedules import ChosenSchedules
@@ -106,7 +106,7 @@ def compile_(
         raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
     if video and not takes_symbolic_axes(case):
         raise HarnessError(
-            f"Tracking attends to any number of memories, which takes {what_takes_symbolic_axes()}; "
+            f"Tracking attends to any number of memories, which takes {describe_symbolic_support()}; "
             "leave out --video, or the others."
         )
     first_cpu, schedules = next(iter(tuned.items()))

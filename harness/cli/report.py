@@ -16,7 +16,8 @@ def report(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Files of pytest perf … --benchmark-json=FILE, or one verification_report.json.", metavar="[RESULTS…]"
+            help="Files of pytest perf … --benchmark-json=FILE, gzipped or not, or one verification_report.json.",
+            metavar="[RESULTS…]",
         ),
     ] = None,
     compare: Annotated[
@@ -64,7 +65,13 @@ def _is_verification(path: Path) -> bool:
 
 def _report_measurements(results: list[Path], out: Path, db: Path | None) -> None:
     from harness.models.registry import subjects
-    from harness.report.performance.writer import write_performance_report
+
+    try:
+        from harness.report.performance.writer import write_performance_report
+    except ModuleNotFoundError as error:
+        raise HarnessError(
+            f"this report takes {error.name}, which is not installed: pip install 'sam3-tvm[perf]'"
+        ) from error
 
     with console.status("Drawing"):
         page = write_performance_report(results, out, db, order=list(subjects()))

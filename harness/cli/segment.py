@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.console import print_error
-from harness.cli.options import KeyOption, RemoteOption, SecretFileOption, ThreadsOption
+from harness.cli.options import RemoteOption, ThreadsOption
 from harness.core.errors import HarnessError
-from harness.core.remote import chosen_remote
+from harness.core.remote import Remote
 
 if TYPE_CHECKING:
     from harness.runtime import ObjectPrompt, Prompt
@@ -41,8 +41,6 @@ def segment(
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: ThreadsOption = None,
     remote: RemoteOption = None,
-    key: KeyOption = "",
-    secret_file: SecretFileOption = None,
 ) -> None:
     """Find the objects that texts, boxes and points describe in images: overlays, masks, a data set in COCO's format.
 
@@ -63,10 +61,10 @@ def segment(
     prompts = make_prompts(texts, *geometry) if object_prompt is None else [object_prompt]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
-    devices = chosen_remote(remote, key, secret_file)
+    device = None if remote is None else Remote(remote)
     configure_threads(threads)
     hide_torch()
-    failed = failures(run_job(folder, job, devices))
+    failed = failures(run_job(folder, job, device))
     for sentence in failed:
         print_error(f"error: {sentence}")
     if failed:
@@ -117,7 +115,7 @@ def make_prompts(
     Raises:
         HarnessError: A box or point is not a list of numbers, or is combined with several texts.
     """
-    from harness.segment.asking import prompts_of_kinds
+    from harness.segment.prompts import prompts_of_kinds
 
     return prompts_of_kinds(
         texts,

@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from harness.cli.console import console, progress, warn_if_untrained
 from harness.cli.loading import load_model
+from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
-from harness.segment.job import Job, Result, Segmented, run
-
-if TYPE_CHECKING:
-    from harness.execution.remote.model import RemoteModel
+from harness.segment.job import Job, Result, SegmentedImage, run
 
 _MAX_ROWS = 20
 
@@ -29,11 +26,11 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
     Args:
         folder: Folder of the compiled model.
         job: The job.
-        remote: Devices to run the model; None for this machine.
+        remote: Device that runs the model; None for this machine.
 
     Raises:
-        HarnessError: A file cannot be written, or there is no device.
-        Sam3Error: The model cannot be loaded, or the prompt makes no sense for any image.
+        HarnessError: A file cannot be written, or the device is none of this version.
+        Sam3Error: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
     """
     model = _load(folder, remote)
     warn_if_untrained(model.manifest)
@@ -52,22 +49,24 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
     return results
 
 
-def _load(folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
+def _load(folder: Path, remote: Remote | None) -> Sam3:
     if remote is None:
         return load_model(folder)
-    from harness.execution.remote.client import registered
-    from harness.execution.remote.model import RemoteModel
+    from harness.execution.remote.client import DeviceSession, RemoteArtifact, RemoteError, describe_remote
 
     read_manifest(folder)
-    registered(remote)  # reports at once and in one sentence if there is no device
+    description = describe_remote(remote)
     with console.status(Text(f"Loading {folder} on {remote}; what is not there yet is sent")):
-        model = RemoteModel(remote, folder)
-    console.print(f"Runs on {model.description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
+        try:
+            model = Sam3(RemoteArtifact(DeviceSession(remote), folder))
+        except RemoteError as error:
+            raise HarnessError(f"the device {remote} cannot load {folder}: {error}") from error
+    console.print(f"Runs on {description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
     return model
 
 
 def _print_results(results: Sequence[Result], seconds: float, out: Path) -> None:
-    segmented = [result for result in results if isinstance(result, Segmented)]
+    segmented = [result for result in results if isinstance(result, SegmentedImage)]
     if len(segmented) == 1:
         console.print(objects_table(segmented[0]))
     elif segmented:
@@ -90,7 +89,7 @@ def _images(count: int) -> str:
     return f"{count} image{'' if count == 1 else 's'}"
 
 
-def objects_table(result: Segmented) -> Table:
+def objects_table(result: SegmentedImage) -> Table:
     """Returns a table of the objects found in one image, best first."""
     width, height = result.size
     entries = sorted(result.annotations, key=lambda entry: -float(entry["score"]))
@@ -105,13 +104,13 @@ def objects_table(result: Segmented) -> Table:
     return table
 
 
-def _title(result: Segmented) -> Text:
+def _title(result: SegmentedImage) -> Text:
     width, height = result.size
     count = len(result.annotations)
     return Text(f"{result.image.name}, {width} x {height}: {count} object{'' if count == 1 else 's'}")
 
 
-def images_table(results: Sequence[Segmented]) -> Table:
+def images_table(results: Sequence[SegmentedImage]) -> Table:
     """Returns a table of the number of objects found in each image."""
     table = Table("image", "size", "objects", "best score", "seconds")
     for result in results[:_MAX_ROWS]:

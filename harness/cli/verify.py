@@ -18,10 +18,8 @@ from harness.cli.options import (
     CpuOption,
     CudaArchOption,
     DatabaseOption,
-    KeyOption,
     PartialOption,
     RemoteOption,
-    SecretFileOption,
     SeedOption,
     ThreadsOption,
     UntunedOption,
@@ -35,7 +33,7 @@ from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
-from harness.core.remote import chosen_remote
+from harness.core.remote import Remote
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
@@ -104,8 +102,6 @@ def verify(
     cpu: CpuOption = None,
     cuda_arch: CudaArchOption = None,
     remote: RemoteOption = None,
-    key: KeyOption = "",
-    secret_file: SecretFileOption = None,
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
@@ -116,7 +112,7 @@ def verify(
     from harness.core.settings import Settings
     from harness.deployment.describing import seed_of
     from harness.diagnose.runner import add_diagnosis
-    from harness.execution.remote.client import registered
+    from harness.execution.remote.client import describe_remote
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
     from harness.processes.threads import configure_threads, share_cpus
@@ -160,12 +156,19 @@ def verify(
     make_folder(report, advice=ADVICE)
     if image is not None:
         load_image(image)
-    devices = chosen_remote(remote, key, secret_file)
+    seconds = time_limit(timeout, cases)
+    device = None if remote is None else Remote(remote, seconds)
     processors = Processors(cpu, cuda_arch)
     device_entry: dict[str, str] = {}
-    if devices is not None:
-        device = registered(devices)
-        processors, device_entry = processors.with_defaults(device.processors), {"runs on": f"{device}, {devices}"}
+    if device is not None:
+        description = describe_remote(device)
+        processors, device_entry = (
+            processors.with_defaults(description.processors),
+            {"runs on": f"{description}, {device}"},
+        )
+        for name in dict.fromkeys(case.target for case in cases):
+            if problem := description.problem(name, processors):
+                raise HarnessError(problem)
     database_folder = None if model else chosen_database(db, untuned, {case.target for case in cases}, processors)
     settings = Settings(
         checkpoint,
@@ -173,12 +176,12 @@ def verify(
         image=image,
         judge_saved=judge_saved,
         database=database_folder,
-        remote=devices,
+        remote=device,
         emulate=emulate,
         processors=processors,
         model=model,
     )
-    limits = Limits(time_limit(timeout, cases), None if memory_limit is None else int(memory_limit * 2**30))
+    limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
         database.describe_database(database_folder, HOST.name, processors)
         if manifest is None

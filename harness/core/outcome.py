@@ -117,12 +117,11 @@ class Device:
     """The machine that ran a case, if another machine compiled and judged it.
 
     Attributes:
-        name, cpu, system, architecture, threads: The machine, as in `harness.execution.remote.description.Description`.
+        name, cpu, system, architecture, threads: The machine, as in `harness.execution.remote.device.Description`.
         target: The compilation target.
         hardware: Name of the processor or GPU that runs the target.
-        address, key: Address of the tracker, and the key of the device there.
+        address: Address at which the machine was reached.
         sent_bytes: Size of the weights and code that the device did not have yet.
-        seconds: Time of the runs of all samples there, without transfers; NaN if it was not measured.
     """
 
     name: str
@@ -133,14 +132,12 @@ class Device:
     architecture: str
     threads: int
     address: str
-    key: str
     sent_bytes: int
-    seconds: float
 
     def __str__(self) -> str:
         runs = f"{self.target} on {self.hardware}" if self.hardware != self.cpu else self.target
         machine = f"{self.name} ({self.cpu}, {self.system} on {self.architecture}, {self.threads} threads"
-        return f"{machine}; {runs}), {self.key} at {self.address}"
+        return f"{machine}; {runs}), at {self.address}"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Settings:
         image: Photograph that the inputs are captured from; None for the one in fixtures/.
         database: Folder of the tuning database with the schedules; None for the default schedules.
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
-        remote: Devices that run the case; None for this machine.
+        remote: Device that runs the case; None for this machine.
         emulate: Whether the CPU emulates the GPU kernels of every component if there is no device, not only the cheap
             ones, and AMX if it lacks AMX; this takes minutes.
         processors: The processors that code is compiled for.

@@ -83,7 +83,7 @@ class Contents:
                 if (self.only and program.name not in self.only) or program.name in self.without:
                     continue
                 strategy = self.case.strategy if program.uses_rope else DEFAULT_STRATEGY
-                route = Route.of(replace(self.case, strategy=strategy), self.float32)
+                route = Route.from_case(replace(self.case, strategy=strategy), self.float32)
                 on_stage(f"export {program.name}")
                 exported = route.export(program.module, tuple(program.example.values()), program.axes)
                 on_stage(f"import {program.name}")

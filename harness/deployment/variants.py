@@ -10,7 +10,6 @@ from harness.core.processors import Processors
 from harness.deployment.code import write_code
 from harness.deployment.describing import describe, described
 from harness.deployment.imported import Contents, Imported, OnStage, taken
-from harness.deployment.probe import needs_probe, write_probe
 from harness.runtime.manifest import VARIANT, VARIANTS, File
 from harness.runtime.packing import write_packed
 from harness.runtime.variants import Variants
@@ -54,14 +53,11 @@ def fill_variants(
 
     target = TARGETS[contents.case.target]
     tvm_targets = {cpu: target_for(target, Processors(cpu)) for cpu in variants}  # refuses what LLVM does not know
-    probed = needs_probe(contents.case.precision, tvm_targets.values())
     for cpu, schedules in variants.items():
         on_stage(f"compile {cpu}")
         variant, tvm_target = folder / cpu, tvm_targets[cpu]
         variant.mkdir()
         code = write_code(contents, items, tvm_target, tvm_target, variant, schedules)
-        if probed:
-            write_probe(variant, tvm_target)
         manifest = describe(contents, schedules.origin, tvm_target, code.entries, described(variant))
         (variant / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
     on_stage("write")

@@ -14,7 +14,7 @@ from harness.diagnose.diagnosis import Cause, Rewriting
 from harness.diagnose.reference import Reference, array_of, needed_calls
 from harness.lowering.frontends.torch_export.rewriting import source_line
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.rope.lowering import nothing_left_behind
+from harness.lowering.rope.lowering import remove_traced_attributes
 from harness.lowering.route import Route
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def find_rewriting(
     error = _worst(program, graph, inputs, upstream)
     if error is None:
         return None
-    untouched = replace(STRATEGIES["none"], apply=nothing_left_behind, symbolic=True)
+    untouched = replace(STRATEGIES["none"], apply=remove_traced_attributes, symbolic=True)
     plain_route = replace(route, strategy=untouched)
     plain_graph = plain_route.graph(plain_route.export(program.module, inputs, program.axes))
     plain_error = _worst(program, plain_graph, inputs, upstream)

@@ -153,7 +153,7 @@ def diagnose_program(
     from harness.lowering.route import Route
     from harness.tuned.database import chosen_schedules
 
-    route = Route.of(case, float32)
+    route = Route.from_case(case, float32)
     inputs = tuple(program.example.values())
     upstream = Upstream.from_program(program, case)
     if exported is None:

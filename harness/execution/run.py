@@ -86,7 +86,7 @@ class Run:
         self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
 
     def _lowered(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
-        route = Route.of(self.case, self.float32)
+        route = Route.from_case(self.case, self.float32)
         with self.progress.time_stage(Stage.EXPORT):
             exported = {
                 name: route.export(program.module, tuple(program.example.values()), program.axes)

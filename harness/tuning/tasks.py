@@ -86,7 +86,7 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
 
 def component_tasks(request: tuple[Case, Processors, Groups], on_stage: Callable[[str], None]) -> list[Task]:
     """Returns the tasks of a component's main sample for processors; `harness.processes` calls this function."""
-    from harness.models.lowered import imported_module
+    from harness.models.importing import imported_module
     from harness.schedules.cpu.widening import widen
     from harness.targets import TARGETS
 

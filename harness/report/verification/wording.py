@@ -258,9 +258,8 @@ def notes(case: Mapping[str, Any]) -> list[str]:
     """Returns further notes on how a case ran, one or two sentences each."""
     sentences = []
     if device := case.get("device"):
-        duration = f", {seconds(device['seconds'])}" if isinstance(device["seconds"], int | float) else ""
         sent = size(device["sent_bytes"]) if device["sent_bytes"] else "nothing"
-        sentences.append(f"Ran on {device['told']}{duration}; {sent} had to be sent.")
+        sentences.append(f"Ran on {device['told']}; {sent} had to be sent.")
     if case.get("emulated"):
         sentences.append(
             "Emulated: a program carried out the instructions of AMX one by one, and no matrix unit did."

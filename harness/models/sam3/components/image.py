@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from harness.core.precision import DEFAULT_PRECISION
-from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component, captured
+from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component, single_sample
 
 if TYPE_CHECKING:
     from harness.models.sam3.capture import Activations
@@ -20,7 +20,7 @@ def _modules() -> ModuleType:
 
 
 def _texts(activations: Activations) -> dict[str, Arguments]:
-    """Returns the photograph's noun phrase, and a batch from the empty text to one that fills many tokens."""
+    """Returns the photograph's noun phrase, and a batch from the empty text to a text of many tokens."""
     import torch
 
     from harness.models.sam3.vocabulary import installed_tokenizer
@@ -31,7 +31,7 @@ def _texts(activations: Activations) -> dict[str, Arguments]:
 
 
 def _geometry(activations: Activations) -> dict[str, Arguments]:
-    """Returns one point and one box; nothing but the CLS token; one box; a padded batch of many."""
+    """Returns a point with a box, the CLS token alone, one box, and a padded batch of two prompts."""
     import torch
 
     geometry = {
@@ -53,7 +53,7 @@ def _geometry(activations: Activations) -> dict[str, Arguments]:
     }
     box = {key: (geometry if key.startswith("box") else empty)[key] for key in geometry}
     # Two prompts on two images: the second has fewer points and boxes, so its sequences are padded on the right.
-    many = {
+    batch = {
         "points": torch.tensor([[[0.1, 0.2], [0.9, 0.7]], [[0.5, 0.5], [0.3, 0.4]], [[0.98, 0.01], [0.0, 0.0]]]),
         "points_mask": torch.tensor([[False, False, False], [False, False, True]]),
         "point_labels": torch.tensor([[1, 1], [0, 0], [1, 0]]),
@@ -65,7 +65,7 @@ def _geometry(activations: Activations) -> dict[str, Arguments]:
         "img_feats": torch.cat([activations.img_feats, activations.img_feats.flip(0)], dim=1),
         "img_pos": activations.img_pos.repeat(1, 2, 1),
     }
-    return {"point_box": geometry | image, "empty": empty | image, "box": box | image, "many": many}
+    return {"point_box": geometry | image, "empty": empty | image, "box": box | image, "many": batch}
 
 
 _LEVELS = ("fpn_0", "fpn_1", "fpn_2", "fpn_3", "pos_0", "pos_1", "pos_2", "pos_3")
@@ -78,7 +78,7 @@ COMPONENTS = (
         inputs=("image",),
         outputs=("features",),
         build=lambda model: _modules().Trunk(model.backbone.vision_backbone.trunk),
-        samples=captured("photograph", "image"),
+        samples=single_sample("photograph", "image"),
         uses_rope=True,
     ),
     Component(
@@ -87,7 +87,7 @@ COMPONENTS = (
         inputs=("image",),
         outputs=_LEVELS,
         build=lambda model: _modules().Neck(model.backbone.vision_backbone),
-        samples=captured("photograph", "image"),
+        samples=single_sample("photograph", "image"),
         uses_rope=True,
     ),
     Component(
@@ -96,7 +96,7 @@ COMPONENTS = (
         inputs=("image",),
         outputs=(*_LEVELS, *(f"sam2_{level}" for level in _LEVELS)),
         build=lambda model: _modules().Neck(model.backbone.vision_backbone),
-        samples=captured("photograph", "image"),
+        samples=single_sample("photograph", "image"),
         uses_rope=True,
         with_sam2_neck=True,
     ),
@@ -124,7 +124,7 @@ COMPONENTS = (
         inputs=("img_feats", "img_pos", "prompt", "prompt_mask"),
         outputs=("memory",),
         build=lambda model: _modules().TransformerEncoder(model.transformer.encoder),
-        samples=captured("text_point_box", "img_feats", "img_pos", "prompt", "prompt_mask"),
+        samples=single_sample("text_point_box", "img_feats", "img_pos", "prompt", "prompt_mask"),
         emulated=(DEFAULT_PRECISION,),  # in half precision, tensor cores emulated, 215 s were measured
     ),
     Component(
@@ -133,7 +133,7 @@ COMPONENTS = (
         inputs=("memory", "img_pos", "prompt", "prompt_mask"),
         outputs=("hs", "reference_boxes", "presence_logits", "presence_feats"),
         build=lambda model: _modules().TransformerDecoder(model.transformer.decoder),
-        samples=captured("text_point_box", "memory", "img_pos", "prompt", "prompt_mask"),
+        samples=single_sample("text_point_box", "memory", "img_pos", "prompt", "prompt_mask"),
         emulated=EVERY_PRECISION,
     ),
     Component(
@@ -142,7 +142,7 @@ COMPONENTS = (
         inputs=("hs", "prompt", "prompt_mask"),
         outputs=("logits",),
         build=lambda model: _modules().ScoringHead(model.dot_prod_scoring),
-        samples=captured("text_point_box", "hs", "prompt", "prompt_mask"),
+        samples=single_sample("text_point_box", "hs", "prompt", "prompt_mask"),
         emulated=EVERY_PRECISION,
     ),
     Component(
@@ -151,7 +151,7 @@ COMPONENTS = (
         inputs=("hs", "reference_boxes"),
         outputs=("boxes", "boxes_xyxy"),
         build=lambda model: _modules().BoxHead(model.transformer.decoder.bbox_embed),
-        samples=captured("text_point_box", "hs", "reference_boxes"),
+        samples=single_sample("text_point_box", "hs", "reference_boxes"),
         emulated=EVERY_PRECISION,
     ),
     Component(
@@ -160,7 +160,7 @@ COMPONENTS = (
         inputs=("fpn_0", "fpn_1", "memory", "hs", "prompt", "prompt_mask"),
         outputs=("pred_masks", "semantic_seg"),
         build=lambda model: _modules().SegmentationHead(model.segmentation_head),
-        samples=captured("text_point_box", "fpn_0", "fpn_1", "memory", "hs", "prompt", "prompt_mask"),
+        samples=single_sample("text_point_box", "fpn_0", "fpn_1", "memory", "hs", "prompt", "prompt_mask"),
         emulated=EVERY_PRECISION,
     ),
 )

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from harness.core.program import Axis
 from harness.models.sam3.captures import CLICKS, PROPAGATION
-from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component, captured
+from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component, single_sample
 
 if TYPE_CHECKING:
     from harness.models.sam3.tracker.clicks import Activations as Clicks
     from harness.models.sam3.tracker.propagation import Activations as Propagation
 
 OBJECTS = Axis("objects", 1, 1024)
-"""Objects that were found on one frame, which upstream does not limit."""
+"""Objects of one frame, which upstream does not limit."""
 MEMORIES = Axis("memories", 1, 16)
-"""Upstream keeps up to ten."""
+"""Memories of one frame; upstream keeps up to ten."""
 POINTER_TOKENS = Axis("pointer_tokens", 4, 4 * 32)
-"""Four of each pointer; upstream keeps up to nineteen pointers."""
+"""Four tokens of each pointer; upstream keeps up to nineteen pointers."""
 
 
 def _modules() -> ModuleType:
@@ -29,7 +29,7 @@ def _modules() -> ModuleType:
 
 
 def _prompts(clicks: Clicks) -> dict[str, Arguments]:
-    """Returns a box with clicks and a mask; a click; a box; three objects, one padded; four, some with a mask."""
+    """Returns a box with clicks and a mask, a click, a box, three padded objects, and four objects, two with a mask."""
     import torch
 
     rounds = {"refined": clicks.refined, "click": clicks.click, "box": clicks.box, "objects": clicks.objects}
@@ -37,7 +37,7 @@ def _prompts(clicks: Clicks) -> dict[str, Arguments]:
         name: {"points": prompt.points, "labels": prompt.labels, "masks": prompt.masks, "has_mask": prompt.has_mask}
         for name, prompt in rounds.items()
     }
-    # Some of three objects have a mask; where upstream tracks without a prompt, it puts one point of padding.
+    # Two of four objects have a mask; the last object has only padding, as upstream gives it when it tracks.
     mixed = {
         "points": torch.cat([clicks.objects.points, torch.zeros(1, 2, 2)]),
         "labels": torch.cat([clicks.objects.labels, -torch.ones(1, 2, dtype=torch.int32)]),
@@ -48,7 +48,7 @@ def _prompts(clicks: Clicks) -> dict[str, Arguments]:
 
 
 def _rounds(clicks: Clicks) -> dict[str, Arguments]:
-    """Returns one click; a box, two clicks and a mask; three objects on one image."""
+    """Returns one click, a box with two clicks and a mask, and three objects on one image."""
     image = {
         "image_embed": clicks.image_embed,
         "high_res_0": clicks.high_res_0,
@@ -58,28 +58,28 @@ def _rounds(clicks: Clicks) -> dict[str, Arguments]:
     return {name: {**image, "sparse": prompt.sparse, "dense": prompt.dense} for name, prompt in rounds.items()}
 
 
-def _given_masks(propagation: Propagation) -> dict[str, Arguments]:
-    """Returns the moving object of the clip, and an object that is not there."""
+def _mask_prompts(propagation: Propagation) -> dict[str, Arguments]:
+    """Returns the moving object of the clip and an absent object."""
     import torch
 
-    given = propagation.given
-    frame = {"features": given.features, "high_res_0": given.high_res_0, "high_res_1": given.high_res_1}
-    return {"present_absent": {**frame, "masks": torch.cat([given.masks, torch.zeros_like(given.masks)])}}
+    prompt = propagation.mask_prompt
+    frame = {"features": prompt.features, "high_res_0": prompt.high_res_0, "high_res_1": prompt.high_res_1}
+    return {"present_absent": {**frame, "masks": torch.cat([prompt.masks, torch.zeros_like(prompt.masks)])}}
 
 
-def _masks_of_frames(propagation: Propagation) -> dict[str, Arguments]:
-    """Returns three tracked objects, of which the second is not there; the same after clicks; masks of 1152x1152."""
+def _frame_masks(propagation: Propagation) -> dict[str, Arguments]:
+    """Returns three tracked objects, the second absent; the objects after clicks; and masks of 1152x1152."""
     import torch
 
     tracked, clicked = propagation.tracked, propagation.clicked
-    gone = torch.tensor([1.0, -1.0, 1.0]).view(-1, 1)
-    # The detector's masks come as large as the encoder wants them, with an object logit of 10 or its opposite.
+    presence = torch.tensor([1.0, -1.0, 1.0]).view(-1, 1)
+    # The detector's masks already have the encoder's size, with an object logit of 10 or -10.
     large = torch.nn.functional.interpolate(tracked.masks[:2], size=(1152, 1152), mode="bilinear")
     return {
         "tracked": {
             "features": tracked.features,
-            "masks": torch.where(gone[:, :, None, None] > 0, tracked.masks, -1024.0),
-            "object_logits": tracked.object_logits.abs() * gone,
+            "masks": torch.where(presence[:, :, None, None] > 0, tracked.masks, -1024.0),
+            "object_logits": tracked.object_logits.abs() * presence,
             "from_points": tracked.from_points,
         },
         "clicked": {
@@ -98,14 +98,14 @@ def _masks_of_frames(propagation: Propagation) -> dict[str, Arguments]:
 
 
 def _pointers(propagation: Propagation) -> dict[str, Arguments]:
-    """Returns sixteen pointers, nineteen, and one of each of three objects."""
-    frames = {"full": propagation.full, "most": propagation.most, "second": propagation.second}
+    """Returns sixteen pointers, nineteen pointers, and one pointer of each of three objects."""
+    frames = {"full": propagation.full, "most": propagation.most_memories, "second": propagation.second}
     return {name: {"pointers": frame.pointers, "times": frame.times} for name, frame in frames.items()}
 
 
 def _memories(propagation: Propagation) -> dict[str, Arguments]:
-    """Returns seven memories and sixteen pointers; ten and nineteen; one of each of three objects; of one."""
-    frames = {"full": propagation.full, "most": propagation.most, "second": propagation.second}
+    """Returns seven memories with sixteen pointers, ten with nineteen, one of each of three objects, and one alone."""
+    frames = {"full": propagation.full, "most": propagation.most_memories, "second": propagation.second}
     samples = {
         name: {
             "features": frame.features,
@@ -117,8 +117,8 @@ def _memories(propagation: Propagation) -> dict[str, Arguments]:
         for name, frame in frames.items()
     }
     batched = samples["second"]
-    first = {name: batched[name][:, :1] for name in ("memories", "pointers", "pointer_pos")}
-    return {**samples, "first": {**batched, **first}}
+    first_object = {name: batched[name][:, :1] for name in ("memories", "pointers", "pointer_pos")}
+    return {**samples, "first": {**batched, **first_object}}
 
 
 COMPONENTS = (
@@ -128,7 +128,7 @@ COMPONENTS = (
         inputs=("trunk",),
         outputs=("high_res_0", "high_res_1", "features", "image_embed"),
         build=lambda model: _modules().TrackingFeatures(model),
-        samples=captured("photograph", "trunk"),
+        samples=single_sample("photograph", "trunk"),
         captured_by=CLICKS,
     ),
     Component(
@@ -155,7 +155,7 @@ COMPONENTS = (
         inputs=("features", "high_res_0", "high_res_1", "masks"),
         outputs=("pointers", "object_logits"),
         build=lambda model: _modules().MaskPointer(model),
-        samples=_given_masks,
+        samples=_mask_prompts,
         captured_by=PROPAGATION,
     ),
     Component(
@@ -164,7 +164,7 @@ COMPONENTS = (
         inputs=("features", "masks", "object_logits", "from_points"),
         outputs=("memory",),
         build=lambda model: _modules().MemoryEncoder(model),
-        samples=_masks_of_frames,
+        samples=_frame_masks,
         captured_by=PROPAGATION,
     ),
     Component(
