@@ -24,6 +24,7 @@ from harness.core.errors import HarnessError
 
 ADVICE = "free some space or choose another folder"
 """Default advice for the user if a file cannot be written."""
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_HOME = "this user has no home folder: set {} to a folder that can be written"
 _TEMPORARY = "sam3-tvm-"
 _SCRATCH = re.compile(rf"({_TEMPORARY}[a-z]+-)?[0-9a-f]{{32}}\.lock")
@@ -221,6 +222,23 @@ def remove_temporary_files(paths: Iterable[Path]) -> None:
             name, *numbers = leftover.name.removeprefix(".").removesuffix(".tmp").rsplit(".", 2)
             if name in file_names and len(numbers) == 2 and all(number.isdecimal() for number in numbers):
                 leftover.unlink(missing_ok=True)
+
+
+def full_disk(error: BaseException) -> str | None:
+    """Returns the sentence for an error that was raised because a disk is full; None for any other error.
+
+    Libraries and linkers raise errors of their own, which only quote the system's words.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _FULL_DISK:
+            file = cause.filename2 or cause.filename or "a file"
+            return f"cannot write {file}: {os.strerror(cause.errno)}; {ADVICE}"
+        for line in str(cause).splitlines():
+            if os.strerror(errno.ENOSPC) in line:
+                return f"cannot write all files: {line.strip()}; {ADVICE}"
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from harness.cli.tune import tune_command
 from harness.cli.ui import ui
 from harness.cli.verify import verify
 from harness.core.errors import HarnessError
+from harness.files import full_disk
 from harness.runtime.errors import Sam3Error
 
 app = typer.Typer(
@@ -71,6 +72,10 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as shells count."""
 
 
+class Terminated(KeyboardInterrupt):
+    """Ends a command at SIGTERM or SIGHUP; after a plain interrupt inside `exec`, Python exits with SIGINT's code."""
+
+
 def main() -> None:
     """Runs the command, and exits with its exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -89,7 +94,7 @@ def exit_code(command: Callable[[], int | None]) -> int:
     def interrupt(number: int, _frame: object) -> None:
         if not signals:  # another signal must not interrupt the cleanup
             signals.append(number)
-            raise KeyboardInterrupt
+            raise Terminated
 
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
@@ -102,10 +107,14 @@ def exit_code(command: Callable[[], int | None]) -> int:
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except OSError:
-        if not signals:
+    except OSError as error:
+        if signals:
+            code = INTERRUPTED  # the terminal is gone
+        elif sentence := full_disk(error):
+            print_error(f"error: {sentence}")
+            code = 2
+        else:
             raise
-        code = INTERRUPTED  # the terminal is gone
     if signals:
         code = 128 + signals[0]
     if signals or code == INTERRUPTED:

@@ -17,13 +17,16 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError
-from harness.files import temporary_folder
+from harness.files import explain_write_errors, full_disk, temporary_folder
 from harness.processes.descendants import descendants
 from harness.processes.processes import Process, Spawned, Stopped, Template, child_environment
 from harness.processes.threads import thread_count
 
 DETAILS_BYTES = 8000
 """Size of the end of the child's output that an error contains."""
+
+ROOM, _ROOM_BYTES = "room", 1 << 16
+"""A file in the folder of a call. It is deleted if the disk is full, so that there is room for the error."""
 
 OUTPUT_BYTES = 64 << 20
 """Size of the output on disk beyond which all but its end is dropped."""
@@ -110,8 +113,10 @@ def run_isolated(
         folder = Path(name)
         request = {"function": function, "argument": argument, "path": sys.path}
         request |= {"environment": child_environment(), "directory": Path.cwd(), "threads": thread_count()}
-        (folder / "request").write_bytes(pickle.dumps(request))
         stop = stop or threading.Event()
+        with explain_write_errors(folder, "free some space or let TMPDIR name another folder"):
+            (folder / ROOM).write_bytes(bytes(_ROOM_BYTES))
+            (folder / "request").write_bytes(pickle.dumps(request))
         process = Spawned(folder) if template is None else template.process(folder, stop)
         call = _Call(folder, process, on_stage or (lambda stage: None))
         try:
@@ -236,6 +241,8 @@ def _result(call: _Call, limit_hit: CaseError | None) -> WorkerResult:
     try:
         answer = pickle.loads((call.folder / "answer").read_bytes())
     except FileNotFoundError:
+        if sentence := full_disk(RuntimeError(tail)):  # LLVM ends the process
+            raise HarnessError(sentence) from None
         return result(WorkerEnd.CRASHED, error=_crash(call.exit_code, call._stage_suffix(), tail))
     kind = WorkerEnd(answer["kind"])
     if kind is WorkerEnd.OK:

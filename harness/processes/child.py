@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,11 +20,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.errors import HarnessError
-from harness.files import replace_file
-from harness.processes.call import DETAILS_BYTES, WorkerEnd
+from harness.files import full_disk, replace_file
+from harness.processes.call import DETAILS_BYTES, ROOM, WorkerEnd
 from harness.processes.threads import configure_threads
 from harness.runtime.errors import Sam3Error
 
+_TEMPORARY = "temporary"
 _INITIAL_ENVIRONMENT = dict(os.environ)
 """The environment of this process, or of its template, before any library was loaded."""
 
@@ -35,11 +38,21 @@ def answer_and_end(folder: Path) -> NoReturn:
         answer = pickle.dumps(_answer(folder))
     except Exception as error:
         answer = pickle.dumps(_failure(error))
+    try:
+        _write_answer(folder, answer)
+    except OSError as error:
+        (folder / ROOM).unlink(missing_ok=True)
+        shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
+        _write_answer(folder, pickle.dumps(_failure(error)))
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _write_answer(folder: Path, answer: bytes) -> None:
     with replace_file(folder / "answer") as temporary:
         temporary.write_bytes(answer)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def import_function(function: str) -> Callable[..., Any]:
@@ -77,7 +90,7 @@ def _apply_environment(environment: dict[str, str]) -> None:
 
 def _redirect_temporary_files(folder: Path) -> None:
     """Puts temporary files, including those of started programs, into the folder of the call."""
-    temporary = folder / "temporary"
+    temporary = folder / _TEMPORARY
     temporary.mkdir()
     os.environ["TMPDIR"] = str(temporary)
     tempfile.tempdir = None  # it may be set from before a fork
@@ -85,12 +98,13 @@ def _redirect_temporary_files(folder: Path) -> None:
 
 def _failure(error: Exception) -> dict[str, Any]:
     kind = WorkerEnd.OUT_OF_MEMORY if _is_memory_error(error) else WorkerEnd.FAILED
+    sentence = str(error) if isinstance(error, HarnessError | Sam3Error) else full_disk(error)
     return {
         "kind": kind.value,
         "type": type(error).__name__,
-        "message": str(error),
+        "message": str(error) if sentence is None else sentence,
         "details": "".join(traceback.format_exception(error))[-DETAILS_BYTES:],
-        "user_error": isinstance(error, HarnessError | Sam3Error),
+        "user_error": sentence is not None,
         "peak_rss_bytes": _peak_rss_bytes(),
     }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.files import replace_file
+from harness.processes.call import ROOM
 from harness.processes.child import answer_and_end, import_function
 
 
@@ -64,8 +65,19 @@ def _collect(folders: dict[int, Path]) -> None:
         while (result := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = result
             folder = folders.pop(pid)
-            with contextlib.suppress(FileNotFoundError), replace_file(folder / "ended") as temporary:
-                temporary.write_text(str(os.waitstatus_to_exitcode(status)))
+            code = str(os.waitstatus_to_exitcode(status))
+            try:
+                _write_exit_code(folder, code)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                (folder / ROOM).unlink(missing_ok=True)
+                _write_exit_code(folder, code)
+
+
+def _write_exit_code(folder: Path, code: str) -> None:
+    with replace_file(folder / "ended") as temporary:
+        temporary.write_text(code)
 
 
 def _become_child(folder: Path) -> NoReturn:
