@@ -31,7 +31,7 @@ _PLACEHOLDER_POINT = ((0.0, 0.0),)
 
 @dataclass(frozen=True, eq=False)
 class FrameAnswer:
-    """Upstream's answer for a frame; the first five are as in `harness.runtime.sam3.video.tracked_frame.TrackedFrame`.
+    """Upstream's answer for a frame; the first five are as in `harness.runtime.sam3.video.session.TrackedFrame`.
 
     Attributes:
         index: The frame.
