@@ -26,7 +26,7 @@ def leeway(logits: Array) -> float:
 def undecided_shares(logits: Array) -> Array:
     """Returns the objects for which rounding decides whether they keep enough of their pixels to be remembered.
 
-    Each pixel belongs to the object with the highest logit (`without_shrunken`). Lowering an object's logits and
+    Each pixel belongs to the object with the highest logit (`suppress_shrunken`). Lowering an object's logits and
     raising all others gives the least share of its pixels that it keeps, and the opposite gives the largest share. The
     decision is open where the threshold lies between the two shares.
 

@@ -93,7 +93,7 @@ class SessionFile:
 
     @property
     def keep(self) -> bool:
-        """Whether the session keeps everything."""
+        """Returns whether the session keeps everything."""
         return bool(self._description["keep"])
 
     def restore(self, processor: VideoProcessor) -> None:
