@@ -15,7 +15,7 @@ from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors
-from harness.core.remote import chosen_remote
+from harness.core.remote import Remote
 from harness.core.settings import Settings
 from harness.core.weights import WEIGHTS, Weights
 from harness.lowering.frontends import FRONTENDS
@@ -25,6 +25,7 @@ from harness.models.selection import select
 from harness.processes import Template
 from harness.processes.memory import keep_freed_memory
 from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
+from harness.runtime.errors import Sam3Error
 from harness.targets import HOST, TARGETS
 from harness.verify.runner import libraries_loaded
 
@@ -118,13 +119,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--scaling-plot", metavar="FILE", type=Path, help="perf: draw what perf/test_scaling.py finds, as PNG"
     )
-    group.addoption(
-        "--remote", metavar="HOST:PORT", help="run the cases on a device that this RPC tracker knows, see serve-device"
-    )
-    group.addoption("--key", default="", help="what the devices are known by at the tracker")
-    group.addoption(
-        "--secret-file", metavar="FILE", type=Path, help="of the secret that the devices share; default: as for verify"
-    )
+    group.addoption("--remote", metavar="HOST:PORT", help="run the cases on this device, see sam3-tvm serve-device")
     group.addoption(
         "--aarch64",
         action="store_true",
@@ -162,26 +157,26 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def chosen_settings(config: pytest.Config) -> Settings:
-    """Seeded weights, the devices that the command line names, and the processors: its own, otherwise the devices'.
+    """Seeded weights, the device that the command line names, and the processors: its own, otherwise the device's.
 
     Raises:
-        pytest.UsageError: There is no tracker, or no device.
+        pytest.UsageError: There is no such device.
     """
-    processors = chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch"))
+    processors, remote = chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch")), None
     try:
-        remote = chosen_remote(*(config.getoption(name) for name in ("remote", "key", "secret_file")))
-        if remote is not None:
-            from harness.execution.remote.client import registered
+        if (address := config.getoption("remote")) is not None:
+            from harness.execution.remote.client import describe_remote
 
-            processors = processors.otherwise(registered(remote).processors)
-    except HarnessError as error:
+            remote = Remote(address)
+            processors = processors.otherwise(describe_remote(remote).processors)
+    except (HarnessError, Sam3Error) as error:
         raise pytest.UsageError(str(error)) from error
     return Settings(remote=remote, processors=processors)
 
 
 @pytest.fixture(scope="session")
 def verification_settings(request: pytest.FixtureRequest) -> Settings:
-    """Seeded weights, and the devices and processors that the command line names."""
+    """Seeded weights, and the device and processors that the command line names."""
     return request.config.stash[SETTINGS]
 
 

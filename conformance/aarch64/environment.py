@@ -80,8 +80,7 @@ def _requirements() -> list[str]:
     """What a device needs, as pip names it."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    compiler = [need for need in project["optional-dependencies"]["tracker"] if need.startswith("apache-tvm")]
-    return [*project["dependencies"], *compiler]
+    return [*project["dependencies"], *project["optional-dependencies"]["device"]]
 
 
 def _made_of() -> str:

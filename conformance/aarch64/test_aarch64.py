@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +17,12 @@ import pytest
 from pycocotools.coco import COCO
 
 from conformance.aarch64.environment import CPU, Machine, environment, machine, machine_for
-from conformance.support.remotes import device, new_remote, tracker
+from conformance.support.remotes import device
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.outcome import Status, VerdictKind
 from harness.core.processors import Processors
-from harness.core.remote import Remote
 from harness.core.settings import Settings
-from harness.execution.remote.client import registered
+from harness.execution.remote.client import describe_remote
 from harness.processes import Template
 from harness.runtime.cpu import cpu_features
 from harness.verify.runner import verify_case
@@ -88,8 +86,8 @@ def segmented(python: Path, model: Path, out: Path) -> list[Object]:
 @pytest.fixture(scope="module")
 def settings(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Cases are compiled and judged on this machine, and run by `serve-device` on the other one."""
-    with served(here, tmp_path_factory.mktemp("device")) as remote:
-        yield Settings(remote=remote, processors=registered(remote).processors)
+    with device(tmp_path_factory.mktemp("device") / "store", python=here.python) as served:
+        yield Settings(remote=served.remote, processors=describe_remote(served.remote).processors)
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +96,8 @@ def settings_of_bf16(here: Machine, tmp_path_factory: pytest.TempPathFactory) ->
     there = machine_for(WITH_BF16)
     if not there.emulated and "bf16" not in (cpu_features() or ()):
         pytest.skip("this processor has no instruction for bfloat16")
-    with served(there, tmp_path_factory.mktemp("device")) as remote:
-        yield Settings(remote=remote, processors=Processors(WITH_BF16))
-
-
-@contextmanager
-def served(there: Machine, folder: Path) -> Iterator[Remote]:
-    """A device on a machine."""
-    with tracker() as address:
-        remote = new_remote(address, folder)
-        with device(remote, folder / "store", python=there.python):
-            yield remote
+    with device(tmp_path_factory.mktemp("device") / "store", python=there.python) as served:
+        yield Settings(remote=served.remote, processors=Processors(WITH_BF16))
 
 
 TELL = """

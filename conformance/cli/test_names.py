@@ -18,7 +18,6 @@ from harness.cli import segmenting
 from harness.cli.console import console, stages
 from harness.cli.main import app
 from harness.core.errors import HarnessError
-from harness.execution.remote.secret import default_file
 from harness.files import cache_root, user_folder
 from harness.runtime import Prompt
 from harness.segment import Segmented, unique_names
@@ -71,7 +70,7 @@ def test_a_user_without_a_name_and_a_home_folder_is_told_what_to_set(monkeypatch
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     for name in ("HOME", "SAM3_TVM_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for find in (cache_root, default_file, lambda: user_folder(platformdirs.user_cache_dir)):
+    for find in (cache_root, lambda: user_folder(platformdirs.user_cache_dir)):
         with pytest.raises(HarnessError, match=r"^this user has no home folder: set HOME.* to a folder that"):
             find()
     monkeypatch.setenv("SAM3_TVM_CACHE", "~/cache")

@@ -73,14 +73,13 @@ def test_whoever_touches_it_is_found(source: str) -> None:
 ENVIRONMENT = {
     # Defaults of options, for the commands and pytest; what is below gets values.
     "core/processors.py": "the defaults of --cpu and --cuda-arch",
-    # A secret, which no command line and no value that may be printed has.
-    "execution/remote/secret.py": "the secret that devices and clients share",
     # What belongs to a process: a border sets it, and the libraries that the process loads obey.
     "processes/threads.py": "the number of threads, for TVM and OpenMP",
     "processes/memory.py": "how the C library keeps freed memory",
     "processes/processes.py": "what a new process starts with",
     "processes/forking.py": "that a process which is forked sees no GPU",
     "processes/child.py": "what a process that was forked takes over from its caller",
+    "execution/remote/device.py": "where TVM's RPC server has its temporary files",
     "runtime/threads.py": "the number of threads, where only the runtime is installed",
     "doctor/probes.py": "what a parallel loop does without the variables",
     "doctor/diagnosis.py": "which variables are set and have no effect",

@@ -1,4 +1,4 @@
-"""Real trackers and servers on this machine, in process groups of their own, for tests of what is run elsewhere."""
+"""Real devices on this machine, in process groups of their own, and a tunnel, for tests of what runs elsewhere."""
 
 from __future__ import annotations
 
@@ -7,52 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
 
-from harness.core.errors import HarnessError
 from harness.core.remote import Remote
-from harness.execution.remote.secret import make_secret
-from harness.execution.remote.tracker import Tracker
 
-KEY = "a-machine"
+HERE = "127.0.0.1"
 THIS_PYTHON = Path(sys.executable)
-
-
-@contextmanager
-def process(
-    *command: str, output: int | None = subprocess.DEVNULL, python: Path = THIS_PYTHON, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
-    """A Python process in a process group of its own, which is ended afterwards."""
-    started = subprocess.Popen(
-        [str(python), *command],
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TVM_NUM_THREADS": "1", **environment},
-    )
-    try:
-        yield started
-    finally:
-        end(started)
-
-
-@contextmanager
-def without_torch(
-    *command: str, output: int | None = subprocess.DEVNULL, python: Path = THIS_PYTHON, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
-    """A process on a machine without PyTorch, which TVM imports if it can: a start takes a third of the time."""
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "torch.py").write_text("raise ImportError('there is no PyTorch here')\n")
-        with process(*command, output=output, python=python, PYTHONPATH=folder, **environment) as started:
-            yield started
 
 
 def end(started: subprocess.Popen[str]) -> None:
@@ -70,7 +38,7 @@ def end(started: subprocess.Popen[str]) -> None:
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HERE, 0))
         return int(probe.getsockname()[1])
 
 
@@ -82,31 +50,47 @@ def until(done: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 @contextmanager
-def tracker() -> Iterator[str]:
-    """A tracker's address."""
-    port = free_port()
-    options = ("--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1))
-    with without_torch("-m", "tvm.exec.rpc_tracker", *options):
-        address = f"127.0.0.1:{port}"
-        until(lambda: _answers(address))
-        yield address
+def without_torch(
+    *command: str, log: Path, python: Path = THIS_PYTHON, tvm_version: str = "", **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python process in a process group of its own, on a machine without PyTorch; it is ended afterwards.
+
+    TVM imports PyTorch if it can, without which a start takes a third of the time.
+
+    Args:
+        command: Arguments of Python.
+        log: File of what it prints.
+        python: The interpreter.
+        tvm_version: Version of TVM that seems to be installed there.
+        environment: Variables.
+    """
+    with TemporaryDirectory() as folder, log.open("wb") as output:
+        (Path(folder) / "torch.py").write_text("raise ImportError('there is no PyTorch here')\n")
+        if tvm_version:
+            (metadata := Path(folder) / f"apache_tvm-{tvm_version}.dist-info").mkdir()
+            (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: apache-tvm\nVersion: {tvm_version}\n")
+        started = subprocess.Popen(
+            [str(python), *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": folder, "PYTHONUNBUFFERED": "1", "TVM_NUM_THREADS": "1", **environment},
+        )
+        try:
+            yield started
+        finally:
+            end(started)
 
 
-def _answers(address: str) -> bool:
-    try:
-        Tracker(address, KEY).workers()
-    except HarnessError:
-        return False
-    return True
-
-
-def tvm_server(address: str, key: str = KEY) -> AbstractContextManager[subprocess.Popen[str]]:
+@contextmanager
+def tvm_server(log: Path) -> Iterator[Remote]:
     """TVM's own server."""
     port = free_port()
-    return without_torch(
-        *("-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)),
-        *("--tracker", address, "--key", key),
-    )
+    options = ("--host", HERE, "--port", str(port), "--port-end", str(port + 1))
+    with without_torch("-m", "tvm.exec.rpc_server", *options, log=log):
+        until(lambda: "bind to" in log.read_text())
+        yield Remote(f"{HERE}:{port}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +98,7 @@ class Served:
     """A server of `sam3-tvm serve-device`.
 
     Attributes:
-        process: Its own.
+        process: Its own, whose child is TVM's server.
         port: On which it listens.
         log: File of what it prints.
     """
@@ -123,47 +107,71 @@ class Served:
     port: int
     log: Path
 
+    @property
+    def remote(self) -> Remote:
+        """Where clients find it."""
+        return Remote(f"{HERE}:{self.port}")
+
     def session(self) -> psutil.Process:
-        """The process that serves a client, or waits for one."""
-        (child,) = psutil.Process(self.process.pid).children()
-        return child
-
-    def printed(self) -> str:
-        """What it has printed so far."""
-        return self.log.read_text()
-
-    def is_busy(self) -> bool:
-        """Whether somebody is connected."""
-        connections = psutil.Process(self.process.pid).net_connections()
-        return any(one.laddr.port == self.port and one.status == psutil.CONN_ESTABLISHED for one in connections)
-
-
-def new_remote(address: str, folder: Path, key: str = KEY) -> Remote:
-    """Devices that share a secret, in a file that is made."""
-    file = folder / "device-secret"
-    make_secret(file)
-    return Remote(address, key, file)
+        """The process that serves a client."""
+        (server,) = psutil.Process(self.process.pid).children()
+        (session,) = server.children()
+        return session
 
 
 @contextmanager
 def device(
-    remote: Remote, store: Path, *options: str, python: Path = THIS_PYTHON, **environment: str
+    store: Path,
+    *options: str,
+    port: int | None = None,
+    python: Path = THIS_PYTHON,
+    tvm_version: str = "",
+    **environment: str,
 ) -> Iterator[Served]:
-    """`sam3-tvm serve-device`, registered; without PyTorch, which a device does not need."""
-    tracker, port, log = Tracker(remote.address, remote.key), free_port(), store.with_name(f"{store.name}.log")
-    before = tracker.workers()
-    given = ("--tracker", remote.address, "--key", remote.key, "--store", str(store), "--port", str(port))
-    secret = () if remote.secret_file is None else ("--secret-file", str(remote.secret_file))
-    with (
-        log.open("wb") as output,
-        without_torch(
-            *("-m", "harness", "serve-device", *given, *secret, *options),
-            output=output.fileno(),
-            python=python,
-            PYTHONUNBUFFERED="1",
-            **environment,
-        ) as started,
-    ):
-        until(lambda: tracker.workers() > before or started.poll() is not None)
+    """`sam3-tvm serve-device`, which listens; without PyTorch, which a device does not need."""
+    port, log = port or free_port(), store.with_name(f"{store.name}.log")
+    command = ("-m", "harness", "serve-device", "--store", str(store), "--port", str(port), *options)
+    with without_torch(*command, log=log, python=python, tvm_version=tvm_version, **environment) as started:
+        until(lambda: "Serving" in log.read_text() or started.poll() is not None)
         assert started.poll() is None, log.read_text()
         yield Served(started, port, log)
+
+
+class Tunnel:
+    """Passes connections on to a port, as SSH does; of the first connection, no more than some bytes of the client.
+
+    Attributes:
+        remote: Where clients find the device.
+        held: Set once these bytes have come.
+    """
+
+    def __init__(self, port: int, bytes_of_first: int) -> None:
+        self.held = threading.Event()
+        self._port, self._left = port, bytes_of_first
+        self._listener = socket.create_server((HERE, 0))
+        self.remote = Remote(f"{HERE}:{self._listener.getsockname()[1]}")
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            try:
+                server = socket.create_connection((HERE, self._port))
+            except OSError:
+                client.close()
+                continue
+            threading.Thread(target=self._pass_on, args=(client, server, not self.held.is_set()), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(server, client, False), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, counts: bool) -> None:
+        with suppress(OSError):
+            while part := source.recv(1 << 16):
+                if counts:
+                    self._left -= len(part)
+                if counts and self._left < 0:
+                    self.held.set()
+                else:
+                    sink.sendall(part)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

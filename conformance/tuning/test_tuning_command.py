@@ -1,4 +1,4 @@
-"""`sam3-tvm tune` as it is called, on the servers of a tracker."""
+"""`sam3-tvm tune` as it is called, here and on a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from conformance.schedules.cpu.test_cpu_bf16 import target_for
 from conformance.support.place import executes
-from conformance.support.remotes import device, new_remote, tracker
+from conformance.support.remotes import device
 from harness.core.processors import chosen_processors
 from harness.core.remote import Remote
 from harness.tuned.database import current_conditions
@@ -22,13 +22,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def servers(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
-    """A server, at a tracker."""
-    folder = tmp_path_factory.mktemp("servers")
-    with tracker() as address:
-        remote = new_remote(address, folder)
-        with device(remote, folder / "store"):
-            yield remote
+def remote(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    """A device."""
+    with device(tmp_path_factory.mktemp("device") / "store") as served:
+        yield served.remote
 
 
 def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,13 +47,13 @@ def tuned(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.wide
-def test_servers_measure_schedules(servers: Remote, tmp_path: Path) -> None:
-    printed = tuned(tmp_path, *servers.flags, "--trials", "4")
+def test_a_device_measures_schedules(remote: Remote, tmp_path: Path) -> None:
+    printed = tuned(tmp_path, *remote.flags, "--trials", "4")
     trials, notices = read_trials(tmp_path)
     conditions = current_conditions("llvm", chosen_processors())
     assert notices == [] and len([trial for trial in trials if not trial.confirmed]) >= 4
     assert all(trial.kind is Kind.MEASURED and trial.conditions == conditions for trial in trials)
-    # PyTorch runs here, which says nothing about the servers.
+    # PyTorch runs here, which says nothing about the device.
     assert all(trial.torch_seconds is None for trial in trials) and "x PyTorch" not in printed
     assert "of 2 tasks have a schedule better than the default" in printed
 

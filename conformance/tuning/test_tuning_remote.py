@@ -1,27 +1,22 @@
-"""Measuring on other machines: a real tracker and real servers, of which some vanish."""
+"""Measuring on a device, a real one on this machine."""
 
 from __future__ import annotations
 
-import dataclasses
-import socket
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
 
-from conformance.support.remotes import KEY, Served, device, end, free_port, new_remote, tracker, until
+from conformance.support.remotes import device, end
 from harness.core.errors import HarnessError
-from harness.core.remote import Remote, chosen_remote, split_address
-from harness.execution.remote.tracker import Tracker
+from harness.core.remote import Remote
 from harness.targets.linking import link
 from harness.tuning.local import LocalRunner
 from harness.tuning.measuring import Program, Rounds, RunError, Step
-from harness.tuning.remote import RemoteRunner, new_session
+from harness.tuning.remote import RemoteRunner
 
 ROUNDS = Rounds(2, 0.001)
 SHAPE = (64, 48)
@@ -70,111 +65,37 @@ def slow(folder: Path) -> Program:
 
 
 @pytest.fixture(scope="module")
-def servers(folder: Path) -> Iterator[Remote]:
-    """Two of them, which share a secret."""
-    with tracker() as address:
-        remote = new_remote(address, folder)
-        with device(remote, folder / "one"), device(remote, folder / "other"):
-            yield remote
+def remote(folder: Path) -> Iterator[Remote]:
+    with device(folder / "store") as served:
+        yield served.remote
 
 
-def test_several_servers_measure_at_the_same_time_what_this_machine_measures(
-    array: Path, twice: Program, servers: Remote
+def test_a_device_measures_what_this_machine_measures(array: Path, twice: Program, remote: Remote) -> None:
+    with closing(LocalRunner()) as local, closing(RemoteRunner(remote)) as runner:
+        expected = local.run([twice], [array], ROUNDS)[0]
+        for _ in range(2):
+            measured = runner.run([twice, twice], [array], ROUNDS)
+            assert len(measured) == 2
+            for ran in measured:
+                assert len(ran.seconds) == ROUNDS.count
+                assert all(seconds > 0 for seconds in ran.seconds)
+                np.testing.assert_array_equal(ran.result, expected.result)
+
+
+def test_a_program_that_hangs_or_fails_is_named_and_the_device_is_used_again(
+    array: Path, twice: Program, slow: Program, remote: Remote
 ) -> None:
-    local = LocalRunner()
-    expected = local.run([twice], [array], ROUNDS)[0]
-    local.close()
-    runner = RemoteRunner(servers)
-    assert runner.workers == 2
-    with ThreadPoolExecutor(2) as threads:
-        runs = list(threads.map(lambda _: runner.run([twice, twice], [array], ROUNDS), range(4)))
-    runner.close()
-    for run in runs:
-        assert len(run) == 2
-        for ran in run:
-            assert len(ran.seconds) == ROUNDS.count
-            assert all(seconds > 0 for seconds in ran.seconds)
-            np.testing.assert_array_equal(ran.result, expected.result)
+    with closing(RemoteRunner(remote, seconds=6)) as runner:
+        with pytest.raises(RunError, match="not done after 6 s"):
+            runner.run([slow], [array], Rounds(30, 0.0))
+        missing = Program(twice.library, (), (Step("missing", (0,), SHAPE, "float32"),), 1)
+        with pytest.raises(RunError, match="missing"):
+            runner.run([missing], [array], ROUNDS)
+        assert runner.run([twice], [array], ROUNDS)[0].seconds
 
 
-def test_a_program_that_hangs_or_fails_is_named_and_the_server_is_used_again(
-    array: Path, twice: Program, slow: Program, servers: Remote
-) -> None:
-    runner = RemoteRunner(servers, seconds=6)
-    with pytest.raises(RunError, match="not done after 6 s"):
-        runner.run([slow], [array], Rounds(30, 0.0))
-    missing = Program(twice.library, (), (Step("missing", (0,), SHAPE, "float32"),), 1)
-    with pytest.raises(RunError, match="missing"):
-        runner.run([missing], [array], ROUNDS)
-    assert runner.run([twice], [array], ROUNDS)[0].seconds
-    with pytest.raises(HarnessError, match=rf"no server with key 'another' .* the keys there are {KEY}"):
-        RemoteRunner(dataclasses.replace(servers, key="another"))
-    runner.close()
-
-
-def test_what_a_vanished_server_was_doing_is_done_elsewhere_until_there_is_none(
-    array: Path, slow: Program, servers: Remote, tmp_path: Path
-) -> None:
-    remote = dataclasses.replace(servers, key="vanishing")
-    with device(remote, tmp_path / "one") as one, device(remote, tmp_path / "other") as other:
-        runner = RemoteRunner(remote, wait=20)
-
-        def at_work() -> list[Served]:
-            return [server for server in (one, other) if server.is_busy()]
-
-        until(lambda: not at_work())
-        with ThreadPoolExecutor(1) as threads:
-            running = threads.submit(runner.run, [slow], [array], Rounds(1, 0.0))
-            until(lambda: bool(at_work()))
-            (first,) = at_work()
-            end(first.process)
-            assert running.result(timeout=300)[0].seconds[0] > 0
-        end(one.process)
-        end(other.process)
-        until(lambda: Tracker(remote.address, remote.key).workers() == 0)
-        runner.close()
-        with pytest.raises(HarnessError, match="is left at the tracker"):
-            new_session(remote, 5, wait=0.5)
-        with pytest.raises(HarnessError, match="no server with key 'vanishing'"):
-            RemoteRunner(remote)
-
-
-def test_an_address_without_a_tracker_is_one_sentence(tmp_path: Path) -> None:
-    start = time.monotonic()
-    with pytest.raises(HarnessError, match=r"no RPC tracker answers at 127\.0\.0\.1:"):
-        RemoteRunner(new_remote(f"127.0.0.1:{free_port()}", tmp_path))
-    assert time.monotonic() - start < 30
-
-
-def test_what_is_no_tracker_is_one_sentence(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(4)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        with pytest.raises(HarnessError, match="is no RPC tracker"):
-            RemoteRunner(new_remote(f"127.0.0.1:{listening.getsockname()[1]}", tmp_path))
-        thread.join()
-
-
-@pytest.mark.parametrize(
-    "address", ["", "host", "host:", ":1", "host:0", "host:65536", "host:-1", "host:1.5", "host:²"]
-)
-def test_what_is_no_address_is_one_sentence(address: str) -> None:
-    with pytest.raises(HarnessError, match="not an address"):
-        split_address(address)
-
-
-def test_addresses() -> None:
-    assert split_address("host.name:9190") == ("host.name", 9190)
-    assert split_address("[::1]:9190") == ("::1", 9190)
-
-
-def test_a_key_must_be_given() -> None:
-    with pytest.raises(HarnessError, match="needs --key"):
-        chosen_remote("127.0.0.1:9190", "")
+def test_a_device_that_is_gone_is_one_sentence(array: Path, twice: Program, tmp_path: Path) -> None:
+    with device(tmp_path / "store") as served, closing(RemoteRunner(served.remote, wait=1)) as runner:
+        end(served.process)
+        with pytest.raises(HarnessError, match="no device answers at"):
+            runner.run([twice], [array], ROUNDS)

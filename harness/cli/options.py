@@ -18,7 +18,6 @@ from harness.core.names import checked
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
 from harness.deployment.deployable import Deployable
-from harness.execution.remote.secret import VARIABLE
 from harness.models.registry import models, subjects
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
@@ -93,15 +92,7 @@ BudgetOption = Annotated[
 ]
 RemoteOption = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT of an RPC tracker: run on a device that it knows, see serve-device."),
-]
-KeyOption = Annotated[str, typer.Option(help="What the devices are known by at the tracker.")]
-SecretFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"File of the secret that devices and clients share, mode 600. Default: {VARIABLE} has the secret itself, "
-        "or device-secret in the user's folder for configuration."
-    ),
+    typer.Option(help="HOST:PORT of a device to run on, as a rule of an SSH tunnel to it, see serve-device."),
 ]
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.console import complain
-from harness.cli.options import KeyOption, RemoteOption, SecretFileOption, ThreadsOption
+from harness.cli.options import RemoteOption, ThreadsOption
 from harness.core.errors import HarnessError
-from harness.core.remote import chosen_remote
+from harness.core.remote import Remote
 
 if TYPE_CHECKING:
     from harness.runtime import ObjectPrompt, Prompt
@@ -41,8 +41,6 @@ def segment(
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: ThreadsOption = None,
     remote: RemoteOption = None,
-    key: KeyOption = "",
-    secret_file: SecretFileOption = None,
 ) -> None:
     """Find what texts, boxes and points mean in images: overlays, masks, and a data set in COCO's format.
 
@@ -63,10 +61,10 @@ def segment(
     prompts = make_prompts(texts, *geometry) if clicked is None else [clicked]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
-    devices = chosen_remote(remote, key, secret_file)
+    device = None if remote is None else Remote(remote)
     configure_threads(threads)
     leave_torch_out()
-    failed = failures(do(folder, job, devices))
+    failed = failures(do(folder, job, device))
     for sentence in failed:
         complain(f"error: {sentence}")
     if failed:

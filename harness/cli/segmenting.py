@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from harness.cli.console import console, progress, tell_untrained
 from harness.cli.loading import load_model
+from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
 from harness.segment.job import Job, Result, Segmented, run
-
-if TYPE_CHECKING:
-    from harness.execution.remote.model import RemoteModel
 
 _MOST_ROWS = 20
 
@@ -29,11 +26,11 @@ def do(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
     Args:
         folder: The compiled model.
         job: What to do.
-        remote: Devices to run it on; None for this machine.
+        remote: The device to run it on; None for this machine.
 
     Raises:
-        HarnessError: A file cannot be written, or there is no device.
-        Sam3Error: The model cannot be loaded, or the prompt makes no sense for any image.
+        HarnessError: A file cannot be written, or the device is none of this version.
+        Sam3Error: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
     """
     model = _loaded(folder, remote)
     tell_untrained(model.manifest)
@@ -52,17 +49,19 @@ def do(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
     return results
 
 
-def _loaded(folder: Path, remote: Remote | None) -> Sam3 | RemoteModel:
+def _loaded(folder: Path, remote: Remote | None) -> Sam3:
     if remote is None:
         return load_model(folder)
-    from harness.execution.remote.client import registered
-    from harness.execution.remote.model import RemoteModel
+    from harness.execution.remote.client import DeviceSession, RemoteArtifact, RemoteError, describe_remote
 
     read_manifest(folder)
-    registered(remote)  # in a sentence and at once, where there is none
+    description = describe_remote(remote)
     with console.status(Text(f"Loading {folder} on {remote}; what is not there yet is sent")):
-        model = RemoteModel(remote, folder)
-    console.print(f"Runs on {model.description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
+        try:
+            model = Sam3(RemoteArtifact(DeviceSession(remote), folder))
+        except RemoteError as error:
+            raise HarnessError(f"the device {remote} cannot load {folder}: {error}") from error
+    console.print(f"Runs on {description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
     return model
 
 

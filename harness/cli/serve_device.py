@@ -1,7 +1,11 @@
-"""`sam3-tvm serve-device`: this machine's devices for others."""
+"""`sam3-tvm serve-device`: this machine's devices for other machines, through SSH."""
 
 from __future__ import annotations
 
+import getpass
+import ipaddress
+import platform
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -9,74 +13,62 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import console
-from harness.cli.options import CpuOption, SecretFileOption, ThreadsOption
+from harness.cli.options import ThreadsOption
 from harness.core.errors import HarnessError
-from harness.core.processors import Processors
-from harness.core.remote import Remote
-from harness.execution.remote.secret import forget_variable, make_secret, read_secret
-from harness.execution.remote.server import LOOPBACK, Serving, serve
-from harness.execution.remote.store import Store
-from harness.execution.remote.tracker import connected
-from harness.files import user_folder
+from harness.files import cache_root
+
+PORT = 9090
+"""The default of TVM's own command."""
 
 
 def serve_device(
-    tracker: Annotated[str, typer.Option(help="HOST:PORT of the RPC tracker to register with.")],
-    key: Annotated[str, typer.Option(help="What to be known by there.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines connect.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. Default: any.")] = 0,
-    advertise: Annotated[
-        str | None, typer.Option(help="Address that clients are told. Default: the one that the tracker sees.")
-    ] = None,
+    host: Annotated[str, typer.Option(help="Address of loopback to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
     store: Annotated[
-        Path | None, typer.Option(help="Folder for the weights and code that clients send. Default: the user's cache.")
+        Path | None, typer.Option(help="Folder for the weights and code that clients send. Default: in the cache.")
     ] = None,
-    secret_file: SecretFileOption = None,
     threads: ThreadsOption = None,
-    cpu: CpuOption = None,
 ) -> None:
-    """Let who knows the secret run what they compile on this machine's devices, until Ctrl-C.
+    """Let verify, segment, tune and pytest with --remote run what they compile on this machine, until Ctrl-C.
 
-    Who knows it can run any code here as this user. It is made where there is none, and never sent; all else is sent as
-    it is, without encryption: docs/REMOTE.md shows the way through SSH.
+    It is TVM's RPC server: who connects can run any code here as this user. So it listens on loopback alone, and other
+    machines reach it through an SSH tunnel, see docs/REMOTE.md.
     """
     from harness.processes.threads import configure_threads
+    from harness.processes.torch_free import leave_torch_out
+
+    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{platform.node()}"
+    if not is_loopback(host):
+        raise HarnessError(
+            f"--host {host} is no address of loopback, and who connects can run any code as this user: leave it out, "
+            f"and reach this machine from another one with {tunnel}"
+        )
+    if any(find_spec(name) is None for name in ("tvm", "cloudpickle")):
+        raise HarnessError("TVM's RPC server is not installed: pip install 'sam3-tvm[device]'")
+    from harness.execution.remote.device import serve
 
     configure_threads(threads)
-    remote, folder = Remote(tracker, key), store or default_store()
-    made = make_secret(secret_file)
-    secret = read_secret(secret_file)
-    forget_variable()
-    if made is not None:
-        tell(f"Made a secret in {made}: copy that file to the machines of those who may use this one.")
-    else:
-        tell(f"Clients need the secret in {secret.source}.")
-    serve_until_stopped(Serving(remote, folder, secret, host, port, advertise, Processors(cpu)))
+    leave_torch_out()
+    tell(f"From another machine: {tunnel}; then --remote 127.0.0.1:{port} there.")
+    try:
+        serve(host, port, store or cache_root() / "device", tell)
+    except KeyboardInterrupt:
+        tell("Stopped; nobody is served any more.")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or an address stands for addresses of loopback alone.
+
+    Raises:
+        HarnessError: It stands for none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise HarnessError(f"--host {host} is no address of this machine ({error.strerror}): leave it out") from error
+    return all(ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found)
 
 
 def tell(sentence: str) -> None:
     """Prints a sentence as it is."""
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
-def default_store() -> Path:
-    """The folder for what clients send, in the user's cache folder."""
-    import platformdirs
-
-    return user_folder(platformdirs.user_cache_dir) / "device"
-
-
-def serve_until_stopped(serving: Serving) -> None:
-    """Serves this machine's devices until Ctrl-C, and prints what happens.
-
-    Raises:
-        HarnessError: There is no tracker, TVM is not installed, or the port or folder cannot be used.
-    """
-    if find_spec("tvm") is None:
-        raise HarnessError("tvm is not installed, which runs what clients send: pip install 'apache-tvm>=0.27,<0.28'")
-    connected(serving.remote.address).close()
-    Store(serving.store).trim()
-    try:
-        serve(serving, tell)
-    except KeyboardInterrupt:
-        tell("Stopped; nobody is served any more.")

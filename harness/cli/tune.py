@@ -14,9 +14,7 @@ from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
     CpuOption,
-    KeyOption,
     RemoteOption,
-    SecretFileOption,
     ThreadsOption,
     a_number,
     chosen_groups,
@@ -25,7 +23,7 @@ from harness.core.budget import read_budgets
 from harness.core.case import Scale
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
-from harness.core.remote import chosen_remote
+from harness.core.remote import Remote
 from harness.targets import HOST, TARGETS
 from harness.tuning.request import Request
 
@@ -50,8 +48,6 @@ def tune_command(
     seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
     budget: BudgetOption = None,
     remote: RemoteOption = None,
-    key: KeyOption = "",
-    secret_file: SecretFileOption = None,
     threads: ThreadsOption = None,
     cpu: CpuOption = None,
 ) -> None:
@@ -64,8 +60,8 @@ def tune_command(
     from harness.tuning.session import tune
 
     configure_threads(threads)
-    devices = chosen_remote(remote, key, secret_file)
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, devices, Processors(cpu))
+    device = None if remote is None else Remote(remote)
+    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, device, Processors(cpu))
     request = replace(request, precision=precision or request.precision)
     if budget:
         request = _with_budgets(request, budget, precision)

@@ -18,10 +18,8 @@ from harness.cli.options import (
     CpuOption,
     CudaArchOption,
     DatabaseOption,
-    KeyOption,
     PartialOption,
     RemoteOption,
-    SecretFileOption,
     SeedOption,
     ThreadsOption,
     UntunedOption,
@@ -35,7 +33,7 @@ from harness.core.errors import HarnessError
 from harness.core.names import checked
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
-from harness.core.remote import chosen_remote
+from harness.core.remote import Remote
 from harness.files import make_folder
 from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
@@ -104,8 +102,6 @@ def verify(
     cpu: CpuOption = None,
     cuda_arch: CudaArchOption = None,
     remote: RemoteOption = None,
-    key: KeyOption = "",
-    secret_file: SecretFileOption = None,
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
@@ -116,7 +112,7 @@ def verify(
     from harness.core.settings import Settings
     from harness.deployment.describing import seed_of
     from harness.diagnose.verified import diagnosed
-    from harness.execution.remote.client import registered
+    from harness.execution.remote.client import describe_remote
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
     from harness.processes.threads import configure_threads, share_cpus
@@ -156,12 +152,16 @@ def verify(
     make_folder(report, advice=ADVICE)
     if image is not None:
         load_image(image)
-    devices = chosen_remote(remote, key, secret_file)
+    seconds = time_limit(timeout, cases)
+    device = None if remote is None else Remote(remote, seconds)
     processors = Processors(cpu, cuda_arch)
     where: dict[str, str] = {}
-    if devices is not None:
-        device = registered(devices)
-        processors, where = processors.otherwise(device.processors), {"runs on": f"{device}, {devices}"}
+    if device is not None:
+        description = describe_remote(device)
+        processors, where = processors.otherwise(description.processors), {"runs on": f"{description}, {device}"}
+        for name in dict.fromkeys(case.target for case in cases):
+            if problem := description.problem(name, processors):
+                raise HarnessError(problem)
     chosen = None if model else chosen_database(db, untuned, {case.target for case in cases}, processors)
     settings = Settings(
         checkpoint,
@@ -169,12 +169,12 @@ def verify(
         image=image,
         judge_saved=judge_saved,
         database=chosen,
-        remote=devices,
+        remote=device,
         emulate=emulate,
         processors=processors,
         model=model,
     )
-    limits = Limits(time_limit(timeout, cases), None if memory_limit is None else int(memory_limit * 2**30))
+    limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
         database.describe_database(chosen, HOST.name, processors)
         if shipped is None

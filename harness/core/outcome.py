@@ -117,12 +117,11 @@ class Device:
     """The machine that ran a case, where that is not the one that compiled and judged it.
 
     Attributes:
-        name, cpu, system, architecture, threads: What it is, see `harness.execution.remote.description.Description`.
+        name, cpu, system, architecture, threads: What it is, see `harness.execution.remote.device.Description`.
         target: What was compiled for.
         hardware: Name of what runs that target there: the processor, or a GPU.
-        address, key: Address of the tracker, and the key of the device there.
-        sent_bytes: Weights and code that it did not have yet.
-        seconds: What the runs of all samples took there, without what is sent; NaN where that was not measured.
+        address: The address that it was reached at.
+        sent_bytes: Bytes of weights and code that it did not have yet.
     """
 
     name: str
@@ -133,14 +132,12 @@ class Device:
     architecture: str
     threads: int
     address: str
-    key: str
     sent_bytes: int
-    seconds: float
 
     def __str__(self) -> str:
         runs = f"{self.target} on {self.hardware}" if self.hardware != self.cpu else self.target
         machine = f"{self.name} ({self.cpu}, {self.system} on {self.architecture}, {self.threads} threads"
-        return f"{machine}; {runs}), {self.key} at {self.address}"
+        return f"{machine}; {runs}), at {self.address}"
 
 
 @dataclass(frozen=True)

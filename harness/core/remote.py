@@ -1,66 +1,43 @@
-"""Where devices are found: a tracker's address, and the key that they are known by."""
+"""The address of a device, and when it ends a session."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.core.errors import HarnessError
 
 
 @dataclass(frozen=True)
 class Remote:
-    """The devices that a tracker knows by a key.
+    """A device that `sam3-tvm serve-device` serves.
 
     Attributes:
-        address: HOST:PORT of the tracker.
-        key: What the devices are known by.
-        secret_file: File of the secret that they share with this user; None for where it lies by default.
+        address: HOST:PORT, as a rule of this end of an SSH tunnel.
+        seconds: When the device ends a session; 0 for never.
     """
 
     address: str
-    key: str
-    secret_file: Path | None = None
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        split_address(self.address)
-        if not self.key or self.key != "".join(self.key.split()) or ":" in self.key:
-            raise HarnessError(
-                f"--remote {self.address} needs --key, what the devices are known by: a word without spaces or colons"
-            )
+        port = self.address.rpartition(":")[2]
+        if not (self.host and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise HarnessError(f"{self.address!r} is not an address: give HOST:PORT of a device, see docs/REMOTE.md")
+
+    @property
+    def host(self) -> str:
+        """Name or address of the machine."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Port there."""
+        return int(self.address.rpartition(":")[2])
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The options that mean the same on the command line."""
-        secret = () if self.secret_file is None else ("--secret-file", str(self.secret_file))
-        return "--remote", self.address, "--key", self.key, *secret
+        return "--remote", self.address
 
     def __str__(self) -> str:
-        return f"{self.key} at {self.address}"
-
-
-def chosen_remote(address: str | None, key: str, secret_file: Path | None = None) -> Remote | None:
-    """Reads the options --remote, --key and --secret-file; None means to stay on this machine.
-
-    Raises:
-        HarnessError: The address is none, or one of the options lacks the other.
-    """
-    if address is None:
-        if key:
-            raise HarnessError(f"--key {key} says nothing without --remote HOST:PORT, the tracker that knows it")
-        if secret_file is not None:
-            raise HarnessError("--secret-file says nothing without --remote HOST:PORT, the tracker of the devices")
-        return None
-    return Remote(address, key, secret_file)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Splits `HOST:PORT` into host and port.
-
-    Raises:
-        HarnessError: It is none.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise HarnessError(f"{address!r} is not an address: give HOST:PORT of an RPC tracker")
-    return host.strip("[]"), int(port)
+        return self.address

@@ -27,7 +27,7 @@ class Settings:
         image: Photograph to capture the inputs from; None for the one in fixtures/.
         database: Folder of a tuning database whose schedules to compile with; None for the default schedules.
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
-        remote: Devices to run on; None for this machine.
+        remote: The device to run on; None for this machine.
         emulate: Whether every component's GPU kernels run on the CPU where there is no device, and not only the cheap
             ones, and code for AMX on a CPU without it; it takes minutes.
         processors: The processors that code is compiled for.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,10 +86,7 @@ class LocalExecutor:
 
 
 class RemoteExecutor:
-    """Runs code on a device that a tracker knows.
-
-    A session begins when the first thing is loaded, so that nobody waits for the device before.
-    """
+    """Runs code on a device, in a session that begins when something was compiled for it."""
 
     emulates = False
 
@@ -98,50 +94,27 @@ class RemoteExecutor:
         self._remote = remote
         self._processors = processors
         self._session: DeviceSession | None = None
-        self._seconds: list[float] = []
         self._target = ""
         self._device: Device | None = None
 
     def run_problem(self, target: str) -> str | None:
-        """Returns what the device told its tracker.
+        """Returns what the device lacks.
 
         Raises:
-            DeviceLostError: No device is registered any more.
-            RefusedError: It does not share the secret of this user.
+            DeviceLostError: It is gone.
         """
-        from harness.core.errors import HarnessError
-        from harness.execution.remote.client import registered
-        from harness.execution.remote.errors import DeviceLostError
-        from harness.execution.remote.handshake import RefusedError
-        from harness.targets.compiling import platform_of
-
-        try:
-            description = registered(self._remote)
-        except RefusedError:
-            raise
-        except HarnessError as error:
-            raise DeviceLostError(str(error)) from error
-        if target in description.problems:
-            return f"{description.name} ({self._remote}): {description.problems[target]}"
-        tvm_target = TARGETS[target].tvm_target(self._processors)
-        compiled_for = platform_of(tvm_target.host or tvm_target)
-        if compiled_for != (description.system, description.architecture):
-            return (
-                f"{description.name} ({self._remote}) is {description.system} on {description.architecture}, and "
-                f"{target} compiles here for {compiled_for[0]} on {compiled_for[1]}: compile on such a machine"
-            )
-        return None
+        return self._opened().description.problem(target, self._processors)
 
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> RemoteExecutable:
         """See `Executor`."""
         from harness.execution.remote.client import RemoteExecutable
 
         self._target = target
-        return RemoteExecutable(self._opened(), library, target, parameters, self._seconds.append)
+        return RemoteExecutable(self._opened(), library, target, parameters)
 
     def model(self, folder: Path) -> Sam3:
         """See `Executor`."""
-        from harness.execution.remote.artifact import RemoteArtifact
+        from harness.execution.remote.client import RemoteArtifact
         from harness.runtime.sam3.model import Sam3
 
         artifact = RemoteArtifact(self._opened(), folder)
@@ -172,9 +145,7 @@ class RemoteExecutor:
             architecture=description.architecture,
             threads=description.threads,
             address=self._remote.address,
-            key=self._remote.key,
             sent_bytes=session.sent_bytes,
-            seconds=sum(self._seconds) if self._seconds else math.nan,
         )
 
     def _opened(self) -> DeviceSession:

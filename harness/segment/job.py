@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.core.errors import HarnessError
-from harness.execution.remote.errors import RemoteError
+from harness.execution.remote.client import RemoteError
 from harness.files import make_folder, write_bytes, write_json
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.errors import Sam3Error
@@ -92,7 +92,7 @@ Result = Segmented | Failed
 
 
 class Model(Protocol):
-    """What a job asks of `harness.runtime.Sam3`, or of `harness.execution.remote.model.RemoteModel`."""
+    """What a job asks of `harness.runtime.Sam3`."""
 
     @property
     def manifest(self) -> Manifest:
@@ -252,10 +252,8 @@ def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -
                 model.encode_object_prompt(prompt, size)
         encoded = model.set_image(pixels)
         objects = joined(ask_all(encoded, job.prompts, job.threshold))
-    except Sam3Error as error:
+    except (Sam3Error, RemoteError) as error:
         return Failed(image, str(error))
-    except RemoteError as error:
-        return Failed(image, f"the device raised {error.type}: {error}")
     overlay, *masks = files = _files(job.out, name, len(objects.masks))
     journal.list_files(files)
     write_png(overlay, draw(pixels, objects, job.prompts))

@@ -29,7 +29,7 @@ class Request:
         trials: Largest number of schedules to try; None for no limit.
         folder: Folder of the database; None for the one in `fixtures/tuned` that fits this machine.
         seed: Seed of candidates and inputs.
-        remote: The devices to measure on; None for this machine.
+        remote: The device to measure on; None for this machine.
         processors: The processors to compile for.
         precision: Precision of what is tuned.
         float32: By component: groups of products that stay float32 in a half precision.

@@ -66,9 +66,9 @@ def tune(console: Console, request: Request) -> int:
     if request.remote is not None:
         from harness.tuning.remote import RemoteRunner
 
-        # Before any work, because there may be no tracker or no server.
+        # Before any work, because there may be no device.
         runner = RemoteRunner(request.remote)
-        machine = f"servers known as {request.remote.key}"
+        machine = f"the device at {request.remote}"
     tasks = _collect_all_tasks(console, cases, request.processors, request.float32)
     states = begin(tasks, vector_unit(target), conditions, trials, opened.records)
     earlier = sum(len(state.trials) for state in states)

@@ -17,7 +17,7 @@ from harness.core.progress import Progress
 from harness.core.settings import Settings
 from harness.execution.emulated import emulates, emulating_executor
 from harness.execution.executors import executor_for
-from harness.execution.remote.errors import DeviceLostError, RemoteError
+from harness.execution.remote.client import DeviceLostError
 from harness.models.registry import models, subjects
 from harness.runtime.errors import Sam3Error
 from harness.runtime.loading import LoadError
@@ -77,8 +77,6 @@ def run_case(
         return progress.outcome(Status.FAILED, _described(error))
     except DeviceLostError as error:
         return progress.outcome(Status.CRASHED, CaseError("DeviceLost", str(error)))
-    except RemoteError as error:
-        return progress.outcome(Status.FAILED, CaseError(error.type, str(error)[:4000], error.details))
     except (HarnessError, Sam3Error):
         raise
     except MemoryError as error:

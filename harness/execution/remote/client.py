@@ -1,336 +1,243 @@
-"""A session on a device, seen from the machine that compiles and judges.
-
-It needs TVM's runtime library alone, as running a compiled model does.
-"""
+"""Connects to a device with TVM's RPC client, sends what it lacks, and runs compiled code there."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
-from harness.execution.remote.description import INFO, PROTOCOL, Description
-from harness.execution.remote.entering import begun, require_proof
-from harness.execution.remote.errors import DeviceLostError, RemoteError
-from harness.execution.remote.handshake import RefusedError, TakenError
-from harness.execution.remote.secret import read_secret
-from harness.execution.remote.tracker import NobodyFreeError, Tracker, place_of
+from harness.runtime.artifact import Tensors, check_inputs
+from harness.runtime.checking import check_files
 from harness.runtime.errors import Sam3Error
-from harness.runtime.loading import LoadError, load_runtime
-from harness.runtime.weights import file_digest
+from harness.runtime.manifest import LIBRARY, MANIFEST, read_manifest, weights_file
+
+if TYPE_CHECKING:
+    from tvm import rpc
+
+    from harness.execution.remote.device import Description
 
 Array = npt.NDArray[Any]
 
+WAIT_SECONDS = 30.0
+"""How long nobody may listen before a device is taken for lost: a server that crashed is started again meanwhile."""
+BUSY_SECONDS = 60.0
+"""How long a device may serve another client when it is first asked what it is."""
 PART_BYTES = 16 << 20
 """Bytes of a file that are sent at once."""
-GONE_SECONDS = 5.0
-"""How long no server may be registered before it is taken for lost: one that is started again needs that long."""
-_ASK_SECONDS = 10.0
-"""How long to wait for a free server before looking whether there is any."""
 
 
-@dataclass(frozen=True, eq=False)
-class Content:
-    """The contents of a file on the device.
-
-    Attributes:
-        digest: SHA-256.
-        size: Bytes.
-        source: A file here, or the memory of an array.
-    """
-
-    digest: str
-    size: int
-    source: Path | Array
-
-    @classmethod
-    def of_file(cls, path: Path) -> Content:
-        """Returns a file's content."""
-        file = file_digest(path)
-        return cls(file.sha256, file.bytes, path)
-
-    @classmethod
-    def of_array(cls, array: Array) -> Content:
-        """Returns an array's values."""
-        memory: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return cls(hashlib.sha256(memory.data).hexdigest(), memory.nbytes, memory)
-
-    def parts(self) -> Iterator[tuple[int, bytes]]:
-        """Yields the offset and bytes of one part after the other; one part of no bytes if there are none."""
-        if isinstance(self.source, Path):
-            with self.source.open("rb") as file:
-                for offset in range(0, max(self.size, 1), PART_BYTES):
-                    yield offset, file.read(PART_BYTES)
-        else:
-            for offset in range(0, max(self.size, 1), PART_BYTES):
-                yield offset, self.source[offset : offset + PART_BYTES].tobytes()
+class DeviceLostError(Sam3Error):
+    """Nobody listens, or a session ended before its work was done: not the fault of what was run, as a rule."""
 
 
-def registered(remote: Remote) -> Description:
-    """Returns what the first of the devices that prove themselves told the tracker.
+class RemoteError(Exception):
+    """An error of what was run on a device; the message is that of the error there."""
+
+
+def describe_remote(remote: Remote) -> Description:
+    """Asks a device what it is, before any work.
 
     Raises:
-        RefusedError: None of the devices that answer shares the secret of this user.
-        HarnessError: There is no secret, no tracker, no device with this key, none that answers, or only servers that
-            are not `sam3-tvm serve-device`.
+        DeviceLostError: Nobody listens, or it serves another client for longer than `BUSY_SECONDS`.
+        HarnessError: It is no device of this version, or TVM is not installed here.
     """
-    secret = read_secret(remote.secret_file)
-    tracker = Tracker(remote.address, remote.key)
-    tracker.require_workers()
-    problem = HarnessError(
-        f"the server {remote} is not one of this version's `sam3-tvm serve-device`, which proves who it is, keeps "
-        f"weights and tells what it is: start it with sam3-tvm serve-device --tracker {remote.address} "
-        f"--key {remote.key}"
-    )
-    for server in tracker.servers():
-        told, place = server.get(INFO), place_of(server.get("addr"))
-        if place is None or not isinstance(told, Mapping) or told.get("protocol") != PROTOCOL:
-            continue
-        host, port = place
+    answer: Future[Description] = Future()
+
+    def ask() -> None:
         try:
-            require_proof(host, port, secret)
-        except RefusedError as error:
-            problem = error
-        except OSError as error:
-            if not isinstance(problem, RefusedError):
-                problem = HarnessError(
-                    f"the device {remote} does not answer at {host}, port {port}, which it told the tracker "
-                    f"({error.strerror or error}): it may listen on its own loopback, see docs/REMOTE.md"
-                )
-        else:
-            with contextlib.suppress(TypeError):  # of another version
-                return Description.of(told)
-    raise problem
+            with closing(DeviceSession(remote, wait=0)) as session:
+                answer.set_result(session.description)
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()  # TVM's client waits for ever for an answer
+    try:
+        return answer.result(BUSY_SECONDS)
+    except TimeoutError:
+        raise DeviceLostError(
+            f"{remote} did not answer for {BUSY_SECONDS:g} s: it serves another client, or is no sam3-tvm serve-device"
+        ) from None
 
 
 class DeviceSession:
-    """A session on a device; use it in a `with` block.
+    """A session on a device, to be closed.
 
     Attributes:
-        remote: Where the device was found.
         description: The machine.
+        rpc: TVM's session; None once it has ended.
         sent_bytes: Bytes of weights and libraries that had to be sent, so far.
-        lost: Whether it ended before it was closed.
     """
 
-    def __init__(self, remote: Remote, gone_seconds: float = GONE_SECONDS) -> None:
-        """Waits for a free device, and begins a session that lasts until it is closed.
+    def __init__(self, remote: Remote, wait: float = WAIT_SECONDS) -> None:
+        """Begins a session, once the device serves nobody else.
 
         Args:
-            remote: Where devices are found.
-            gone_seconds: How long to wait for one where none is registered.
+            remote: The device.
+            wait: Seconds to go on trying while nobody listens.
 
         Raises:
-            DeviceLostError: There is none, or it is gone.
-            RefusedError: It does not share the secret of this user.
-            HarnessError: This user has no secret.
+            DeviceLostError: Nobody listens.
+            HarnessError: It is no device of this version, or TVM is not installed here.
         """
-        load_runtime()
-        self.remote = remote
+        if find_spec("tvm") is None:
+            raise HarnessError("--remote needs TVM, which is not installed here: pip install 'sam3-tvm[device]'")
+        from harness.execution.remote.device import Description, own_versions
+
+        self._remote = remote
         self.sent_bytes = 0
-        self.lost = False
-        self._functions: dict[str, Any] = {}
-        self._dropped: dict[str, list[int]] = {"release": [], "unload": []}
-        self._lock = threading.RLock()
-        self._session: Any = _connected(remote, gone_seconds)
-        self.description = Description.of(self._ask("describe"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.rpc: rpc.RPCSession | None = _connected(remote, wait)
+        try:
+            told = json.loads(self.ask("describe"))
+        except AttributeError as error:
+            raise HarnessError(f"{remote} is TVM's RPC server alone: start sam3-tvm serve-device instead") from error
+        if told["versions"] != own_versions():
+            self.close()
+            there, here = (", ".join(map(" ".join, of.items())) for of in (told["versions"], own_versions()))
+            raise HarnessError(f"the device {remote} has {there}, and this machine {here}: install the same versions")
+        self.description = Description(**told)
 
     def close(self) -> None:
-        """Ends the session."""
-        self._functions.clear()
-        self._session = None
+        """Ends the session, whoever still holds its tensors."""
+        with suppress(Exception):  # nobody is left to answer
+            self.ask("end")
+        self.rpc = None
 
-    def keep(self, contents: Sequence[Content]) -> None:
-        """Makes sure that the device has these contents; what it lacks is sent.
-
-        Raises:
-            DeviceLostError: The session ended.
-            Sam3Error: They cannot be written there.
-        """
-        known = {content.digest: content for content in contents}
-        missing = self._ask("missing", json.dumps({digest: content.size for digest, content in known.items()}))
-        for digest in missing:
-            for offset, part in known[digest].parts():
-                self._ask("receive", digest, known[digest].size, offset, part)
-            self.sent_bytes += known[digest].size
-
-    def load(self, what: Mapping[str, Any]) -> int:
-        """Loads a library or a model whose files are there; returns its number. See `harness.execution.remote.session`.
-
-        Raises:
-            LoadError, Sam3Error: The device cannot run it, or it is damaged.
-            RemoteError: Loading raised something else.
-            DeviceLostError: The session ended.
-        """
-        self._tell_dropped("unload")
-        return int(self._ask("load", json.dumps(what)))
-
-    def put(self, array: Array) -> RemoteTensor:
-        """Sends an array."""
-        shape, dtype = tuple(array.shape), str(array.dtype)
-        values = np.ascontiguousarray(array).tobytes()
-        return RemoteTensor(self, int(self._ask("input", json.dumps(shape), dtype, values)), shape, dtype)
-
-    def call(
-        self, loaded: int, function: str, tensors: Sequence[RemoteTensor], *, reading_once: bool = False
-    ) -> tuple[list[RemoteTensor], float]:
-        """Calls a function of what was loaded; returns its results and the seconds that it took over there.
-
-        Args:
-            loaded: Number of what was loaded.
-            function: Its name.
-            tensors: Its arguments.
-            reading_once: Whether a model's weights are given back as they are read.
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Calls a function of `harness.execution.remote.device`.
 
         Raises:
             RemoteError: It raised.
             DeviceLostError: The session ended.
         """
-        self._tell_dropped("release")
-        numbers = json.dumps([tensor.number for tensor in tensors])
-        done = self._ask("call", loaded, function, numbers, int(reading_once))
-        results = []
-        for number in done["results"]:
-            shape, dtype = self._ask("fetch", number)
-            results.append(RemoteTensor(self, number, tuple(shape), dtype))
-        return results, float(done["seconds"])
+        with self.calling() as session:
+            return session.get_function(f"sam3_tvm.{name}")(*arguments)
 
-    def fetch(self, tensor: RemoteTensor) -> Array:
-        """Returns a tensor's values."""
-        with self._calling():
-            values: bytes = self._function("bytes")(tensor.number)
-        return np.frombuffer(bytearray(values), tensor.dtype).reshape(tensor.shape)
+    @contextmanager
+    def calling(self) -> Iterator[rpc.RPCSession]:
+        """Gives TVM's session, and tells errors of what is called from those of the session itself.
 
-    def drop(self, kind: str, number: int) -> None:
-        """Notes that a tensor or what was loaded is not needed any more; the device is told with the next call.
-
-        Args:
-            kind: `release` or `unload`.
-            number: Number of the tensor, or of what was loaded.
+        Raises:
+            RemoteError: What was called raised.
+            DeviceLostError: The session ended.
         """
-        self._dropped[kind].append(number)
+        from tvm.error import RPCError, RPCSessionTimeoutError
 
-    def _tell_dropped(self, kind: str) -> None:
-        numbers, self._dropped[kind] = self._dropped[kind], []
-        if numbers:
-            self._ask(kind, json.dumps(numbers))
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        with self._calling():
-            answer = json.loads(self._function(name)(*arguments))
-            if "error" not in answer:
-                return answer["value"]
-            error = {key: str(answer["error"][key]) for key in ("type", "message", "details")}
-        kinds: dict[str, type[Sam3Error]] = {"LoadError": LoadError, "Sam3Error": Sam3Error, "ArtifactError": Sam3Error}
-        if error["type"] in kinds:
-            raise kinds[error["type"]](f"{self._place()}: {error['message']}")
-        raise RemoteError(error["type"], error["message"], error["details"])
-
-    def _function(self, name: str) -> Any:
-        if self._session is None:
-            raise DeviceLostError(f"the session on {self._place()} has ended")
-        if name not in self._functions:
-            self._functions[name] = self._session.get_function(f"sam3_tvm.{name}")
-        return self._functions[name]
-
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Lets one call run at a time; only errors of the session itself arise here, all others are answers."""
+        if self.rpc is None:
+            raise DeviceLostError(f"the session on {self._remote} has ended")
         try:
-            with self._lock:
-                yield
-        except (Sam3Error, AttributeError):
-            raise
-        except Exception as error:
-            self.lost = True
-            self.close()
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            yield self.rpc
+        except RuntimeError as error:
+            if isinstance(error, RPCError) and not isinstance(error, RPCSessionTimeoutError):
+                raise RemoteError(str(error).partition("\n")[2]) from error
+            self.rpc = None
             raise DeviceLostError(
-                f"the session on {self._place()} ended before its work was done: {lines[-1] if lines else error!r}"
+                f"the session on {self._remote} ended before its work was done ({_reason(error)}): see what "
+                "sam3-tvm serve-device printed there"
             ) from error
 
-    def _place(self) -> str:
-        name = f"{self.description.name} " if hasattr(self, "description") else ""
-        return f"{name}({self.remote})"
+    def load(self, contents: Mapping[str, Array], **what: Any) -> Callable[..., Any]:
+        """Sends what the device lacks, and loads it there.
+
+        Args:
+            contents: All that it must have, as bytes, uint8 [n], by their SHA-256.
+            what: What to load, see `harness.execution.remote.device`.
+
+        Raises:
+            RemoteError: It cannot be written or loaded there.
+            DeviceLostError: The session ended.
+        """
+        sizes = {digest: content.size for digest, content in contents.items()}
+        for digest in json.loads(self.ask("missing", json.dumps(sizes))):
+            content = contents[digest]
+            for offset in range(0, max(content.size, 1), PART_BYTES):
+                self.ask("receive", digest, content.size, offset, content[offset : offset + PART_BYTES].tobytes())
+            self.sent_bytes += content.size
+        loaded: Callable[..., Any] = self.ask("load", json.dumps(what))
+        return loaded
+
+    def run(self, loaded: Callable[..., Any], entry: str, inputs: Sequence[Array | RemoteTensor]) -> list[RemoteTensor]:
+        """Runs an entry point of what was loaded; returns its results, which stay there.
+
+        Raises:
+            RemoteError: It raised.
+            DeviceLostError: The session ended.
+        """
+        kinds = json.dumps([(str(value.dtype), value.shape) for value in inputs])
+        values = [x.reference if isinstance(x, RemoteTensor) else np.ascontiguousarray(x).tobytes() for x in inputs]
+        with self.calling():
+            results = loaded(entry, kinds, *values)
+        return [RemoteTensor(self, reference) for reference in self.items(results)]
+
+    def items(self, array: Any) -> list[Any]:
+        """Returns the elements of an array of TVM's that is over there."""
+        with self.calling() as session:
+            item, size = (session.get_function(f"ffi.Array{name}") for name in ("GetItem", "Size"))
+            return [item(array, index) for index in range(size(array))]
 
 
 class RemoteTensor:
-    """A tensor in a session on a device.
+    """A tensor in a session on a device, which is freed there when this is.
 
     Attributes:
-        number: Its number in the session.
+        reference: The array with this tensor over there.
         shape, dtype: As NumPy has them.
     """
 
-    def __init__(self, session: DeviceSession, number: int, shape: tuple[int, ...], dtype: str) -> None:
-        self._session = session
-        self.number = number
-        self.shape = shape
-        self.dtype = dtype
+    def __init__(self, session: DeviceSession, reference: Any) -> None:
+        self._session, self.reference = session, reference
+        (self._tensor,) = session.items(reference)
+        self.shape, self.dtype = tuple(self._tensor.shape), str(self._tensor.dtype)
 
-    def __del__(self) -> None:
-        self._session.drop("release", self.number)
+    def numpy(self) -> Array:
+        """Returns its values.
+
+        Raises:
+            DeviceLostError: The session ended.
+        """
+        with self._session.calling():
+            values: Array = self._tensor.numpy()
+            return values
 
 
 class RemoteExecutable:
     """A compiled component on a device, as `harness.runtime.executable.Executable` is one here."""
 
-    def __init__(
-        self,
-        session: DeviceSession,
-        library: Path,
-        target: str,
-        parameters: Sequence[Array],
-        on_run: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
+    def __init__(self, session: DeviceSession, library: Path, target: str, parameters: Sequence[Array]) -> None:
         """Sends what the device lacks, and loads it.
 
         Args:
-            session: Where.
+            session: The session to load it in.
             library: Written by `harness.targets.compiling.compile_module`.
             target: Name of the target that it was compiled for.
             parameters: Values of everything that `main` takes after its inputs, in order.
-            on_run: Called after each run with the seconds that it took over there.
 
         Raises:
-            LoadError: The device cannot run it.
+            RemoteError: The device cannot run it.
             DeviceLostError: The session ended.
         """
-        code, weights = Content.of_file(library), [Content.of_array(array) for array in parameters]
-        session.keep([code, *weights])
-        described = [
-            (content.digest, str(array.dtype), array.shape) for content, array in zip(weights, parameters, strict=True)
-        ]
-        files = {library.name: code.digest}
+        weights = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in parameters]
+        contents = [np.fromfile(library, np.uint8), *weights]
+        code, *digests = [hashlib.sha256(content.data).hexdigest() for content in contents]
         self._session = session
         self._loaded = session.load(
-            {"files": files, "library": library.name, "target": target, "parameters": described}
+            dict(zip((code, *digests), contents, strict=True)),
+            files={library.name: code},
+            library=library.name,
+            target=target,
+            parameters=[(digest, str(a.dtype), a.shape) for digest, a in zip(digests, parameters, strict=True)],
         )
-        self._on_run = on_run
-
-    def __del__(self) -> None:
-        if hasattr(self, "_loaded"):
-            self._session.drop("unload", self._loaded)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Runs it once, and returns the outputs in order.
@@ -339,40 +246,78 @@ class RemoteExecutable:
             RemoteError: It raised.
             DeviceLostError: The session ended.
         """
-        session = self._session
-        results, seconds = session.call(self._loaded, "main", [session.put(array) for array in inputs])
-        self._on_run(seconds)
-        return [session.fetch(result) for result in results]
+        return [result.numpy() for result in self._session.run(self._loaded, "main", inputs)]
 
 
-def _connected(remote: Remote, gone_seconds: float) -> Any:
-    """Opens a session on a free device, and waits while others use them.
+class RemoteArtifact:
+    """A compiled model in a session on a device, with the calls of `harness.runtime.artifact.Artifact`.
 
-    Raises:
-        DeviceLostError: No device is registered any more, or no tracker answers.
-        RefusedError: It does not share the secret of this user.
+    Tensors stay there until they are fetched.
+
+    Attributes:
+        folder: Where it is, on this machine.
+        manifest: What it says about itself.
     """
-    import tvm_ffi
 
-    secret = read_secret(remote.secret_file)
-    tracker = Tracker(remote.address, remote.key)
-    connect = tvm_ffi.get_global_func("rpc.Connect")
-    well = time.monotonic()
+    def __init__(self, session: DeviceSession, folder: Path) -> None:
+        """Sends what the device lacks of the folder, whose sizes alone are checked here, and loads it.
+
+        Raises:
+            ArtifactError: It is no artifact, incomplete, or of another version.
+            RemoteError: The device cannot run it, or it is damaged.
+            DeviceLostError: The session ended.
+        """
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        check_files(folder, self.manifest.files, contents=False)
+        weighted = [weights_file(name) for name, entry in self.manifest.entries.items() if entry.weights]
+        files = {name: self.manifest.files[name].sha256 for name in (LIBRARY, self.manifest.vocabulary, *weighted)}
+        self._session = session
+        self._loaded = session.load(
+            {digest: np.memmap(folder / name, np.uint8, "r") for name, digest in files.items()},
+            files=files,
+            target=self.manifest.target,
+            manifest=(folder / MANIFEST).read_text(encoding="utf-8"),
+        )
+
+    def call(self, entry: str, **inputs: Any) -> Tensors:
+        """Does what `Artifact` does.
+
+        Raises:
+            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range.
+            RemoteError: It raised.
+            DeviceLostError: The session ended.
+        """
+        signature = self.manifest.entries[entry]
+        check_inputs(entry, signature, inputs, self.fetch)
+        results = self._session.run(self._loaded, entry, [inputs[spec.name] for spec in signature.inputs])
+        return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
+
+    def fetch(self, tensor: RemoteTensor) -> Array:
+        """Returns a tensor's values, on this machine."""
+        return tensor.numpy()
+
+    def reading_once(self, entry: str) -> AbstractContextManager[None]:
+        """Does nothing: the device keeps the memory of its weights."""
+        return nullcontext()
+
+
+def _connected(remote: Remote, wait: float) -> rpc.RPCSession:
+    from tvm import rpc
+
+    deadline = time.monotonic() + wait
     while True:
-        problem = f"no device is registered as {remote}"
         try:
-            if tracker.workers():
-                host, port, match_key = tracker.request(_ASK_SECONDS)
-                problem = f"the device {remote} does not answer at {host}, port {port}"
-                return begun(host, port, match_key, secret, lambda *where: connect(*where, False))
-        except RefusedError:
-            raise
-        except (NobodyFreeError, TakenError):  # others use them; whether they are still there, the next round tells
-            well = time.monotonic()
-        except HarnessError as error:
-            problem = str(error)
-        except Exception:  # it went away since, or cannot be reached
-            pass
-        if time.monotonic() - well > gone_seconds:
-            raise DeviceLostError(f"{problem}: start it again with sam3-tvm serve-device")
-        time.sleep(0.2)
+            return rpc.connect(remote.host, remote.port, session_timeout=remote.seconds)
+        except RuntimeError as error:
+            if time.monotonic() >= deadline:
+                raise DeviceLostError(
+                    f"no device answers at {remote} ({_reason(error)}): start sam3-tvm serve-device on it, and the SSH "
+                    "tunnel to it, see docs/REMOTE.md"
+                ) from error
+        time.sleep(0.5)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the end of the last line of an error of TVM's."""
+    return str(error).strip().rpartition("\n")[2].rpartition(" is false: ")[2]

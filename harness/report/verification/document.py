@@ -218,7 +218,7 @@ def _kernels(kernels: Sequence[Kernel]) -> dict[str, list[list[Any]]]:
 
 
 def _device(device: Device) -> dict[str, Any]:
-    return {**asdict(device), "seconds": jsonable(device.seconds), "told": str(device)}
+    return {**asdict(device), "told": str(device)}
 
 
 def _output(verdict: Verdict) -> dict[str, Any]:

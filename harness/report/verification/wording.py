@@ -258,9 +258,8 @@ def notes(case: Mapping[str, Any]) -> list[str]:
     """Says what else is to be known about how a case ran, a sentence or two each."""
     told = []
     if device := case.get("device"):
-        took = f", {seconds(device['seconds'])}" if isinstance(device["seconds"], int | float) else ""
         sent = size(device["sent_bytes"]) if device["sent_bytes"] else "nothing"
-        told.append(f"Ran on {device['told']}{took}; {sent} had to be sent.")
+        told.append(f"Ran on {device['told']}; {sent} had to be sent.")
     if case.get("emulated"):
         told.append(
             "Emulated: a program carried out the instructions of AMX one by one, and no matrix unit did."
